@@ -1,0 +1,105 @@
+# One command each; the first call of any of them makes .venv, later calls start at once.
+#
+#   make run                                        everything that is out of date, then the result table
+#   make run DATA=folder RETRIEVER=dense SEEDS=0,1 METHODS=search_r1_grpo TOP_K=5 SCALE=smoke MODEL=tiny
+#                                                   the same, after writing these into params.yaml
+#   make smoke                                      the whole pipeline at its smallest size
+#   make test | check | bench | ui | serve | report | upload | clean
+
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
+.DEFAULT_GOAL := run
+.NOTPARALLEL:
+
+VENV := .venv
+BIN := $(VENV)/bin
+# requirements/gpu.txt on a machine with CUDA.
+REQUIREMENTS ?= requirements/cpu.txt
+STAMP := $(VENV)/.made-from-$(notdir $(REQUIREMENTS))
+BENCH_STAMP := $(VENV)/.made-from-bench.txt
+UV := 0.13.8
+PORT_PREFECT ?= 4200
+PORT_MLFLOW ?= 5000
+
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export PYTHONPATH := $(CURDIR)
+export DO_NOT_TRACK ?= true
+export HF_HUB_OFFLINE ?= 1
+export OMP_NUM_THREADS ?= 1
+
+comma := ,
+list = [$(subst $(eval) ,$(comma),$(strip $(1)))]
+SETTINGS = $(if $(DATA),--data '$(DATA)') \
+  $(if $(RETRIEVER),--set 'retriever=$(RETRIEVER)') $(if $(MODEL),--set 'model=$(MODEL)') \
+  $(if $(SCALE),--set 'scale=$(SCALE)') $(if $(GENERATOR),--set 'generator=$(GENERATOR)') \
+  $(if $(METHODS),--set 'methods=$(call list,$(METHODS))') $(if $(SEEDS),--set 'seeds=$(call list,$(SEEDS))') \
+  $(if $(TOP_K),--set 'evaluate.top_k=$(TOP_K)') $(if $(PARALLEL),--max-parallel '$(PARALLEL)')
+
+.PHONY: setup run smoke test check format bench ui serve report upload clean
+
+setup: $(STAMP)
+
+# pip finds a local build of torch through its find-links; uv does not read pip's configuration, so hand it on.
+$(STAMP): $(REQUIREMENTS) requirements/overrides.txt
+	@set -e; python=; for one in python3.11 python3.12 python3.13 python3; do \
+	  if "$$one" -c 'import sys; raise SystemExit(sys.version_info < (3, 11))' 2>/dev/null; then python="$$one"; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then echo "error: no Python 3.11 or newer was found. Install one and run again." >&2; exit 1; fi; \
+	echo "First use: making $(VENV) with $$("$$python" --version) from $(REQUIREMENTS)."; \
+	rm -rf $(VENV); "$$python" -m venv $(VENV); \
+	$(call INSTALL,-r $(REQUIREMENTS) --overrides requirements/overrides.txt)
+	@touch $@
+
+$(BENCH_STAMP): requirements/bench.txt $(STAMP)
+	@set -e; $(call INSTALL,-r requirements/bench.txt -c $(REQUIREMENTS))
+	@touch $@
+
+define INSTALL
+$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv==$(UV)"; \
+links="$$($(BIN)/python -m pip config get global.find-links 2>/dev/null || true)"; \
+links="$${PIP_FIND_LINKS:-$$links}"; \
+if [ -n "$$links" ]; then export UV_FIND_LINKS="$$(echo $$links | tr ' ' ',')"; fi; \
+index="$$($(BIN)/python -m pip config get global.index-url 2>/dev/null || true)"; \
+index="$${PIP_INDEX_URL:-$$index}"; \
+if [ -n "$$index" ]; then export UV_DEFAULT_INDEX="$$index"; fi; \
+UV_LINK_MODE=$${UV_LINK_MODE:-hardlink} $(BIN)/uv pip install --quiet --python $(BIN)/python $(1)
+endef
+
+run: $(STAMP)
+	@$(BIN)/python -m flows.reproduce $(SETTINGS)
+
+smoke: $(STAMP)
+	@$(BIN)/python -m flows.reproduce --set scale=smoke $(SETTINGS)
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP)
+	@$(BIN)/ruff format --check --quiet . || { echo "error: run 'make format'."; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q -m "not slow and not servers and not gpu" $(ARGS)
+
+format: $(STAMP)
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/ruff check --quiet --fix .
+
+bench: $(BENCH_STAMP)
+	@$(BIN)/python -m tests.bench
+
+report: $(STAMP)
+	@cat reports/results.md 2>/dev/null || { echo "There is no report yet: make run"; exit 1; }
+	@echo; echo "Open reports/index.html in a browser; it needs no server."
+
+ui: $(STAMP)
+	@PORT_PREFECT=$(PORT_PREFECT) PORT_MLFLOW=$(PORT_MLFLOW) $(BIN)/python -m flows.ui
+
+serve: $(STAMP)
+	@$(BIN)/python -m flows.serve
+
+upload: $(STAMP)
+	@$(BIN)/python -m tasks.stages.tracking upload
+
+# Results and DVC's cache stay; only what can be made again without running a stage goes.
+clean:
+	rm -rf .scratch .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,20 @@
+"""The pipeline as a Prefect flow. Prefect knows when, DVC knows what depends on what, the core knows neither.
+
+Settings of Prefect that must be in place before it is imported are set here: its files stay in the clone
+and nothing is sent anywhere.
+"""
+
+import os
+from pathlib import Path
+
+for _name, _value in {
+    "PREFECT_HOME": str(Path(".scratch/prefect").resolve()),
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_UI_V2_ENABLED": "false",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "60",
+    "PREFECT_CLIENT_MAX_RETRIES": "2",
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "ERROR",
+    "DO_NOT_TRACK": "true",
+    "DVC_NO_ANALYTICS": "true",
+}.items():
+    os.environ.setdefault(_name, _value)

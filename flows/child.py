@@ -1,0 +1,149 @@
+"""Runs one DVC stage in a child process, passes its output on, stops it with everything below it.
+
+It knows no stage by name, nothing of what a stage computes, and nothing of Prefect.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+Say = Callable[[str], None]
+
+SECONDS_TO_LEAVE = 5.0
+LAST_LINES = 15
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a stage ended.
+
+    Attributes:
+        result: `executed`, `cached` (DVC had nothing to do, or took the result from its cache), `failed`,
+            or `skipped` (something it needs failed, or the run was stopped).
+        message: for `failed`, the stage's own `error:` line or its last lines; for `skipped`, why.
+    """
+
+    name: str
+    result: Literal["executed", "cached", "failed", "skipped"]
+    seconds: float = 0.0
+    message: str = ""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether what depends on the stage may run."""
+        return self.result in ("executed", "cached")
+
+
+class Stopper:
+    """The children now at work, so that one call ends them all."""
+
+    def __init__(self) -> None:
+        self._children: set[int] = set()
+        self._guard = threading.Lock()
+        self.is_stopped = False
+
+    def add(self, pid: int) -> None:
+        """Remember a child."""
+        with self._guard:
+            self._children.add(pid)
+
+    def remove(self, pid: int) -> None:
+        """Forget a child that has ended."""
+        with self._guard:
+            self._children.discard(pid)
+
+    def stop(self) -> None:
+        """End every child with everything below it: SIGTERM, some seconds to leave, then SIGKILL."""
+        self.is_stopped = True
+        family: list[psutil.Process] = []
+        for pid in list(self._children):  # No lock: this also runs inside a signal handler.
+            try:
+                child = psutil.Process(pid)
+                family += [*child.children(recursive=True), child]
+            except psutil.Error:
+                continue
+        for signal_all in (psutil.Process.terminate, psutil.Process.kill):
+            for process in family:
+                try:
+                    signal_all(process)
+                except psutil.Error:
+                    continue
+            _, family = psutil.wait_procs(family, SECONDS_TO_LEAVE)
+
+
+def execute(name: str, root: Path, key: str, force: bool, say: Say, stopper: Stopper) -> Outcome:
+    """Run one DVC stage in a child process and pass each line of its output to `say` as it comes.
+
+    Args:
+        name: such as `train@search_r1_grpo-0`.
+        root: root of the clone.
+        key: name of the pipeline run, under which tracking gathers its stages.
+        force: run it even if nothing changed.
+        say: takes one line without its end.
+        stopper: learns of the child.
+    """
+    if stopper.is_stopped:
+        return Outcome(name, "skipped", message="the run was stopped")
+    started = time.monotonic()
+    words = ["--wait-for-lock", "repro", "--single-item", *(["--force"] if force else []), name]
+    bin_folder, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")
+    house = str(Path(__file__).resolve().parents[1])
+    env = {
+        **os.environ,
+        "BREADCRUMB_RUN": key,
+        "PATH": f"{bin_folder}{os.pathsep}{path}",  # `python` in dvc.yaml is the one that runs the flow.
+        "PYTHONPATH": os.pathsep.join(filter(None, [house, os.environ.get("PYTHONPATH")])),
+        "PYTHONUNBUFFERED": "1",
+    }
+    child = subprocess.Popen(
+        [sys.executable, "-m", "flows.dvc_command", *words],
+        cwd=root,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+    )
+    stopper.add(child.pid)
+    last: deque[str] = deque(maxlen=LAST_LINES)
+    executed = False
+    try:
+        assert child.stdout is not None
+        for line in child.stdout:
+            line = line.rstrip().rpartition("\r")[2]
+            executed = executed or line.startswith("Running stage '")
+            if line and not line.startswith(NOISE):
+                last.append(line)
+                say(line)
+        child.wait()
+    finally:
+        stopper.remove(child.pid)
+    seconds = time.monotonic() - started
+    if stopper.is_stopped and child.returncode:
+        return Outcome(name, "skipped", seconds, "the run was stopped")
+    if child.returncode:
+        return Outcome(name, "failed", seconds, _reason(list(last), child.returncode))
+    return Outcome(name, "executed" if executed else "cached", seconds)
+
+
+NOISE = ("Use `dvc push`", "To track the changes", "\tgit add", "To enable auto staging", "\tdvc config", "> python")
+
+
+def _reason(last: list[str], code: int) -> str:
+    own = [line for line in last if line.startswith("error:")]
+    if own:
+        return own[-1].removeprefix("error: ")
+    return "\n".join(last) or f"it ended with code {code} and said nothing"

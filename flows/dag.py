@@ -1,0 +1,158 @@
+"""What depends on what, read from DVC. Nothing here runs a stage, and nothing here knows what a stage does."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import yaml
+
+
+@dataclass(frozen=True)
+class Dag:
+    """The stages of `dvc.yaml` in an order that respects their dependencies.
+
+    Attributes:
+        needs: stage name (such as `train@search_r1_grpo-0`) to the stages it reads from, in that order.
+        stale: stages DVC sees as changed, and all that depend on them; the others need not be run.
+    """
+
+    needs: dict[str, tuple[str, ...]]
+    stale: frozenset[str]
+
+    @property
+    def names(self) -> list[str]:
+        """All stages, dependencies first."""
+        return list(self.needs)
+
+
+def read(root: Path, force: tuple[str, ...] = ()) -> Dag:
+    """Ask DVC for the graph and for what has changed.
+
+    Args:
+        root: root of the clone.
+        force: groups (`evaluate`) or stages (`evaluate@base-0`) to count as changed.
+
+    Raises:
+        ValueError: `dvc.yaml` or `params.yaml` cannot be read, or `force` names nothing.
+    """
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
+    try:
+        with Repo(str(root), _wait_for_lock=True) as repo, repo.lock:
+            graph = repo.index.graph
+            stages = {stage.addressing: stage for stage in graph.nodes}
+            edges = {name: {other.addressing for other in graph[stage]} for name, stage in stages.items()}
+            changed = {name for name, stage in stages.items() if stage.changed()}
+    except DvcException as error:
+        cause = f" ({error.__cause__})" if error.__cause__ else ""
+        raise ValueError(f"dvc.yaml: {error}{cause}") from error
+    for one in force:
+        found = {name for name in stages if one in (name, name.partition("@")[0])}
+        if not found:
+            raise ValueError(f"dvc.yaml: there is no stage {one!r} to force. Known: {', '.join(sorted(stages))}.")
+        changed |= found
+    needs = _in_order(edges, {name: position for position, name in enumerate(_as_written(root, stages.keys()))})
+    stale: set[str] = set()
+    for name, others in needs.items():
+        if name in changed or stale & set(others):
+            stale.add(name)
+    return Dag(needs, frozenset(stale))
+
+
+def _as_written(root: Path, names: object) -> list[str]:
+    """Names by the place of their group in `dvc.yaml`, then by name."""
+    groups = list(yaml.safe_load((root / "dvc.yaml").read_text(encoding="utf-8"))["stages"])
+    return sorted(names, key=lambda name: (groups.index(name.partition("@")[0]), name))  # type: ignore[call-overload]
+
+
+def _in_order(edges: dict[str, set[str]], position: dict[str, int]) -> dict[str, tuple[str, ...]]:
+    order: dict[str, tuple[str, ...]] = {}
+    while len(order) < len(edges):
+        ready = [name for name in edges if name not in order and edges[name] <= order.keys()]
+        assert ready, "DVC gave a graph with a cycle"
+        for name in sorted(ready, key=position.__getitem__):
+            order[name] = tuple(sorted(edges[name], key=position.__getitem__))
+    return order
+
+
+def repair(root: Path) -> list[str]:
+    """Remove what a killed run left in the way; returns what was done, one line each.
+
+    Only for a caller that holds the pipeline lock and has seen no `working_dvc`. DVC frees its own lock with the process, but writes its
+    list of busy paths and `dvc.lock` in place, so a kill can leave them torn, or naming a process id that
+    now belongs to somebody else.
+    """
+    done = _repair_busy_paths(root / ".dvc/tmp/rwlock") + _repair_lock_file(root)
+    for folder in ("artifacts", "reports"):
+        for left in [*(root / folder).glob(".*.*"), *(root / folder).glob("*/.*.*")]:
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+            done.append(f"removed the unfinished {left.relative_to(root)}")
+    return done
+
+
+def working_dvc(root: Path) -> int | None:
+    """Process id of a living DVC that is at work in this clone, such as a bare `dvc repro`."""
+    for info in _holders(root / ".dvc/tmp/rwlock") or []:
+        if info["pid"] != os.getpid() and _is_dvc(info["pid"]):
+            return int(info["pid"])
+    return None
+
+
+def keep_lock_file(root: Path) -> None:
+    """Keep a copy of a sound `dvc.lock`, for `repair`."""
+    if _stages_in(root / "dvc.lock"):
+        good = root / ".scratch/dvc.lock"
+        good.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(root / "dvc.lock", good.with_suffix(".new"))
+        os.replace(good.with_suffix(".new"), good)
+
+
+def _holders(path: Path) -> list[dict[str, int]] | None:
+    """Entries of DVC's list of busy paths; None when the file is torn."""
+    try:
+        busy = json.loads(path.read_text(encoding="utf-8"))
+        infos = [*busy.get("write", {}).values(), *(info for infos in busy.get("read", {}).values() for info in infos)]
+        return [{"pid": int(info["pid"])} for info in infos]
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _repair_busy_paths(path: Path) -> list[str]:
+    if _holders(path) == []:
+        return []
+    path.unlink()
+    return ["removed the list of busy paths of a killed run"]
+
+
+def _repair_lock_file(root: Path) -> list[str]:
+    lock, good = root / "dvc.lock", root / ".scratch/dvc.lock"
+    if not lock.exists() or _stages_in(lock):
+        return []
+    if _stages_in(good):
+        shutil.copyfile(good, lock)
+        return ["replaced the torn dvc.lock by its last good copy"]
+    lock.unlink()
+    return ["removed the torn dvc.lock"]
+
+
+def _stages_in(lock: Path) -> dict[str, object]:
+    try:
+        tree = yaml.load(lock.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        return dict(tree["stages"]) if tree.get("schema") else {}
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _is_dvc(pid: int) -> bool:
+    try:
+        return any("dvc" in word for word in psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return False

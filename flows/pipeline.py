@@ -1,0 +1,174 @@
+"""One run of the pipeline in one clone: who may run, in which order, and what is said at the end.
+
+Prefect is not needed here: `flows.reproduce` wraps each stage in a task, and this module goes on without it
+when it falls away. It knows no stage by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flows import dag, settings
+from flows.child import Outcome, Say, Stopper, execute
+
+LOCK = Path(".scratch/pipeline.lock")
+TABLE = Path("reports/results.md")
+REPORT = Path("reports/index.html")
+
+Start = Callable[[str], Callable[[], Outcome]]
+
+
+@dataclass
+class Run:
+    """A pipeline run that has been prepared: settings written, lock held, graph read.
+
+    `has_ended` is set when the last stage has ended, `is_free` when Prefect has let go of the run.
+    """
+
+    root: Path
+    key: str
+    graph: dag.Dag
+    force: tuple[str, ...]
+    max_parallel: int
+    changes: list[str]
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    stopper: Stopper = field(default_factory=Stopper)
+    started: float = field(default_factory=time.monotonic)
+    has_ended: threading.Event = field(default_factory=threading.Event)
+    is_free: threading.Event = field(default_factory=threading.Event)
+    _voice: threading.Lock = field(default_factory=threading.Lock)
+
+    def say(self, text: str, name: str = "") -> None:
+        """Print one line with the time since the start, and the stage it came from."""
+        minutes, seconds = divmod(int(time.monotonic() - self.started), 60)
+        with self._voice, contextlib.suppress(BrokenPipeError):
+            print(f"[{minutes:3d}:{seconds:02d}] {name + ' | ' if name else ''}{text}", flush=True)
+
+    def work(self, name: str) -> Callable[[Say], Outcome]:
+        """The work of stage `name`, as a call that passes its lines to one listener more."""
+
+        def work(listen: Say) -> Outcome:
+            if name not in self.graph.stale:
+                self.say("cached", name)
+                return Outcome(name, "cached")
+            blocked = [need for need in self.graph.needs[name] if not self.outcomes[need].is_good]
+            if blocked:
+                return Outcome(name, "skipped", message=f"it needs {blocked[0]}, which did not end well")
+
+            def hear(line: str) -> None:
+                self.say(line, name)
+                with contextlib.suppress(Exception):  # A log that has gone away does not stop the work.
+                    listen(line)
+
+            force = any(one in (name, name.partition("@")[0]) for one in self.force)
+            outcome = execute(name, self.root, self.key, force, hear, self.stopper)
+            dag.keep_lock_file(self.root)
+            tail = f": {outcome.message}" if outcome.message else ""
+            self.say(f"{outcome.result} in {outcome.seconds:.1f} s{tail}", name)
+            return outcome
+
+        return work
+
+    def run(self, start: Start | None = None) -> None:
+        """Run every stage as soon as what it needs has ended, `max_parallel` at once; fills `outcomes`.
+
+        Args:
+            start: called in this thread with a stage's name, gives the call that runs it in another one;
+                without it the stage is run directly.
+        """
+        begin = start or (lambda name: lambda: self.work(name)(lambda line: None))
+        waiting = [name for name in self.graph.names if name not in self.outcomes]
+        running: dict[Future[Outcome], str] = {}
+        with ThreadPoolExecutor(self.max_parallel, "stage") as pool:
+            try:
+                while waiting or running:
+                    for name in [n for n in waiting if all(need in self.outcomes for need in self.graph.needs[n])]:
+                        if len(running) < self.max_parallel:
+                            waiting.remove(name)
+                            running[pool.submit(begin(name))] = name
+                    for future in wait(running, timeout=1.0, return_when=FIRST_COMPLETED).done:
+                        self.outcomes[running.pop(future)] = future.result()
+            except BaseException:
+                self.stopper.stop()
+                raise
+
+    @property
+    def problems(self) -> list[Outcome]:
+        """Stages that failed, in order; what was only skipped because of them is left out."""
+        bad = [outcome for outcome in self.outcomes.values() if not outcome.is_good]
+        return [outcome for outcome in bad if outcome.result == "failed"] or bad
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: what failed, or how many stages ran."""
+        if self.problems:
+            return "; ".join(f"{one.name}: {one.message}" for one in self.problems)
+        executed = sum(outcome.result == "executed" for outcome in self.outcomes.values())
+        return f"{executed} of {len(self.graph.needs)} stages executed, {len(self.outcomes) - executed} cached"
+
+
+@contextlib.contextmanager
+def prepared(root: Path, answers: dict[str, Any], force: tuple[str, ...], max_parallel: int) -> Iterator[Run]:
+    """Take the clone's lock, mend what a killed run left, write the settings, read the graph.
+
+    Raises:
+        ValueError: another run is at work in the clone, or a setting is wrong; then nothing was changed.
+    """
+    with _alone(root):
+        for line in dag.repair(root):
+            print(f"after an earlier kill: {line}", flush=True)
+        changes = settings.apply(answers, root)
+        for change in changes:
+            print(f"params.yaml: {change}", flush=True)
+        key = f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+        yield Run(root, key, dag.read(root, force), force, max_parallel, changes)
+
+
+@contextlib.contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Be the only pipeline run in this clone; the lock goes with the process, however it ends."""
+    path = root / LOCK
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            raise ValueError(_busy(f"pipeline run (process {holder})")) from None
+        if pid := dag.working_dvc(root):
+            raise ValueError(_busy(f"DVC command (process {pid})"))
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def _busy(who: str) -> str:
+    return (
+        f"another {who} is at work in this clone, and two would overwrite each other's results. "
+        "Wait for it to end, stop it, or work in a second clone."
+    )
+
+
+def farewell(run: Run) -> str:
+    """The result table and where to look further."""
+    lines = []
+    table = run.root / TABLE
+    if table.is_file():
+        lines += ["", table.read_text(encoding="utf-8").rstrip(), ""]
+    lines.append(f"Done: {run.verdict}.")
+    if (run.root / REPORT).is_file():
+        lines.append(f"Report:  {REPORT} (open it in a browser; it needs no server)")
+    lines.append("Runs:    make ui    (Prefect and MLflow on this machine; prints their addresses)")
+    return "\n".join(lines)

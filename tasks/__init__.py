@@ -1,0 +1,1 @@
+"""The core of Breadcrumb: one room per concern, imports point one way (see CONTRIBUTING.md)."""

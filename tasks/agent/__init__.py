@@ -1,0 +1,1 @@
+"""How a policy plays a question: prompt, grammar, rollout."""

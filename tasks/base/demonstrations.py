@@ -1,0 +1,200 @@
+"""Scripted demonstrations: what an expert, a lazy and a sloppy searcher write, with real observations.
+
+A script plays a question's decomposition through the real retriever and renders the very token sequence
+a rollout would record, so supervised and reinforcement learning see one format. `plan` decides what is
+searched and answered; nobody here looks at gold passages. Imperfect plans never contain a clean
+multi-hop solution: lazy ones stop early, sloppy ones take a wrong or repeated step on the way.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.agent.grammar import SearchGrammar, documents
+from tasks.agent.prompts import prompt_ids
+from tasks.agent.rollout import RolloutConf
+from tasks.conf import require
+from tasks.retrieval import Retriever
+from tasks.types import Action, Hop, Question
+
+_REFERENCE = re.compile(r"#(\d+)")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One scripted call: a thought and an action."""
+
+    think: str
+    action: Action
+
+
+@dataclass(frozen=True)
+class Example:
+    """A rendered demonstration; `loss_mask` is True on tokens a policy would have written."""
+
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    loss_mask: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class ImperfectConf:
+    """The mixture of imperfect plans for questions of two or more hops.
+
+    Attributes:
+        lazy: share that answers before the chain is complete; the rest is sloppy.
+        stop: a lazy searcher's probability of answering after each hop.
+        wrong_relation, repeat, over_search: probability of each flaw per hop of a sloppy plan; a plan in
+            which none happened gets one.
+    """
+
+    lazy: float
+    stop: float
+    wrong_relation: float
+    repeat: float
+    over_search: float
+
+    def __post_init__(self) -> None:
+        for name in ("lazy", "stop", "wrong_relation", "repeat", "over_search"):
+            require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "a probability")
+
+
+def hops_of(question: Question) -> list[Hop]:
+    """The decomposition with `#k` resolved; one hop that searches the question itself where there is none."""
+    hops = question.decomposition or (Hop(question.question, question.answers[0]),)
+    answers = [hop.answer for hop in hops]
+    return [
+        Hop(_resolve(h.question, answers), h.answer, h.support_passage_id, tuple(_resolve(q, answers) for q in _queries(h)))
+        for h in hops
+    ]  # fmt: skip
+
+
+def topic(hop: Hop) -> str:
+    """The word for what a hop looks up: after `>>` where the data has it, else the last word of its query."""
+    _, found, relation = hop.question.partition(">>")
+    return relation.strip() if found else hop.queries[0].rstrip(" ?").split()[-1]
+
+
+def expert_plan(question: Question) -> list[Step]:
+    """Search each hop once, then answer."""
+    hops = hops_of(question)
+    steps = [_search(hop, hops[i - 1] if i else None) for i, hop in enumerate(hops)]
+    return [*steps, _answer(hops[-1])]
+
+
+def single_hops(question: Question) -> list[Question]:
+    """Every hop of a question as a question of its own (reading practice without any chain)."""
+    return [
+        Question(f"{question.id}/{i}", question.dataset, question.split, hop.question, (hop.answer,), 1,
+                 decomposition=(hop,))
+        for i, hop in enumerate(hops_of(question))
+    ]  # fmt: skip
+
+
+def imperfect_plan(question: Question, topics: Sequence[str], conf: ImperfectConf, rng: random.Random) -> list[Step]:
+    """A lazy or sloppy plan; a one-hop question gets the expert's (there is no chain to spoil)."""
+    hops = hops_of(question)
+    if len(hops) == 1:
+        return expert_plan(question)
+    if rng.random() < conf.lazy:
+        stop = next((i for i in range(1, len(hops) - 1) if rng.random() < conf.stop), len(hops) - 1)
+        steps = [_search(hop, hops[i - 1] if i else None) for i, hop in enumerate(hops[:stop])]
+        return [*steps, _answer(hops[stop - 1])]
+    return _sloppy_plan(hops, topics, conf, rng)
+
+
+def _sloppy_plan(hops: list[Hop], topics: Sequence[str], conf: ImperfectConf, rng: random.Random) -> list[Step]:
+    flaws = [[rng.random() < p for p in (conf.wrong_relation, conf.repeat)] for _ in hops]
+    over = rng.random() < conf.over_search
+    if not over and not any(map(any, flaws)):
+        rng.choice(flaws)[rng.randrange(2)] = True
+    steps: list[Step] = []
+    for i, (hop, (wrong, repeat)) in enumerate(zip(hops, flaws, strict=True)):
+        step = _search(hop, hops[i - 1] if i else None)
+        if wrong:
+            steps.append(_astray(hop, rng.choice(topics), step))
+        steps.extend([step] * (2 if repeat else 1))
+    if over:
+        steps.append(steps[-1])
+    return [*steps, _answer(hops[-1])]
+
+
+def _astray(hop: Hop, other: str, right: Step) -> Step:
+    """The right entity, another relation."""
+    wanted = topic(hop)
+    return Step(right.think.replace(wanted, other), Action("search", right.action.content.replace(wanted, other)))
+
+
+def _search(hop: Hop, before: Hop | None) -> Step:
+    found = f"{topic(before)} found , " if before else ""
+    return Step(f"{found}next {topic(hop)}", Action("search", hop.queries[0]))
+
+
+def _answer(hop: Hop) -> Step:
+    return Step(f"{topic(hop)} found", Action("answer", hop.answer))
+
+
+def _queries(hop: Hop) -> tuple[str, ...]:
+    return hop.queries or (hop.question.replace(" >> ", " "),)
+
+
+def _resolve(text: str, answers: Sequence[str]) -> str:
+    def answer(match: re.Match[str]) -> str:
+        number = int(match[1])
+        return answers[number - 1] if 1 <= number <= len(answers) else match[0]
+
+    return _REFERENCE.sub(answer, text)
+
+
+@dataclass
+class Renderer:
+    """Turns plans into token sequences, with observations from the real retriever."""
+
+    conf: RolloutConf
+    tokenizer: Any
+    retriever: Retriever
+    grammar: SearchGrammar
+    template: str
+
+    def render(
+        self, questions: Sequence[Question], plans: Sequence[Sequence[Step]],
+        progress: Callable[[int], object] = lambda done: None,
+    ) -> list[Example]:  # fmt: skip
+        """One example per plan, in order; plans over the rollout's budgets are cut after their last whole turn."""
+        examples: list[Example] = []
+        for first in range(0, len(plans), 512):
+            some = range(first, min(first + 512, len(plans)))
+            queries = [s.action.content for i in some for s in plans[i] if s.action.kind == "search"]
+            found = iter(self.retriever.search(queries, self.conf.top_k)) if queries else iter([])
+            for i in some:
+                observations = [next(found) if s.action.kind == "search" else None for s in plans[i]]
+                examples.append(self._example(questions[i], plans[i], observations))
+            progress(len(examples))
+        return examples
+
+    def _example(self, question: Question, plan: Sequence[Step], hits: Sequence[Any]) -> Example:
+        prompt = prompt_ids(self.tokenizer, self.template, question, self.grammar, self.conf.max_prompt_tokens)
+        ids: list[int] = []
+        mask: list[bool] = []
+        searches = 0
+        for step, found in zip(plan, hits, strict=True):
+            own = self._encode(f"<think> {step.think} </think> {self.grammar.render(step.action)}")
+            seen: list[int] = []
+            if found is not None:
+                searches += 1
+                body = "".join(f"{d}\n" for d in documents(self.grammar, found))
+                kept = self._encode(body)[: self.conf.max_observation_tokens]
+                seen = self._encode(self.grammar.opening) + kept + self._encode(self.grammar.closing)
+            over = len(prompt) + len(ids) + len(own) + len(seen) > self.conf.max_total_tokens
+            if over or searches > self.conf.max_turns:
+                break
+            ids += own + seen
+            mask += [True] * len(own) + [False] * len(seen)
+        return Example(tuple(prompt), tuple(ids), tuple(mask))
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))

@@ -1,0 +1,152 @@
+"""Supervised training of the tiny policy: one loop, phases that stop on their loss, exact resume.
+
+Not a general trainer: reinforcement learning has its own loop in `tasks/train`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tasks import checkpoint
+from tasks.base.demonstrations import Example
+from tasks.conf import require
+
+
+@dataclass(frozen=True)
+class PhaseConf:
+    """One phase of supervised training.
+
+    Attributes:
+        max_steps: at most this many optimizer steps.
+        batch: examples per step.
+        lr: peak learning rate, after a linear warm-up of 20 steps.
+        decay: linear decay to a tenth over `max_steps`.
+        stop_loss: end when the running mean loss (20 steps) falls below; 0 never.
+    """
+
+    max_steps: int
+    batch: int
+    lr: float
+    decay: bool
+    stop_loss: float
+
+    def __post_init__(self) -> None:
+        require(self.max_steps >= 0, "max_steps", self.max_steps, "0 or more")
+        require(self.batch >= 1, "batch", self.batch, "at least 1")
+        require(self.lr > 0, "lr", self.lr, "a positive number")
+
+
+class Fit:
+    """Runs phases one after another on one model and optimizer; progress is kept in `scratch`.
+
+    Args:
+        model: causal LM, trained in place.
+        scratch: folder of this fit's checkpoints.
+        checkpoint_every: optimizer steps between checkpoints.
+        max_batch_tokens: tokens of one forward, padding included; a step's examples are spread over several.
+        log: receives (step over all phases, metrics).
+    """
+
+    def __init__(
+        self, model: Any, scratch: Path, checkpoint_every: int, max_batch_tokens: int,
+        log: Callable[[int, dict[str, float]], None],
+    ) -> None:  # fmt: skip
+        self.model, self.scratch, self.checkpoint_every, self.log = model, scratch, checkpoint_every, log
+        self.max_batch_tokens = max_batch_tokens
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, betas=(0.9, 0.98), weight_decay=0.01)
+        self.step = 0
+        self.finished: list[str] = []
+        self.history: list[dict[str, Any]] = []
+        self.phase_step = 0
+        self.recent: list[float] = []
+        state = checkpoint.latest(scratch)
+        if state is not None:
+            self._restore(state)
+
+    def run(self, name: str, conf: PhaseConf, sample: Callable[[int], Sequence[Example]]) -> None:
+        """Train phase `name`; `sample(step in phase)` gives a step's examples and must depend on nothing else."""
+        if name in self.finished:
+            return
+        self.model.train()
+        while self.phase_step < conf.max_steps and not self._done(conf):
+            loss = self._update(conf, sample(self.phase_step))
+            self.recent = [*self.recent, loss][-20:]
+            self.phase_step += 1
+            self.step += 1
+            if self.step % 10 == 0:
+                metrics = {"loss": loss, f"loss_{name}": loss}
+                self.history.append({"step": self.step, "metrics": metrics})
+                self.log(self.step, metrics)
+            if self.step % self.checkpoint_every == 0:
+                self._save()
+        self.finished.append(name)
+        self.phase_step, self.recent = 0, []
+        self._save()
+
+    def _done(self, conf: PhaseConf) -> bool:
+        return len(self.recent) == 20 and sum(self.recent) / 20 < conf.stop_loss
+
+    def _update(self, conf: PhaseConf, examples: Sequence[Example]) -> float:
+        warm = min(1.0, (self.phase_step + 1) / 20)
+        decay = 1 - 0.9 * self.phase_step / conf.max_steps if conf.decay else 1.0
+        for group in self.optimizer.param_groups:
+            group["lr"] = conf.lr * warm * decay
+        self.optimizer.zero_grad(set_to_none=True)
+        total = sum(sum(e.loss_mask) for e in examples)
+        value = 0.0
+        for some in by_length(examples, self.max_batch_tokens):
+            loss = supervised_loss(self.model, some) / total
+            loss.backward()
+            value += float(loss.detach())
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        if not math.isfinite(value):
+            raise ValueError(f"supervised training: the loss became {value} at step {self.step}. Lower lr in conf/scale.")
+        return value
+
+    def _save(self) -> None:
+        moments, scalars = checkpoint.pack_optimizer(self.optimizer, "optimizer")
+        weights = {f"model/{k}": v for k, v in self.model.named_parameters()}
+        values = {
+            "optimizer": scalars, "finished": self.finished, "phase_step": self.phase_step, "recent": self.recent,
+            "history": self.history,
+        }  # fmt: skip
+        checkpoint.save(self.scratch, checkpoint.State(self.step, weights | moments, values))
+
+    def _restore(self, state: checkpoint.State) -> None:
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(state.tensors[f"model/{name}"])
+        values = state.values
+        checkpoint.unpack_optimizer(self.optimizer, "optimizer", state.tensors, values["optimizer"])
+        self.step, self.finished, self.history = state.step, values["finished"], values["history"]
+        self.phase_step, self.recent = values["phase_step"], values["recent"]
+
+
+def by_length(examples: Sequence[Example], max_tokens: int) -> list[list[Example]]:
+    """Examples of similar length together, each batch at most `max_tokens` tokens with its padding (or one example)."""
+    batches: list[list[Example]] = []
+    for example in sorted(examples, key=lambda e: len(e.prompt_ids) + len(e.response_ids)):
+        width = len(example.prompt_ids) + len(example.response_ids)
+        if not batches or (len(batches[-1]) + 1) * width > max_tokens:
+            batches.append([])
+        batches[-1].append(example)
+    return batches
+
+
+def supervised_loss(model: Any, examples: Sequence[Example]) -> Tensor:
+    """Summed cross-entropy of the masked-in response tokens of a right-padded batch; only their logits are computed."""
+    rows = [torch.tensor(e.prompt_ids + e.response_ids) for e in examples]
+    masks = [torch.tensor((False,) * len(e.prompt_ids) + e.loss_mask) for e in examples]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)  # [B, T]
+    mask = torch.nn.utils.rnn.pad_sequence(masks, batch_first=True)[:, 1:]  # [B, T-1]: position t predicts t+1
+    hidden = model.get_decoder()(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
+    logits = model.get_output_embeddings()(hidden[mask])
+    return torch.nn.functional.cross_entropy(logits.float(), ids[:, 1:][mask], reduction="sum")

@@ -1,0 +1,134 @@
+"""Make the start policy: random weights -> recall -> reading -> imperfect behaviour; or check a given folder.
+
+No demonstration of the imperfect phase solves a multi-hop question cleanly, and the reading phase has one
+hop only, so a clean multi-hop solution is nothing the start policy was ever shown.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tasks.agent.grammar import SearchGrammar
+from tasks.agent.rollout import RolloutConf
+from tasks.base.demonstrations import Example, Renderer, expert_plan, hops_of, imperfect_plan, single_hops, topic
+from tasks.base.fit import Fit
+from tasks.base.settings import BaseConf, TinyConf
+from tasks.base.tokenizer import build_tokenizer
+from tasks.retrieval import Retriever
+from tasks.types import Passage, Question
+
+NUM_PASSAGES_FOR_TOKENS = 20_000
+
+
+@dataclass
+class TinyPolicy:
+    """Model, tokenizer and the record of its training."""
+
+    model: Any
+    tokenizer: Any
+    history: list[dict[str, Any]]
+
+
+def make_tiny(
+    tiny: TinyConf, conf: BaseConf, rollout: RolloutConf, template: str, questions: Sequence[Question],
+    passages: Iterable[Passage], retriever: Retriever, seed: int, scratch: Path,
+    log: Callable[[int, dict[str, float]], None],
+) -> TinyPolicy:  # fmt: skip
+    """Train the tiny policy on training questions; continues from `scratch` after a kill, exactly.
+
+    Args:
+        tiny, conf, rollout, template: settings.
+        questions: training questions only.
+        passages: the corpus, streamed; the first of them give the vocabulary.
+        retriever: answers the scripted searches.
+        seed: of weights, demonstrations and batches.
+        scratch: checkpoints.
+        log: receives (step, metrics).
+    """
+    torch.set_num_threads(conf.num_threads)
+    chosen = random.Random(f"{seed}/base/questions").sample(list(questions), min(conf.max_questions, len(questions)))
+    tokenizer = build_tokenizer(_texts(questions, passages, template), tiny.max_vocab)
+    model = new_model(tiny, tokenizer, seed)
+    grammar = SearchGrammar(reserved=tuple(tokenizer.all_special_tokens))
+    renderer = Renderer(rollout, tokenizer, retriever, grammar, template)
+    fit = Fit(model, scratch, conf.checkpoint_every, conf.max_batch_tokens, log)
+    tokens = sorted({i for question in chosen[:2000] for i in tokenizer.encode(question.question)})
+    fit.run("recall", conf.recall, lambda step: _recall(f"{seed}/recall/{step}", conf.recall.batch, tokens))
+    if "read" not in fit.finished:
+        single = list({hop.question: hop for question in chosen for hop in single_hops(question)}.values())
+        read = _usable(renderer.render(single, [expert_plan(q) for q in single]))
+        fit.run("read", conf.read, _sampler(read, conf.read.batch, f"{seed}/read"))
+    if "imperfect" not in fit.finished:
+        rng = random.Random(f"{seed}/imperfect/plans")
+        topics = sorted({topic(hop) for question in chosen for hop in hops_of(question)})
+        plans = [imperfect_plan(question, topics, conf.mixture, rng) for question in chosen]
+        imperfect = _usable(renderer.render(chosen, plans))
+        fit.run("imperfect", conf.imperfect, _sampler(imperfect, conf.imperfect.batch, f"{seed}/imperfect"))
+    return TinyPolicy(model.eval(), tokenizer, fit.history)
+
+
+def new_model(tiny: TinyConf, tokenizer: Any, seed: int) -> Any:
+    """A Qwen2 causal LM with random weights that depend on the seed only."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=tiny.hidden_size,
+        num_hidden_layers=tiny.num_layers,
+        num_attention_heads=tiny.num_heads,
+        num_key_value_heads=tiny.num_heads,
+        intermediate_size=tiny.intermediate_size,
+        max_position_embeddings=tiny.max_positions,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def _texts(questions: Sequence[Question], passages: Iterable[Passage], template: str) -> Iterator[str]:
+    """Text as the policy will meet it, so that words with and without a space before them get their tokens."""
+    for _, passage in zip(range(NUM_PASSAGES_FOR_TOKENS), passages, strict=False):
+        yield f" {passage.title} {passage.text}"
+        yield passage.title
+    for question in questions:
+        yield template.replace("{question}", question.question)
+        for hop in hops_of(question):
+            yield f" next {topic(hop)} {topic(hop)} found , {hop.queries[0]}"
+
+
+def _recall(seed: str, batch: int, tokens: Sequence[int]) -> list[Example]:
+    """Six random segments, then the same in another order; all but each segment's first token is predictable."""
+    rng = random.Random(seed)
+    examples = []
+    for _ in range(batch):
+        segments = [rng.choices(tokens, k=rng.randint(2, 4)) for _ in range(6)]
+        shown = tuple(t for segment in segments for t in segment)
+        again = rng.sample(segments, len(segments))
+        mask = tuple(i > 0 for segment in again for i in range(len(segment)))
+        examples.append(Example(shown, tuple(t for segment in again for t in segment), mask))
+    return examples
+
+
+def _sampler(examples: list[Example], batch: int, seed: str) -> Callable[[int], list[Example]]:
+    def sample(step: int) -> list[Example]:
+        return random.Random(f"{seed}/{step}").choices(examples, k=batch)
+
+    return sample
+
+
+def _usable(examples: list[Example]) -> list[Example]:
+    kept = [example for example in examples if any(example.loss_mask)]
+    if not kept:
+        raise ValueError(
+            "no demonstration fits the budgets. Raise max_total_tokens in conf/scale, or lower max_observation_tokens."
+        )
+    return kept

@@ -1,0 +1,91 @@
+"""The settings of `conf/model/<name>.yaml` and of the `base` section of `conf/scale/<name>.yaml`. Loads no model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tasks.base.demonstrations import ImperfectConf
+from tasks.base.fit import PhaseConf
+from tasks.conf import require
+
+
+@dataclass(frozen=True)
+class TinyConf:
+    """Architecture of the policy made from random weights (Qwen2, tied embeddings)."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    intermediate_size: int
+    max_positions: int
+    max_vocab: int
+
+
+@dataclass(frozen=True)
+class PretrainedConf:
+    """A model folder: configuration, safetensors weights, tokenizer."""
+
+    folder: str
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters during reinforcement learning; rank 0 trains all weights."""
+
+    rank: int
+    alpha: float = 32.0
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True)
+class ModelConf:
+    """One file of `conf/model/`.
+
+    Attributes:
+        kind: `tiny` makes the policy, `pretrained` takes a folder.
+        prompt: replaces the method's template; null keeps it.
+        lora: adapters during reinforcement learning.
+        tiny, pretrained: the section named like `kind`.
+    """
+
+    kind: Literal["tiny", "pretrained"]
+    prompt: str | None
+    lora: Lora
+    tiny: TinyConf | None = None
+    pretrained: PretrainedConf | None = None
+
+    def __post_init__(self) -> None:
+        for kind, found in (("tiny", self.tiny), ("pretrained", self.pretrained)):
+            wanted = kind == self.kind
+            require((found is not None) == wanted, kind, found, f"{'a' if wanted else 'no'} section {kind!r} for kind {self.kind!r}")
+        require(self.prompt is None or "{question}" in self.prompt, "prompt", self.prompt, "text with {question}")
+
+
+@dataclass(frozen=True)
+class BaseConf:
+    """How the tiny policy is taught before reinforcement learning (recipe: reading first, then imperfect behaviour).
+
+    Attributes:
+        num_threads: torch threads (part of the result).
+        checkpoint_every: optimizer steps.
+        max_batch_tokens: of one forward, padding included.
+        max_questions: training questions that demonstrations are made from.
+        recall: repeat shuffled token segments.
+        read: clean one-hop demonstrations.
+        imperfect: lazy and sloppy multi-hop demonstrations, and one-hop ones.
+        mixture: of the imperfect demonstrations.
+    """
+
+    num_threads: int
+    checkpoint_every: int
+    max_batch_tokens: int
+    max_questions: int
+    recall: PhaseConf
+    read: PhaseConf
+    imperfect: PhaseConf
+    mixture: ImperfectConf
+
+    def __post_init__(self) -> None:
+        for name in ("num_threads", "checkpoint_every", "max_batch_tokens", "max_questions"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")

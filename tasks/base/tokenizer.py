@@ -1,0 +1,52 @@
+"""A small byte-level BPE for the tiny policy, trained on the corpus it will read.
+
+On a generated world the merges run out only when every word is one token (names must be: a tiny model does
+not learn to copy names of many pieces); on real text they stop at the vocabulary's size. Tags and document
+frames are single tokens. The class is the one transformers loads for a Qwen2 folder, so that any tool
+that opens the folder splits text as training did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+END, PAD = "<|endoftext|>", "<|pad|>"
+LITERALS = (
+    "<think>", " </think>", " <search>", " </search>", " <answer>", " </answer>",
+    "\n\n<information>", "</information>\n\n", '")',
+    *(f'Doc {i}(Title: "' for i in range(1, 11)),
+)  # fmt: skip
+
+
+def build_tokenizer(texts: Iterable[str], max_vocab: int) -> Any:
+    """A `Qwen2Tokenizer` of at most `max_vocab` tokens; the same texts give the same tokenizer.
+
+    Raises:
+        ValueError: `max_vocab` leaves no room beside bytes and literals.
+    """
+    from tokenizers import AddedToken, pre_tokenizers, trainers
+    from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
+
+    beside = len(LITERALS) + 2
+    if max_vocab < 256 + beside + 16:
+        raise ValueError(f"max_vocab={max_vocab}: expected at least {256 + beside + 16}.")
+    alphabet = {symbol: i for i, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    core = Qwen2Tokenizer(vocab=alphabet, merges=[]).backend_tokenizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=max_vocab - beside, min_frequency=2, initial_alphabet=list(alphabet), show_progress=False
+    )
+    core.train_from_iterator(texts, trainer)
+    vocab, merges = _model(core)
+    tokenizer = Qwen2Tokenizer(
+        vocab=vocab, merges=merges, unk_token=None, eos_token=END, pad_token=PAD, clean_up_tokenization_spaces=False
+    )
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in LITERALS])
+    return tokenizer
+
+
+def _model(core: Any) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    import json
+
+    model = json.loads(core.to_str())["model"]
+    return model["vocab"], [(left, right) for left, right in model["merges"]]

@@ -1,0 +1,533 @@
+"""Great Expectations suites for the four files that stages hand on: questions, passages, trajectories, results.
+
+A guard, not a reader: rows are taken as they are, so that a file spoilt by hand or by a bug is described
+as a whole, not refused at its first row. Files are streamed in batches; only the row number and 8 bytes
+of each row's key stay in memory. Great Expectations is imported nowhere else, and only when a check runs
+(about 3 s).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import os
+import shutil
+import typing
+import warnings
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from tasks.data.ingest import contains, key_of
+from tasks.data.records import GOLD_METHODS, MAX_HOPS, SPLITS, known_fields, shown
+from tasks.store import DataError, Row, dump, read_jsonl
+from tasks.text import normalize
+from tasks.types import ActionKind, Passage, Question, Status
+
+if TYPE_CHECKING:
+    import pandas
+
+Kind = Literal["questions", "passages", "trajectories", "results"]
+Cells = dict[str, Any]
+
+BATCH_ROWS = 20_000
+MODES = ("greedy", "sampled")
+_EXAMPLES = 5
+# Rounding of a log-softmax may lift the logprob of a certain token a little above 0.
+_LOGPROB_ROUNDING = 1e-4
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One expectation: a class of `great_expectations.expectations`, its arguments, and its meaning in words."""
+
+    expectation: str
+    arguments: dict[str, Any]
+    meaning: str
+
+    @property
+    def column(self) -> str:
+        """The column, or the two of a pair; empty for a rule about the table."""
+        return "/".join(str(self.arguments[key]) for key in ("column", "column_A", "column_B") if key in self.arguments)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What one kind of file must satisfy.
+
+    Attributes:
+        cells: flattens a row; a cell named like a field stands for that field, None for a value of a wrong kind.
+        rules: checked batch by batch.
+        key: the fields that together identify a row; empty where rows may repeat.
+    """
+
+    cells: Callable[[Row], Cells]
+    rules: tuple[Rule, ...]
+    key: tuple[str, ...]
+
+
+@dataclass
+class _Tally:
+    """What became of one rule over all batches; `examples` are (row number, found) pairs, the first few."""
+
+    rule: Rule
+    num_rows: int = 0
+    num_broken: int = 0
+    examples: list[tuple[int, str]] = field(default_factory=list)
+    crash: str = ""
+
+
+def check(
+    kind: Kind, path: Path, docs_folder: Path, corpus: Path | None = None, batch_rows: int = BATCH_ROWS
+) -> dict[str, Any]:
+    """Check a JSONL file against its suite and write Data Docs to `docs_folder/<kind>`.
+
+    Args:
+        kind: which suite.
+        path: `.jsonl` or `.jsonl.gz`.
+        docs_folder: its subfolder `kind` is replaced; it holds time stamps, so no stage may depend on it.
+        corpus: for questions: their passage ids must be ids of this file.
+        batch_rows: rows in memory at once; the result does not depend on it.
+
+    Returns:
+        `{kind, file, rows, expectations: [{expectation, column, meaning, rows, success}]}`, the same for
+        the same file.
+
+    Raises:
+        DataError: the file cannot be read, or expectations are violated; then one line for each, with file,
+            rows, column, found values and rule. Data Docs are written in that case too.
+    """
+    suite = _SUITES[kind](None if corpus is None else _corpus_keys(corpus))
+    docs = docs_folder / kind
+    validator = _Validator(docs)
+    tallies = [_Tally(rule) for rule in suite.rules]
+    numbers, keys, rows = array("Q"), array("Q"), read_jsonl(path)
+    while batch := list(itertools.islice(rows, batch_rows)):
+        numbers.extend(number for number, _ in batch)
+        keys.extend(key_of(dump([row.get(name) for name in suite.key])) for _, row in batch)
+        validator.run(kind, tallies, _frame(batch, suite.cells), dict(batch))
+    whole = [_Tally(rule) for rule in _whole_rules(suite.key)]
+    validator.run(f"{kind}_whole_file", whole, _key_frame(numbers, keys, suite.key), {})
+    validator.write_docs()
+    _describe_keys(path, suite.key, whole)
+    _raise_violations(path, [*tallies, *whole], docs)
+    return {
+        "kind": kind,
+        "file": path.name,
+        "rows": len(numbers),
+        "expectations": [_passed(t) for t in [*tallies, *whole]],
+    }
+
+
+def _passed(tally: _Tally) -> Row:
+    rule = tally.rule
+    return {
+        "expectation": rule.expectation,
+        "column": rule.column,
+        "meaning": rule.meaning,
+        "rows": tally.num_rows,
+        "success": True,
+    }
+
+
+def _raise_violations(path: Path, tallies: Sequence[_Tally], docs: Path) -> None:
+    lines = [_violation(path, tally) for tally in tallies if tally.num_broken or tally.crash]
+    if lines:
+        more = f"Correct the rows, or the stage that wrote them. Details: {docs / 'index.html'}"
+        raise DataError("\n".join([*lines, more]))
+
+
+def _violation(path: Path, tally: _Tally) -> str:
+    rule = tally.rule
+    if tally.crash:
+        return f"{path}: column {rule.column!r}: the rule {rule.expectation} could not be checked: {tally.crash}"
+    if not rule.column:
+        return f"{path}: expected {rule.meaning} ({rule.expectation})."
+    rows = ", ".join(str(number) for number, _ in tally.examples)
+    more = f" and {tally.num_broken - len(tally.examples)} more" if tally.num_broken > len(tally.examples) else ""
+    found = ", ".join(dict.fromkeys(found for _, found in tally.examples))
+    where = f"{path}: row {rows}{more}: column {rule.column!r}"
+    return f"{where}: found {found}, expected {rule.meaning} ({rule.expectation})."
+
+
+# The suites. A cell is None where the field has the wrong kind of value, so that a rule can point at it.
+
+
+def _filled(column: str, meaning: str = "text that is not blank") -> Rule:
+    return Rule("ExpectColumnValuesToNotBeNull", {"column": column}, meaning)
+
+
+def _absent(column: str, meaning: str) -> Rule:
+    return Rule("ExpectColumnValuesToBeNull", {"column": column}, meaning)
+
+
+def _one_of(column: str, values: Sequence[object]) -> Rule:
+    meaning = f"one of {', '.join(map(repr, values))}"
+    return Rule("ExpectColumnValuesToBeInSet", {"column": column, "value_set": list(values)}, meaning)
+
+
+def _between(column: str, low: float, high: float | None = None, meaning: str = "") -> Rule:
+    arguments = {"column": column, "min_value": low, "max_value": high}
+    default = f"{low} or more" if high is None else f"a number from {low} to {high}"
+    return Rule("ExpectColumnValuesToBeBetween", arguments, meaning or default)
+
+
+def _at_least(column: str, other: str) -> Rule:
+    arguments = {"column_A": column, "column_B": other, "or_equal": True, "ignore_row_if": "either_value_is_missing"}
+    return Rule("ExpectColumnPairValuesAToBeGreaterThanB", arguments, f"{column} not below {other}")
+
+
+def _when(rule: Rule, condition: str, meaning: str) -> Rule:
+    extra = {"row_condition": condition, "condition_parser": "pandas"}
+    return Rule(rule.expectation, rule.arguments | extra, meaning)
+
+
+def _whole_rules(key: tuple[str, ...]) -> tuple[Rule, ...]:
+    """The rules that need every row: a row there is, and no key twice."""
+    some = Rule("ExpectTableRowCountToBeBetween", {"min_value": 1}, "at least one row")
+    unique = Rule("ExpectColumnValuesToBeUnique", {"column": "/".join(key)}, "no value twice in the file")
+    return (some, unique) if key else (some,)
+
+
+def _questions(corpus_keys: np.ndarray | None) -> Suite:
+    fields = frozenset(known_fields(Question))
+
+    def cells(row: Row) -> Cells:
+        gold = _texts(row.get("gold_passage_ids", []))
+        silver = _texts(row.get("silver_passage_ids", []))
+        hops = _objects(row.get("decomposition", []))
+        answers = _texts(row.get("answers"))
+        support = [hop.get("support_passage_id") for hop in hops or []]
+        named = [name for name in [*(gold or []), *(silver or []), *support] if isinstance(name, str)]
+        return {
+            **{name: _text(row.get(name)) for name in ("id", "dataset", "question")},
+            "split": _exact(row.get("split"), str),
+            "answers": None if answers is None else sum(bool(normalize(answer)) for answer in answers),
+            "hops": _exact(row.get("hops"), int),
+            "decomposition": None
+            if hops is None
+            else all(_text(h.get(k)) for h in hops for k in ("question", "answer")),
+            "gold_passage_ids": None if gold is None else len(gold),
+            "silver_passage_ids": None if silver is None else len(silver),
+            "gold_method": _exact(row.get("gold_method", "none"), str),
+            "gold_complete": _exact(row.get("gold_complete", False), bool),
+            "unknown_passage_id": _unknown_passage(named, corpus_keys),
+            "unknown_field": next((name for name in row if name not in fields), None),
+        }
+
+    gold_when_complete = _when(
+        _between("gold_passage_ids", 1), "gold_complete == True", "at least one id where gold_complete is true"
+    )
+    rules = (
+        *map(_filled, ("id", "dataset", "question")),
+        _one_of("split", SPLITS),
+        _filled("answers", "a list of texts"),
+        _between("answers", 1, meaning="at least one answer that normalisation leaves something of"),
+        _one_of("hops", range(1, MAX_HOPS + 1)),
+        _filled("decomposition", "a list of objects"),
+        replace(_one_of("decomposition", [True]), meaning="a question and an answer in every object"),
+        _filled("gold_passage_ids", "a list of texts"),
+        _filled("silver_passage_ids", "a list of texts"),
+        _one_of("gold_method", GOLD_METHODS),
+        _one_of("gold_complete", [True, False]),
+        gold_when_complete,
+        _absent("unknown_passage_id", "only ids of passages in the corpus"),
+        _absent("unknown_field", f"only the fields {', '.join(known_fields(Question))}"),
+    )
+    return Suite(cells, rules, ("id",))
+
+
+def _passages(_: np.ndarray | None) -> Suite:
+    fields = frozenset(known_fields(Passage))
+
+    def cells(row: Row) -> Cells:
+        return {
+            "id": _text(row.get("id")),
+            "title": row["title"] if isinstance(row.get("title"), str) else None,
+            "text": _text(row.get("text")),
+            "datasets": None if _texts(row.get("datasets", [])) is None else True,
+            "unknown_field": next((name for name in row if name not in fields), None),
+        }
+
+    rules = (
+        *map(_filled, ("id", "text")),
+        _filled("title", "text"),
+        _filled("datasets", "a list of texts"),
+        _absent("unknown_field", f"only the fields {', '.join(known_fields(Passage))}"),
+    )
+    return Suite(cells, rules, ("id",))
+
+
+def _trajectories(_: np.ndarray | None) -> Suite:
+    names = ("question_id", "question", "dataset", "policy", "prompt")
+
+    def cells(row: Row) -> Cells:
+        answers, step, turns = _texts(row.get("answers")), row.get("step"), _objects(row.get("turns"))
+        return {
+            **{name: _text(row.get(name)) for name in names},
+            "answers": None if answers is None else len(answers),
+            "hops": _exact(row.get("hops"), int),
+            "seed": _number(row.get("seed")),
+            "step": 0 if step is None else -1 if _number(step) is None else step,
+            "mode": _exact(row.get("mode"), str),
+            "status": _exact(row.get("status"), str),
+            "answer": row.get("answer"),
+            "outcome": _number(row.get("outcome")),
+            "turns": None if turns is None else len(turns),
+            "turn_fault": _turns_fault(turns or []),
+        }
+
+    rules = (
+        *map(_filled, names),
+        _filled("answers", "a list of texts"),
+        _between("answers", 1, meaning="at least one answer"),
+        _one_of("hops", range(1, MAX_HOPS + 1)),
+        _filled("seed", "a number"),
+        _between("seed", 0),
+        _between("step", 0, meaning="null or a number from 0"),
+        _one_of("mode", MODES),
+        _one_of("status", typing.get_args(Status)),
+        _when(_filled("answer"), 'status == "answered"', "an answer where status is answered"),
+        _filled("outcome", "a finite number"),
+        _filled("turns", "a list of objects"),
+        _absent("turn_fault", "turns whose tokens, logprobs and advantages agree"),
+    )
+    return Suite(cells, rules, ())
+
+
+def _results(_: np.ndarray | None) -> Suite:
+    counts = ("searches", "actions", "valid_actions", "generated_tokens", "prefill_tokens")
+
+    def cells(row: Row) -> Cells:
+        recall = row.get("recall")
+        return {
+            **{name: _text(row.get(name)) for name in ("question_id", "dataset")},
+            **{name: _exact(row.get(name), str) for name in ("split", "mode", "status")},
+            **{name: _number(row.get(name)) for name in ("em", "f1", "subem", *counts)},
+            "hops": _exact(row.get("hops"), int),
+            "recall": 0 if recall is None else -1 if _number(recall) is None else recall,
+        }
+
+    rules = (
+        *map(_filled, ("question_id", "dataset")),
+        _one_of("split", ("dev", "test")),
+        _one_of("hops", range(1, MAX_HOPS + 1)),
+        _one_of("mode", MODES),
+        _one_of("status", typing.get_args(Status)),
+        *(_one_of(name, (0.0, 1.0)) for name in ("em", "subem")),
+        *(_filled(name, "a finite number") for name in ("em", "f1", "subem", *counts)),
+        _between("f1", 0, 1),
+        _between("recall", 0, 1, meaning="null or a number from 0 to 1"),
+        *(_between(name, 0) for name in counts),
+        _at_least("actions", "valid_actions"),
+        _at_least("valid_actions", "searches"),
+        _at_least("f1", "em"),
+        _at_least("subem", "em"),
+        _when(_one_of("em", (0.0,)), 'status == "failed"', "0 where status is failed"),
+    )
+    return Suite(cells, rules, ("question_id", "mode"))
+
+
+_SUITES: dict[Kind, Callable[[np.ndarray | None], Suite]] = {
+    "questions": _questions,
+    "passages": _passages,
+    "trajectories": _trajectories,
+    "results": _results,
+}
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value.strip() else None
+
+
+def _texts(value: object) -> list[str] | None:
+    return value if isinstance(value, list) and all(map(_text, value)) else None
+
+
+def _objects(value: object) -> list[Row] | None:
+    return value if isinstance(value, list) and all(isinstance(item, dict) for item in value) else None
+
+
+def _number(value: object) -> float | None:
+    right = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return typing.cast(float, value) if right else None
+
+
+def _exact(value: object, kind: type) -> object:
+    """The value, or its spelling where its type is another one (so `true` never passes for 1, nor null unseen)."""
+    return value if type(value) is kind else f"{value!r} ({type(value).__name__})"
+
+
+def _unknown_passage(names: list[str], corpus_keys: np.ndarray | None) -> str | None:
+    if corpus_keys is None:
+        return None
+    return next((name for name in names if not contains(corpus_keys, key_of(name))), None)
+
+
+def _turns_fault(turns: list[Row]) -> str | None:
+    faults = (f"turn {i}: {fault}" for i, turn in enumerate(turns) if (fault := _turn_fault(turn)))
+    return next(faults, None)
+
+
+def _turn_fault(turn: Row) -> str | None:
+    """What is wrong with one turn of a trajectory, in words."""
+    kind, tokens, logprobs, advantages = (turn.get(name) for name in ("kind", "tokens", "logprobs", "advantages"))
+    if kind not in typing.get_args(ActionKind):
+        return f"kind {kind!r}"
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        return "tokens is not a list of texts"
+    for name, values in (("logprobs", logprobs), ("advantages", advantages)):
+        if name == "advantages" and values is None:
+            continue
+        if not isinstance(values, list) or any(_number(value) is None for value in values):
+            return f"{name} is not a list of finite numbers"
+        if len(values) != len(tokens):
+            return f"{len(tokens)} tokens but {len(values)} {name}"
+    assert isinstance(logprobs, list)
+    if any(value > _LOGPROB_ROUNDING for value in logprobs):
+        return f"logprob {max(logprobs)} above 0"
+    if _number(turn.get("reward")) is None:
+        return f"reward {turn.get('reward')!r}"
+    if turn.get("executed") not in ((True, False) if kind == "search" else (False,)):
+        return f"executed {turn.get('executed')!r} of kind {kind!r}"
+    return None
+
+
+# Frames and Great Expectations.
+
+
+def _frame(batch: list[tuple[int, Row]], cells: Callable[[Row], Cells]) -> pandas.DataFrame:
+    import pandas
+
+    columns = [cells(row) for _, row in batch]
+    table = {name: pandas.Series([one[name] for one in columns], dtype=object) for name in columns[0]}
+    for name, series in table.items():
+        if all(value is None or type(value) in (int, float) for value in series):
+            table[name] = series.astype(float)
+    return pandas.DataFrame({"row": [number for number, _ in batch], **table})
+
+
+def _key_frame(numbers: array[int], keys: array[int], key: tuple[str, ...]) -> pandas.DataFrame:
+    import pandas
+
+    columns = {"row": np.frombuffer(numbers, np.uint64)}
+    if key:
+        columns["/".join(key)] = np.frombuffer(keys, np.uint64)
+    return pandas.DataFrame(columns)
+
+
+def _corpus_keys(path: Path) -> np.ndarray:
+    keys = np.frombuffer(array("Q", (key_of(str(row.get("id"))) for _, row in read_jsonl(path))), np.uint64).copy()
+    keys.sort()
+    return keys
+
+
+def _describe_keys(path: Path, key: tuple[str, ...], tallies: list[_Tally]) -> None:
+    """Replace the hashes in the examples by the key values of their rows."""
+    wanted = {number for tally in tallies for number, _ in tally.examples}
+    if not wanted:
+        return
+    found = {n: ", ".join(shown(row.get(k)) for k in key) for n, row in read_jsonl(path) if n in wanted}
+    for tally in tallies:
+        tally.examples = [(number, found[number]) for number, _ in tally.examples]
+
+
+class _Validator:
+    """One ephemeral Great Expectations context, without telemetry, progress bars or log noise."""
+
+    def __init__(self, docs: Path) -> None:
+        os.environ["GX_ANALYTICS_ENABLED"] = "false"
+        import great_expectations as gx
+        from great_expectations.data_context.types import base
+
+        logging.getLogger("great_expectations").setLevel(logging.ERROR)
+        shutil.rmtree(docs, ignore_errors=True)
+        docs.mkdir(parents=True)
+        settings = base.DataContextConfig(
+            store_backend_defaults=base.InMemoryStoreBackendDefaults(init_temp_docs_sites=False),
+            data_docs_sites={"docs": _site(docs)},
+            progress_bars=base.ProgressBarsConfig(globally=False),
+            analytics_enabled=False,
+        )
+        self.gx, self.context = gx, gx.get_context(mode="ephemeral", project_config=settings)
+        asset = self.context.data_sources.add_pandas("files").add_dataframe_asset("rows")
+        self.batch = asset.add_batch_definition_whole_dataframe("batch")
+        self.definitions: dict[str, Any] = {}
+
+    def run(self, name: str, tallies: list[_Tally], frame: pandas.DataFrame, rows: dict[int, Row]) -> None:
+        """Check `frame` against the rules of `tallies` and add the outcome to them.
+
+        Args:
+            name: the suite's name in the Data Docs.
+            tallies: one per rule.
+            frame: one line per row, with a column `row` of row numbers.
+            rows: the raw rows by number, to show found values; the frame's values are shown for others.
+        """
+        form = {
+            "result_format": "SUMMARY",
+            "unexpected_index_column_names": ["row"],
+            "partial_unexpected_count": _EXAMPLES,
+            "return_unexpected_index_query": False,
+        }
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            definition = self._definition(name, tallies)
+            report = definition.run(batch_parameters={"dataframe": frame}, result_format=form)
+        for result in report.results:
+            tally = tallies[result.expectation_config.meta["rule"]]
+            tally.num_rows += len(frame)
+            if not result.success:
+                _add_failure(tally, result, rows)
+
+    def write_docs(self) -> None:
+        """Write the pages of every run so far."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.context.build_data_docs()
+
+    def _definition(self, name: str, tallies: list[_Tally]) -> Any:
+        if name not in self.definitions:
+            expectations = [
+                getattr(self.gx.expectations, tally.rule.expectation)(**tally.rule.arguments, meta={"rule": i})
+                for i, tally in enumerate(tallies)
+            ]
+            suite = self.context.suites.add(self.gx.ExpectationSuite(name=name, expectations=expectations))
+            definition = self.gx.ValidationDefinition(name=name, data=self.batch, suite=suite)
+            self.definitions[name] = self.context.validation_definitions.add(definition)
+        return self.definitions[name]
+
+
+def _site(docs: Path) -> Any:
+    return {
+        "class_name": "SiteBuilder",
+        "show_how_to_buttons": False,
+        "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(docs.resolve())},
+        "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
+    }
+
+
+def _add_failure(tally: _Tally, result: Any, rows: dict[int, Row]) -> None:
+    crash = result.exception_info.get("exception_message") if isinstance(result.exception_info, dict) else None
+    if crash:
+        tally.crash = str(crash)
+        return
+    tally.num_broken += int(result.result.get("unexpected_count", 1))
+    columns = tally.rule.column.split("/")
+    for line in result.result.get("partial_unexpected_index_list") or []:
+        if len(tally.examples) < _EXAMPLES:
+            number = int(line["row"])
+            raw = rows.get(number, {})
+            found = [shown(raw[name]) if name in raw else _cell(line.get(name), name in _DERIVED) for name in columns]
+            tally.examples.append((number, " and ".join(found)))
+
+
+_DERIVED = frozenset({"unknown_passage_id", "unknown_field", "turn_fault"})
+
+
+def _cell(value: object, is_derived: bool) -> str:
+    return shown(value) if is_derived else "nothing"

@@ -1,0 +1,265 @@
+"""One process, one device: plain torch. Also the slow and obvious reference for faster engines.
+
+Logits exist only for generated tokens and only a slice of them at a time, so memory follows the token
+budget, not vocabulary times sequence. On a GPU with bfloat16 the forward runs in it under autocast, with
+float32 weights and optimizer; on CPU everything is float32 and bit-for-bit repeatable for a thread count.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as recompute
+
+from tasks import checkpoint
+from tasks.conf import require
+from tasks.engine import Dtype, OptimizerConf
+from tasks.rl.experience import Experience
+from tasks.store import DataError, replacing_folder
+
+LOGIT_CHUNK = 2**24  # logits held at once while gradients are on
+
+
+@dataclass(frozen=True)
+class LoraConf:
+    """Low-rank adapters (peft); rank 0 trains all weights."""
+
+    rank: int = 0
+    alpha: float = 32.0
+    dropout: float = 0.0
+    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 0, "rank", self.rank, "0 (off) or more")
+
+
+def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+    """A model folder as (causal LM, tokenizer).
+
+    Raises:
+        DataError: the folder lacks a configuration, safetensors weights or a tokenizer.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    def need(patterns: tuple[str, ...], what: str) -> None:
+        if not any(any(folder.glob(p)) for p in patterns):
+            raise DataError(
+                f"{folder}: no {what} found (expected {' or '.join(patterns)}). Save the model with save_pretrained "
+                f"and its tokenizer with tokenizer.save_pretrained into the same folder."
+            )
+
+    if not folder.is_dir():
+        raise DataError(f"{folder}: the model folder is missing. Name an existing folder in conf/model.")
+    need(("config.json",), "model configuration")
+    need(("*.safetensors",), "safetensors weights")
+    need(("tokenizer.json", "vocab.json", "tokenizer.model"), "tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, use_safetensors=True)
+    return model.eval(), tokenizer
+
+
+def pick_device() -> torch.device:
+    """The first GPU, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class _Trainee:
+    """What policy and critic share: optimizer, warm-up, autocast, state."""
+
+    def __init__(self, module: nn.Module, conf: OptimizerConf, dtype: Dtype) -> None:
+        self.module, self.conf = module, conf
+        self.device = next(module.parameters()).device
+        wants = dtype == "bfloat16" or (dtype == "auto" and self.device.type == "cuda" and torch.cuda.is_bf16_supported())
+        self.use_bfloat16 = wants
+        self.trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        self.optimizer = torch.optim.AdamW(
+            self.trained.values(), lr=conf.lr, betas=(conf.betas[0], conf.betas[1]), weight_decay=conf.weight_decay
+        )
+        self.num_updates = 0
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, torch.bfloat16) if self.use_bfloat16 else nullcontext()
+
+    def step(self) -> float:
+        """One optimizer step; gradients are cleared. A non-finite gradient norm is an error, never a silent step."""
+        warm = min(1.0, (self.num_updates + 1) / max(self.conf.warmup_steps, 1))
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.conf.lr * warm
+        norm = float(torch.nn.utils.clip_grad_norm_(list(self.trained.values()), self.conf.max_grad_norm))
+        if norm != norm or norm == float("inf"):
+            raise ValueError(f"the gradient norm is {norm} after {self.num_updates} updates. Lower the learning rate.")
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.num_updates += 1
+        return norm
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Trained weights, optimizer moments, counters."""
+        moments, scalars = checkpoint.pack_optimizer(self.optimizer, "optimizer")
+        weights = {f"weights/{name}": p for name, p in self.trained.items()}
+        return weights | moments, {"optimizer": scalars, "num_updates": self.num_updates}
+
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Inverse of `state`."""
+        with torch.no_grad():
+            for name, parameter in self.trained.items():
+                parameter.copy_(tensors[f"weights/{name}"])
+        checkpoint.unpack_optimizer(self.optimizer, "optimizer", tensors, values["optimizer"])
+        self.num_updates = values["num_updates"]
+
+
+class PlainPolicy(_Trainee):
+    """See `Policy`.
+
+    Args:
+        model: causal LM on its device.
+        tokenizer: exported beside it.
+        conf: optimizer.
+        lora: adapters; with them the reference is the model without.
+        dtype: of the forward pass.
+        needs_reference: keep a frozen copy of the start weights.
+        keep_activations: False recomputes layer activations in the backward pass (gradient checkpointing).
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any, conf: OptimizerConf, lora: LoraConf, dtype: Dtype, needs_reference: bool,
+        keep_activations: bool = True,
+    ) -> None:  # fmt: skip
+        self.tokenizer, self.lora = tokenizer, lora
+        self.reference: Any = None
+        if needs_reference and not lora.rank:
+            self.reference = copy.deepcopy(model).requires_grad_(False).eval()
+        if lora.rank:
+            from peft import LoraConfig, get_peft_model
+
+            model = get_peft_model(
+                model, LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=list(lora.targets))
+            )  # fmt: skip
+        if not keep_activations:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.eval()  # Dropout would make ratios differ from 1 where the policy has not moved.
+        super().__init__(model, conf, dtype)
+
+    @property
+    def causal_lm(self) -> Any:
+        """The model a generator can play with while it is trained."""
+        return self.module.get_base_model() if self.lora.rank else self.module  # type: ignore[operator]
+
+    @torch.no_grad()
+    def logprobs(self, batch: Experience, reference: bool = False) -> Tensor:
+        """See `Policy.logprobs`."""
+        model = self.causal_lm
+        plain: AbstractContextManager[Any] = nullcontext()
+        if reference and self.lora.rank:
+            plain = self.module.disable_adapter()  # type: ignore[operator]
+        elif reference:
+            model = self.reference
+        with plain, self.autocast():
+            return self._forward(model, batch.to(self.device))[0].cpu()
+
+    def accumulate(
+        self, batch: Experience, loss: Callable[[Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
+    ) -> dict[str, float]:
+        """See `Policy.accumulate`."""
+        with self.autocast():
+            logprobs, entropy = self._forward(self.causal_lm, batch.to(self.device))
+        value, metrics = loss(logprobs, entropy)
+        if value.requires_grad:  # False where no token of the micro-batch was generated.
+            value.backward()
+        return {name: float(m) for name, m in metrics.items()}
+
+    def _forward(self, model: Any, batch: Experience) -> tuple[Tensor, Tensor]:
+        hidden = model.get_decoder()(input_ids=batch.ids[:, :-1], use_cache=False).last_hidden_state
+        chosen = batch.loss_mask[:, 1:]  # position t of the model predicts token t + 1
+        logprobs, entropy = token_logprobs(model.get_output_embeddings(), hidden[chosen], batch.ids[:, 1:][chosen])
+        return _scatter(logprobs, chosen), _scatter(entropy, chosen)
+
+    def export(self, folder: Path) -> None:
+        """See `Policy.export`; atomic."""
+        model = self.causal_lm
+        if self.lora.rank:
+            model = copy.deepcopy(self.module).merge_and_unload()  # type: ignore[operator]
+        with replacing_folder(folder) as work:
+            export_folder(model, self.tokenizer, work)
+
+
+def export_folder(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Save a model and tokenizer as an ordinary model folder; nothing in it depends on time or place."""
+    model.config._name_or_path = ""
+    model.save_pretrained(folder, safe_serialization=True)
+    tokenizer.save_pretrained(folder)
+    shutil.rmtree(folder / ".cache", ignore_errors=True)
+
+
+class PlainCritic(_Trainee):
+    """See `Critic`: a copy of the start policy's decoder and a linear head that begins at 0."""
+
+    def __init__(self, model: Any, conf: OptimizerConf, dtype: Dtype) -> None:
+        decoder = copy.deepcopy(model.get_decoder()).requires_grad_(True)
+        head = nn.Linear(model.config.hidden_size, 1).to(model.device)
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+        super().__init__(nn.ModuleDict({"decoder": decoder, "head": head}).eval(), conf, dtype)
+
+    @torch.no_grad()
+    def values(self, batch: Experience) -> Tensor:
+        """See `Critic.values`."""
+        with self.autocast():
+            return self._forward(batch.to(self.device)).cpu()
+
+    def accumulate(self, batch: Experience, loss: Callable[[Tensor], Tensor]) -> float:
+        """See `Critic.accumulate`."""
+        with self.autocast():
+            values = self._forward(batch.to(self.device))
+        value = loss(values)
+        value.backward()
+        return float(value.detach())
+
+    def _forward(self, batch: Experience) -> Tensor:
+        modules = self.module
+        assert isinstance(modules, nn.ModuleDict)
+        hidden = modules["decoder"](input_ids=batch.ids[:, :-1], use_cache=False).last_hidden_state
+        values = modules["head"](hidden)[..., 0].float()
+        return nn.functional.pad(values, (1, 0)) * batch.response_mask
+
+
+def token_logprobs(head: Any, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probability of each target and entropy of its distribution, natural log.
+
+    Args:
+        head: maps [n, d] to logits [n, V].
+        hidden: [N, d].
+        targets: [N] token ids.
+
+    Returns:
+        [N] log-probabilities and [N] entropies, both with gradient.
+    """
+
+    def part(some: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        logprobs = head(some).float().log_softmax(-1)
+        return logprobs.gather(-1, ids[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
+
+    chunk = max(1, LOGIT_CHUNK // head.weight.shape[0])
+    if len(targets) <= chunk:
+        return part(hidden, targets)
+    pieces = [
+        recompute(part, hidden[i : i + chunk], targets[i : i + chunk], use_reentrant=False)
+        if torch.is_grad_enabled()
+        else part(hidden[i : i + chunk], targets[i : i + chunk])
+        for i in range(0, len(targets), chunk)
+    ]
+    return torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces])
+
+
+def _scatter(values: Tensor, chosen: Tensor) -> Tensor:
+    """[N] values at the True positions of `chosen` [B, T-1], shifted to token positions [B, T]; 0 elsewhere."""
+    full = torch.zeros(chosen.shape, dtype=values.dtype, device=values.device)
+    return nn.functional.pad(full.masked_scatter(chosen, values), (1, 0))

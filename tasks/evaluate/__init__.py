@@ -1,0 +1,1 @@
+"""Benchmark runs and the statistics of their scores."""

@@ -1,0 +1,113 @@
+"""Benchmark runs: play every evaluation question with one policy and score each trajectory.
+
+Greedy, and once sampled with a fixed seed. The full set is played, last batch included; finished chunks are
+kept in a scratch folder, so a killed evaluation plays only what is missing. Statistics live elsewhere.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks import text
+from tasks.agent.rollout import Player
+from tasks.generate import Sampling
+from tasks.store import read_jsonl, write_jsonl
+from tasks.train.record import trajectory_row
+from tasks.types import Question, Trajectory
+
+MODES = {"greedy": 0.0, "sampled": 1.0}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Rows of `scores.jsonl` and `trajectories.jsonl`."""
+
+    scores: list[dict[str, Any]]
+    trajectories: list[dict[str, Any]]
+
+
+def choose(questions: Sequence[Question], splits: Sequence[str], limit: int, seed: int = 0) -> list[Question]:
+    """The evaluation questions in order of id; with a limit, a seeded sample taken in equal parts from each dataset."""
+    found = sorted((q for q in questions if q.split in splits), key=lambda q: q.id)
+    if not limit or limit >= len(found):
+        return found
+    by_dataset: dict[str, list[Question]] = {}
+    for question in found:
+        by_dataset.setdefault(question.dataset, []).append(question)
+    for name, rows in by_dataset.items():
+        random.Random(f"{seed}/{name}").shuffle(rows)
+    taken: list[Question] = []
+    for depth in range(max(map(len, by_dataset.values()))):
+        taken += [rows[depth] for rows in by_dataset.values() if depth < len(rows)]
+    return sorted(taken[:limit], key=lambda q: q.id)
+
+
+def evaluate(
+    player: Player, questions: Sequence[Question], sampled: bool, policy: str, seed: int, num_recorded: int, scratch: Path,
+    progress: Callable[[str, int], object] = lambda mode, done: None,
+) -> Evaluation:  # fmt: skip
+    """Play and score all questions.
+
+    Args:
+        player: the policy with its retriever and budgets.
+        questions: in order of id.
+        sampled: also play at temperature 1.
+        policy, seed: written to every row.
+        num_recorded: trajectories kept per mode, spread evenly over the questions.
+        scratch: finished chunks.
+        progress: receives (mode, questions done).
+    """
+    scores: list[dict[str, Any]] = []
+    trajectories: list[dict[str, Any]] = []
+    every = max(1, len(questions) // max(num_recorded, 1))
+    chunk = player.conf.batch_rows
+    for mode in MODES if sampled else ("greedy",):
+        for first in range(0, len(questions), chunk):
+            path = scratch / f"{mode}-{first:08d}.jsonl"
+            if not path.is_file():
+                some = questions[first : first + chunk]
+                played = player.play(some, 1, Sampling(MODES[mode], 1.0, (), seed=seed * 7919 + first))
+                rows = []
+                for i, (trajectory, question) in enumerate(zip(played, some, strict=True), first):
+                    row: dict[str, Any] = {"score": score_row(trajectory, question, mode)}
+                    if i % every == 0 and i // every < num_recorded:
+                        shown = trajectory_row(trajectory, question, player.tokenizer, None, None)
+                        shown |= {"policy": policy, "seed": seed, "step": None, "mode": mode, "outcome": row["score"]["em"]}
+                        row["trajectory"] = shown
+                    rows.append(row)
+                write_jsonl(path, rows)
+            for _, row in read_jsonl(path):
+                scores.append(row["score"])
+                trajectories += [row["trajectory"]] if "trajectory" in row else []
+            progress(mode, min(first + chunk, len(questions)))
+    scores.sort(key=lambda row: (row["question_id"], row["mode"]))
+    return Evaluation(scores, trajectories)
+
+
+def score_row(trajectory: Trajectory, question: Question, mode: str) -> dict[str, Any]:
+    """One question's scores; a failed trajectory scores 0 and is marked by its status."""
+    gold = set(question.gold_passage_ids)
+    found = {hit.passage_id for turn in trajectory.turns for hit in turn.hits}
+    return {
+        "question_id": question.id,
+        "dataset": question.dataset,
+        "split": question.split,
+        "hops": question.hops,
+        "type": question.type,
+        "mode": mode,
+        "em": text.exact_match(trajectory.answer, question.answers),
+        "f1": text.f1(trajectory.answer, question.answers),
+        "subem": text.substring_match(trajectory.answer, question.answers),
+        "searches": trajectory.num_searches,
+        "actions": len(trajectory.turns),
+        "valid_actions": sum(turn.action.kind != "invalid" for turn in trajectory.turns),
+        "recall": len(gold & found) / len(gold) if gold and question.gold_complete else None,
+        "status": trajectory.status,
+        "generated_tokens": trajectory.num_generated,
+        "prefill_tokens": len(trajectory.prompt_ids) + len(trajectory.response_ids) - trajectory.num_generated,
+        "answer": trajectory.answer,
+    }

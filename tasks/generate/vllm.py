@@ -1,0 +1,388 @@
+"""The vLLM generator: the same protocol as `plain.py`, fast on GPUs, run on CPU by the tests.
+
+Token ids go in and come out; no text is ever tokenised here. New weights are proved, not believed: after
+each update (and at load) the engine's logprobs are compared with a reference, and a generator whose last
+update was not proved refuses to play. It knows nothing of questions, tags, retrieval or rewards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.conf import require
+from tasks.generate import Call, Sampling
+from tasks.store import read_json
+
+Reference = Callable[[Path, Sequence[Sequence[int]]], Sequence[Sequence[float]]]
+_PROBE_LENGTHS = (7, 48)
+_EXTENSION = "tasks.generate.vllm.WeightsExtension"
+
+
+@dataclass(frozen=True)
+class VllmConf:
+    """Engine options, `conf/generator/vllm.yaml`.
+
+    Attributes:
+        dtype: weights and activations; float32 agrees with a float32 trainer to about 1e-5.
+        max_model_len: longest prompt + response in tokens that a session may ask for.
+        gpu_memory_utilization: share of a GPU's memory that vLLM takes; lower it where a trainer shares the GPU.
+        cpu_kv_cache_gib: size of the KV cache where vLLM runs on CPU; unused on GPUs.
+        tensor_parallel_size: GPUs (on CPU: processes) that share one copy of the model.
+        enforce_eager: True starts faster, False decodes faster on GPUs (CUDA graphs).
+        block_size: tokens a prefix-cache block; only whole blocks are reused, so small is good for short turns.
+        parity_tolerance: largest allowed |logprob difference| on the probe tokens; 1e-3 suits float32, bfloat16
+            against a float32 reference needs about 0.3.
+    """
+
+    dtype: str
+    max_model_len: int
+    gpu_memory_utilization: float
+    cpu_kv_cache_gib: float
+    tensor_parallel_size: int
+    enforce_eager: bool
+    block_size: int
+    parity_tolerance: float
+
+    def __post_init__(self) -> None:
+        dtypes = ("auto", "float32", "bfloat16", "float16")
+        require(self.dtype in dtypes, "dtype", self.dtype, f"one of {', '.join(dtypes)}")
+        least = max(_PROBE_LENGTHS) + 1
+        require(self.max_model_len >= least, "max_model_len", self.max_model_len, f"at least {least}")
+        share = self.gpu_memory_utilization
+        require(0 < share <= 1, "gpu_memory_utilization", share, "more than 0, at most 1")
+        require(self.cpu_kv_cache_gib > 0, "cpu_kv_cache_gib", self.cpu_kv_cache_gib, "more than 0")
+        require(self.tensor_parallel_size >= 1, "tensor_parallel_size", self.tensor_parallel_size, "at least 1")
+        block = self.block_size
+        require(block >= 16 and block % 16 == 0, "block_size", block, "a multiple of 16")
+        require(self.parity_tolerance > 0, "parity_tolerance", self.parity_tolerance, "more than 0")
+
+
+class WeightsError(RuntimeError):
+    """The engine does not compute what the saved policy computes; its samples would be off-policy."""
+
+
+class WeightsExtension:
+    """What vLLM mixes into its worker (`worker_extension_cls`), so that an update is one named call with a path."""
+
+    def load_policy(self, folder: str) -> None:
+        """Reload all weights from a model folder, then renew every packed copy made of them.
+
+        On CPU vLLM multiplies with a packed copy of each matrix. Reloading renews the copy of every layer that
+        appears in the checkpoint; a tied output head does not, and would go on with the old weights.
+        """
+        self.reload_weights(weights_path=folder)  # type: ignore[attr-defined]
+        packed = [m for m in self.get_model().modules() if hasattr(m, "cpu_linear")]  # type: ignore[attr-defined]
+        for module in packed:
+            if module.weight.numel():  # Layers that gave their weight away were packed by the reload itself.
+                from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+                dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+
+
+class VllmGenerator:
+    """A policy folder served by vLLM in processes of its own.
+
+    The calling script needs the main-module guard, because vLLM starts its processes by spawning.
+
+    Args:
+        folder: Hugging Face model folder with its tokenizer.
+        conf: engine options.
+        reference: `(folder, probes) -> logprobs` of `probe[1:]` under the policy in that folder; what a trainer
+            already holds in memory. None loads the folder with transformers (float32, CPU), exact but slow for
+            large models.
+        probes: token sequences that are compared; None takes two fixed pseudo-random ones.
+
+    Raises:
+        ValueError: the folder is not a model folder with a tokenizer.
+        WeightsError: the loaded engine disagrees with the reference.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        conf: VllmConf,
+        reference: Reference | None = None,
+        probes: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        _require_model(folder)
+        if not any(folder.glob("tokenizer*")):
+            raise ValueError(f"{folder}: no tokenizer files found, expected tokenizer.json. Save the tokenizer there.")
+        self.conf = conf
+        self._reference = reference or folder_logprobs
+        self._version = 0
+        self._proved = False
+        self._llm = _start(folder, conf)
+        self._end_ids = end_ids(folder, self._llm.get_tokenizer())
+        size = self._llm.llm_engine.model_config.get_vocab_size()
+        self._probes = [list(p) for p in probes] if probes is not None else _default_probes(size)
+        try:
+            self._prove(folder)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def open(
+        self, prompts: Sequence[Sequence[int]], group_size: int, sampling: Sampling, max_total_tokens: int
+    ) -> VllmSession:
+        """Start `len(prompts) * group_size` rows; prompt + response never exceed `max_total_tokens` per row.
+
+        Raises:
+            WeightsError: the last update failed or was not proved.
+            ValueError: a budget that the engine or a prompt cannot keep.
+        """
+        if not self._proved:
+            raise WeightsError("The vLLM engine holds unknown weights: its last update failed. Start it again.")
+        if max_total_tokens > self.conf.max_model_len:
+            raise ValueError(
+                f"conf/generator/vllm.yaml: max_model_len={self.conf.max_model_len} is below the {max_total_tokens} "
+                "tokens (prompt + response) asked for. Raise it."
+            )
+        for number, prompt in enumerate(prompts):
+            if not 0 < len(prompt) < max_total_tokens:
+                raise ValueError(
+                    f"prompt {number}: found {len(prompt)} tokens, expected 1 to {max_total_tokens - 1}, so that "
+                    "at least one token can be written. Shorten the prompt or raise the budget."
+                )
+        return VllmSession(self, prompts, group_size, sampling, max_total_tokens)
+
+    def update_weights(self, folder: Path) -> None:
+        """Load the policy saved in this model folder (same architecture); drop all caches; prove the result.
+
+        Raises:
+            ValueError: not a model folder; the engine is unchanged.
+            WeightsError: vLLM could not load it, or its logprobs differ from the reference by more than
+                `parity_tolerance`; the generator then refuses to open sessions until an update succeeds.
+        """
+        _require_model(folder)
+        self._proved = False
+        self._version += 1
+        try:
+            self._llm.collective_rpc("load_policy", args=(str(folder),))
+        except Exception as error:  # vLLM raises whatever its worker met, as a bare Exception.
+            raise WeightsError(f"{folder}: vLLM could not load these weights: {error}") from error
+        if self._llm.reset_prefix_cache() is False:
+            raise WeightsError(f"{folder}: loaded, but vLLM kept cached states of the old weights. Start it again.")
+        self._prove(folder)
+
+    def probe(self, token_ids: Sequence[int]) -> list[float]:
+        """Logprob of `token_ids[1:]`, each given all tokens before it, by the engine's current weights."""
+        from vllm import SamplingParams, TokensPrompt
+
+        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
+        (output,) = self._llm.generate([TokensPrompt(prompt_token_ids=list(token_ids))], params, use_tqdm=False)
+        return [entry[token].logprob for token, entry in zip(token_ids[1:], output.prompt_logprobs[1:], strict=True)]
+
+    def parity_gap(self, folder: Path) -> float:
+        """Largest |engine - reference| logprob over all probe tokens; `folder` is handed to the reference."""
+        expected = self._reference(folder, self._probes)
+        pairs = [
+            (found, wanted)
+            for probe, values in zip(self._probes, expected, strict=True)
+            for found, wanted in zip(self.probe(probe), values, strict=True)
+        ]
+        # A nan must count as a gap; max() alone could drop it.
+        return max(gap if (gap := abs(found - wanted)) == gap else float("inf") for found, wanted in pairs)
+
+    def shutdown(self) -> None:
+        """Free the model and end vLLM's processes; calling it again does nothing."""
+        self._proved = False
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            llm.llm_engine.engine_core.shutdown()
+
+    def _prove(self, folder: Path) -> None:
+        gap = self.parity_gap(folder)
+        if gap > self.conf.parity_tolerance:
+            raise WeightsError(
+                f"{folder}: logprobs of the vLLM engine differ from the policy's by up to {gap:.3g} on "
+                f"{sum(len(p) - 1 for p in self._probes)} probe tokens, expected at most "
+                f"{self.conf.parity_tolerance:g} (parity_tolerance). It did not take the new weights, or computes "
+                "in a coarser dtype than the tolerance allows."
+            )
+        self._proved = True
+
+    def _play(self, prompts: list[list[int]], params: list[Any]) -> list[Any]:
+        from vllm import TokensPrompt
+
+        return list(self._llm.generate([TokensPrompt(prompt_token_ids=p) for p in prompts], params, use_tqdm=False))
+
+
+class VllmSession:
+    """Rows kept as token ids on this side; vLLM's prefix cache makes the next turn of a row cheap.
+
+    `num_prefilled` is the sum over calls of row length minus `num_cached_tokens`, as vLLM reports it: whole
+    blocks found in its prefix cache are not read again, the rest (at most one block, the observation, and what
+    was evicted) is. Tokens that vLLM recomputes after preempting a request are not in its report.
+    `num_generated` counts every sampled token, an end-of-text token included.
+    """
+
+    def __init__(
+        self,
+        generator: VllmGenerator,
+        prompts: Sequence[Sequence[int]],
+        group_size: int,
+        sampling: Sampling,
+        max_total_tokens: int,
+    ) -> None:
+        self.num_prefilled = 0
+        self.num_generated = 0
+        self._generator = generator
+        self._version = generator._version
+        self._sampling = sampling
+        self._max_total_tokens = max_total_tokens
+        self._ids = {r: list(prompts[r // group_size]) for r in range(len(prompts) * group_size)}
+        self._calls = dict.fromkeys(self._ids, 0)
+
+    def generate(self, rows: Sequence[int], max_new_tokens: Sequence[int]) -> list[Call]:
+        """Continue these rows, each until a stop string, end of text, or its own budget (at least 1).
+
+        Draws are a function of the sampling seed, the row and the number of its call; logits of one row may
+        still differ in the last bits with what is batched beside it.
+
+        Raises:
+            ValueError: a closed or repeated row, a budget below 1, or a row that is already full.
+            WeightsError: the generator's weights changed since the session was opened.
+        """
+        if self._version != self._generator._version:
+            raise WeightsError("The policy changed while this session was open. Open a new session after an update.")
+        if len(set(rows)) != len(rows):
+            raise ValueError(f"rows={list(rows)!r}: expected different rows.")
+        params = [self._params(row, budget) for row, budget in zip(rows, max_new_tokens, strict=True)]
+        if not params:
+            return []
+        outputs = self._generator._play([self._row(row) for row in rows], params)
+        return [self._take(row, output) for row, output in zip(rows, outputs, strict=True)]
+
+    def append(self, rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
+        """Add environment tokens to these rows; read by the next `generate`.
+
+        Raises:
+            ValueError: a closed row, or one that would exceed `max_total_tokens`.
+        """
+        for row, added in zip(rows, token_ids, strict=True):
+            total = len(self._row(row)) + len(added)
+            if total > self._max_total_tokens:
+                raise ValueError(f"row {row}: {total} tokens exceed max_total_tokens={self._max_total_tokens}.")
+        for row, added in zip(rows, token_ids, strict=True):
+            self._ids[row].extend(added)
+
+    def close(self, rows: Sequence[int]) -> None:
+        """These rows are finished; their cached blocks are evicted by vLLM when it needs the room."""
+        for row in rows:
+            self._ids.pop(row, None)
+
+    def _row(self, row: int) -> list[int]:
+        if row not in self._ids:
+            raise ValueError(f"row {row}: not open in this session. Rows are 0 to {len(self._calls) - 1} until closed.")
+        return self._ids[row]
+
+    def _params(self, row: int, budget: int) -> Any:
+        from vllm import SamplingParams
+
+        room = self._max_total_tokens - len(self._row(row))
+        if budget < 1 or room < 1:
+            raise ValueError(
+                f"row {row}: budget {budget} with room for {room} tokens below max_total_tokens="
+                f"{self._max_total_tokens}; expected at least 1 of each. Close the row instead."
+            )
+        sampling, greedy = self._sampling, self._sampling.temperature == 0
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=1.0 if greedy else sampling.top_p,
+            seed=None if greedy else _row_seed(sampling.seed, row, self._calls[row]),
+            max_tokens=min(budget, room),
+            stop=list(sampling.stop),
+            stop_token_ids=sorted(self._generator._end_ids),
+            include_stop_str_in_output=True,
+            skip_special_tokens=False,  # A stop string may be a special token.
+            logprobs=0,
+        )
+
+    def _take(self, row: int, output: Any) -> Call:
+        (completion,) = output.outputs
+        ids = list(completion.token_ids)
+        self.num_prefilled += len(self._ids[row]) - (output.num_cached_tokens or 0)
+        self.num_generated += len(ids)
+        stopped = completion.finish_reason == "stop" and isinstance(completion.stop_reason, str)
+        if completion.finish_reason == "stop" and not stopped:
+            ids.pop()  # The end-of-text token.
+        assert completion.finish_reason in ("stop", "length"), completion.finish_reason
+        logprobs = tuple(entry[token].logprob for token, entry in zip(ids, completion.logprobs, strict=False))
+        assert len(logprobs) == len(ids), "vLLM returned fewer logprobs than tokens"
+        self._ids[row].extend(ids)
+        self._calls[row] += 1
+        return Call(tuple(ids), logprobs, stopped)
+
+
+def folder_logprobs(folder: Path, probes: Sequence[Sequence[int]]) -> list[list[float]]:
+    """Logprobs of `probe[1:]` by transformers in float32 on CPU: the reference nobody has to trust a trainer for."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.eval()
+    result = []
+    with torch.no_grad():
+        for probe in probes:
+            ids = torch.tensor([list(probe)])  # [1, T]
+            logprobs = model(ids).logits[0, :-1].log_softmax(-1)  # [T - 1, V]
+            result.append(logprobs.gather(-1, ids[0, 1:, None])[:, 0].tolist())
+    return result
+
+
+def end_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
+    """Ids that end a call: the tokenizer's end of text and those of the folder's generation settings."""
+    settings = folder / "generation_config.json"
+    listed = read_json(settings if settings.is_file() else folder / "config.json").get("eos_token_id")
+    found = [*(listed if isinstance(listed, list) else [listed]), tokenizer.eos_token_id]
+    return frozenset(i for i in found if i is not None)
+
+
+def _start(folder: Path, conf: VllmConf) -> Any:
+    os.environ["VLLM_NO_USAGE_STATS"] = "1"
+    os.environ["DO_NOT_TRACK"] = "true"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    from vllm import LLM
+    from vllm.platforms import current_platform
+
+    options: dict[str, Any] = {"dtype": conf.dtype}
+    if current_platform.is_cpu():
+        options["kv_cache_memory_bytes"] = int(conf.cpu_kv_cache_gib * 2**30)
+    return LLM(
+        model=str(folder),
+        max_model_len=conf.max_model_len,
+        gpu_memory_utilization=conf.gpu_memory_utilization,
+        tensor_parallel_size=conf.tensor_parallel_size,
+        enforce_eager=conf.enforce_eager,
+        block_size=conf.block_size,
+        enable_prefix_caching=True,
+        logprobs_mode="raw_logprobs",  # Before temperature and top-p: what the trainer computes.
+        generation_config="vllm",  # The folder's generation_config.json must not change how we sample.
+        worker_extension_cls=_EXTENSION,
+        seed=0,
+        **options,
+    )
+
+
+def _require_model(folder: Path) -> None:
+    for pattern in ("config.json", "*.safetensors"):
+        if not any(folder.glob(pattern)):
+            raise ValueError(f"{folder}: {pattern} is missing, expected a model folder written by save_pretrained.")
+
+
+def _default_probes(vocab_size: int) -> list[list[int]]:
+    """Fixed pseudo-random ids: every layer and many rows of embedding and head take part."""
+    return [[int.from_bytes(_hash(n, i)[:4], "big") % vocab_size for i in range(n)] for n in _PROBE_LENGTHS]
+
+
+def _row_seed(seed: int, row: int, call: int) -> int:
+    return int.from_bytes(_hash(seed, row, call)[:8], "big") >> 1  # vLLM takes signed 64-bit seeds.
+
+
+def _hash(*values: int) -> bytes:
+    return hashlib.sha256(repr(values).encode()).digest()

@@ -1,0 +1,589 @@
+"use strict";
+// Draws the whole page from the JSON block. Text reaches the document through textContent only.
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const main = document.getElementById("main");
+  const tip = document.getElementById("tip");
+  const dialog = document.getElementById("provenance");
+  const SVG = "http://www.w3.org/2000/svg";
+  const order = data.policies.map((p) => p.name);
+  const title = (name) => name === "retriever" ? "Retriever" : (data.policies.find((p) => p.name === name) || { title: name }).title;
+  const colour = (name) => `var(--p${Math.max(0, order.indexOf(name)) % 8})`;
+
+  // Elements
+
+  function fill(node, attributes, children) {
+    for (const [key, value] of Object.entries(attributes || {})) {
+      if (value === null || value === undefined || value === false) continue;
+      if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+      else if (key.startsWith("--") || key === "background" || key === "fill" || key === "stroke") node.style.setProperty(key, value);
+      else node.setAttribute(key, value === true ? "" : String(value));
+    }
+    for (const child of children.flat(Infinity)) {
+      if (child === null || child === undefined || child === false) continue;
+      node.append(child instanceof Node ? child : document.createTextNode(String(child)));
+    }
+    return node;
+  }
+  const h = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
+  const s = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
+
+  function section(id, name, lead, ...children) {
+    document.getElementById("nav").append(h("a", { href: `#${id}` }, name));
+    const node = h("section", { id, "aria-labelledby": `${id}-title` }, h("h2", { id: `${id}-title` }, name), lead && h("p", { class: "lead" }, lead), children);
+    main.append(node);
+    return node;
+  }
+  function table(header, rows, attributes) {
+    return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "table" }, h("table", attributes || {},
+      h("thead", {}, h("tr", {}, header.map((text) => h("th", { scope: "col", class: text instanceof Node ? text.className : null }, text)))), h("tbody", {}, rows)));
+  }
+  const row = (cells, attributes) => h("tr", attributes || {}, cells.map((cell) => (cell instanceof Node && cell.tagName === "TD" ? cell : h("td", {}, cell))));
+  const swatch = (policy) => h("span", { class: "swatch", "--c": colour(policy) });
+
+  // Tooltip
+
+  function showTip(text, x, y) {
+    tip.textContent = text;
+    tip.hidden = false;
+    const box = tip.getBoundingClientRect();
+    const left = x + 14 + box.width > innerWidth ? x - box.width - 14 : x + 14;
+    const top = y + 16 + box.height > innerHeight ? y - box.height - 12 : y + 16;
+    tip.style.setProperty("left", `${Math.max(4, left)}px`);
+    tip.style.setProperty("top", `${Math.max(4, top)}px`);
+  }
+  const hideTip = () => { tip.hidden = true; };
+  addEventListener("scroll", hideTip, { passive: true });
+
+  // Numbers
+
+  const known = (value) => typeof value === "number" && Number.isFinite(value);
+  const percent = (value, digits = 1) => (100 * value).toFixed(digits);
+  const signed = (text) => (text.startsWith("-") ? `\u2212${text.slice(1)}` : `+${text}`);
+  function short(value) {
+    if (!known(value)) return "\u2013";
+    const size = Math.abs(value);
+    if (size >= 1e9) return `${(value / 1e9).toFixed(2)}G`;
+    if (size >= 1e6) return `${(value / 1e6).toFixed(2)}M`;
+    if (size >= 1e4) return `${(value / 1e3).toFixed(0)}k`;
+    if (size >= 1e3) return `${(value / 1e3).toFixed(1)}k`;
+    if (size >= 100 || Number.isInteger(value)) return value.toFixed(0);
+    if (size >= 1) return value.toFixed(2);
+    if (size >= 1e-3) return value.toFixed(3);
+    return value === 0 ? "0" : value.toExponential(1);
+  }
+  // An axis label: `short` without the zeros that carry nothing.
+  const brief = (value) => short(value).replace(/(\.\d*?)0+(?=$|[kMGe])/, "$1").replace(/\.(?=$|[kMGe])/, "");
+  function duration(seconds) {
+    if (!known(seconds)) return "\u2013";
+    if (seconds < 90) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+    return seconds < 5400 ? `${(seconds / 60).toFixed(1)} min` : `${(seconds / 3600).toFixed(1)} h`;
+  }
+
+  const cells = new Map(data.cells.map((c) => [c.slice(0, 6).join("\u0000"), { policy: c[0], seed: c[1], dataset: c[2], hops: c[3], mode: c[4], metric: c[5], value: c[6], low: c[7], high: c[8], count: c[9] }]));
+  function find(policy, metric, at = {}) {
+    return cells.get([policy, at.seed ?? "all", at.dataset ?? "all", at.hops ?? "all", at.mode ?? "greedy", metric].join("\u0000"));
+  }
+
+  // Provenance
+
+  const METRIC = {
+    em: "exact match", f1: "word F1", subem: "substring match", recall: "recall of gold passages", searches: "searches per question",
+    valid_action_rate: "share of valid actions", answered: "share of questions answered", failed: "share of questions that failed", generated_tokens: "generated tokens", prefill_tokens: "prefilled tokens",
+    em_minus_base: "exact match minus base", steps: "training steps", num_trajectories: "training trajectories",
+  };
+  const metricName = (metric) => METRIC[metric] || metric.replaceAll("_", " ");
+
+  function pairs(entries) {
+    return h("dl", {}, entries.filter(([, value]) => value !== null && value !== undefined && value !== "").map(([key, value]) => [h("dt", {}, key), h("dd", {}, value)]));
+  }
+  function command(text) { return h("pre", { class: "command", tabindex: 0, "aria-label": "command" }, text); }
+  function flat(value, prefix = "") {
+    if (value === null || typeof value !== "object") return [[prefix, value === null ? "null" : String(value)]];
+    if (Array.isArray(value) && value.every((item) => item === null || typeof item !== "object")) return [[prefix, value.join(", ")]];
+    return Object.entries(value).flatMap(([key, item]) => flat(item, prefix ? `${prefix}.${key}` : key));
+  }
+  function stageFacts(stage) {
+    const found = stage.ledger || {};
+    return pairs([
+      ["stage", h("code", {}, stage.stage)],
+      ["git commit", found.git_commit ? h("code", {}, found.git_commit.slice(0, 12), found.git_dirty ? " (with local changes)" : "") : "not recorded on this machine"],
+      ["MLflow run", found.mlflow_run_id && h("code", {}, found.mlflow_run_id)],
+      ["took", known(found.seconds) ? duration(found.seconds) : null],
+      ["ended", found.ended],
+      ["peak memory", known(found.peak_rss_mb) ? `${found.peak_rss_mb.toFixed(0)} MB` : null],
+    ]);
+  }
+  function openDialog(name, ...body) {
+    dialog.replaceChildren();
+    fill(dialog, {}, [h("header", {}, h("h2", { id: "provenance-title" }, name), h("button", { onclick: () => dialog.close(), "aria-label": "Close" }, "Close")), body]);
+    dialog.showModal();
+    dialog.scrollTop = 0;
+  }
+  dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+
+  function showProvenance(cell) {
+    const seeds = cell.seed === "all" ? data.seeds.map(String) : [cell.seed];
+    const sources = seeds.map((seed) => [seed, data.provenance[`${cell.policy}-${seed}`]]).filter(([, found]) => found);
+    const value = [known(cell.value) ? cell.value.toFixed(6) : "", known(cell.low) ? ` [${cell.low.toFixed(6)}, ${cell.high.toFixed(6)}]` : ""].join("");
+    const part = [cell.dataset === "all" ? "all datasets" : cell.dataset, cell.hops === "all" ? "all hop counts" : `${cell.hops} hops`].join(", ");
+    const first = sources.length ? sources[0][1] : null;
+    const shared = cell.policy === "retriever" ? data.data_stages : [];
+    openDialog(`${title(cell.policy)}: ${metricName(cell.metric)}`,
+      pairs([["value", h("strong", {}, value)], ["questions", cell.count], ["part", part], ["mode", cell.mode], ["seeds", first && seeds.join(", ")], ["data", h("code", {}, Object.values(data.provenance)[0].data_sha256)]]),
+      shared.map((stage) => [stageFacts(stage), command(stage.command)]),
+      sources.map(([seed, found]) => [
+        h("h3", {}, `Seed ${seed}`),
+        pairs([["policy", h("code", {}, found.policy_sha256)]]),
+        found.stages.map((stage) => stageFacts(stage)),
+        command(found.stages[cell.mode === "training" ? 1 : 0].command),
+        cell.seed === "all" && known(cell.value) && cells.has([cell.policy, seed, cell.dataset, cell.hops, cell.mode, cell.metric].join("\u0000"))
+          ? h("p", { class: "note" }, `This seed alone: ${find(cell.policy, cell.metric, { ...cell, seed }).value.toFixed(6)}`) : null,
+      ]),
+      first && h("details", {}, h("summary", {}, "Settings used"), pairs(flat({ evaluation: first.settings, ...(first.training_settings ? { training: first.training_settings } : {}) }))));
+  }
+  // A number that opens its provenance; `text` decides how it reads.
+  function number(cell, text, range) {
+    if (!cell) return h("td", {}, "\u2013");
+    const label = `${title(cell.policy)}, ${metricName(cell.metric)}: ${text}. Show where it comes from`;
+    return h("td", {}, h("button", { class: "cell", "aria-label": label, onclick: () => showProvenance(cell) }, text, range && h("span", { class: "range" }, range)));
+  }
+  const share = (cell) => cell && number(cell, percent(cell.value), known(cell.low) ? `${percent(cell.low)} \u2013 ${percent(cell.high)}` : null);
+  const plain = (cell, digits) => cell && number(cell, cell.value.toFixed(digits));
+  function difference(cell) {
+    if (!cell) return h("td", {}, "\u2013");
+    const node = number(cell, signed(percent(cell.value)), `${signed(percent(cell.low))} \u2013 ${signed(percent(cell.high))}`);
+    node.firstChild.classList.add(cell.low > 0 ? "up" : cell.high < 0 ? "down" : "same");
+    return node;
+  }
+
+  // Interval bars
+
+  function intervalBar(cell, seeds, width = 170) {
+    const x = (value) => 4 + (width - 8) * Math.min(1, Math.max(0, value));
+    const label = `${title(cell.policy)} ${metricName(cell.metric)} ${percent(cell.value)} percent, interval ${percent(cell.low)} to ${percent(cell.high)}`;
+    return s("svg", { viewBox: `0 0 ${width} 26`, width, height: 26, role: "img", "aria-label": label },
+      [0, 0.25, 0.5, 0.75, 1].map((tick) => s("line", { class: "gridline", x1: x(tick), x2: x(tick), y1: 0, y2: 26 })),
+      s("rect", { x: x(0), width: x(cell.value) - x(0), y: 9, height: 8, rx: 2, fill: colour(cell.policy), opacity: 0.22 }),
+      s("path", { d: `M${x(cell.low)} 13H${x(cell.high)}M${x(cell.low)} 8.5v9M${x(cell.high)} 8.5v9`, stroke: colour(cell.policy), "stroke-width": 1.8, fill: "none" }),
+      s("circle", { cx: x(cell.value), cy: 13, r: 3.6, fill: colour(cell.policy), class: "dot" }),
+      seeds.map((seed) => s("path", { d: `M${x(seed.value)} 20v5`, stroke: colour(cell.policy), "stroke-width": 1.6 }, s("title", {}, `seed ${seed.seed}: ${percent(seed.value)}`))));
+  }
+
+  function results() {
+    const scored = order.map((policy) => find(policy, "em")).filter(Boolean);
+    const best = scored.filter((cell) => cell.policy !== order[0]).sort((a, b) => b.value - a.value)[0] || scored[0];
+    const gain = find(best.policy, "em_minus_base");
+    const change = !gain ? "" : gain.low > 0 ? `, ${percent(gain.value)} points more than the policy it started from`
+      : gain.high < 0 ? `, ${percent(-gain.value)} points fewer than the policy it started from` : ", not measurably different from the policy it started from";
+    main.append(h("h1", {}, `${title(best.policy)} answers ${percent(best.value)}% of ${best.count.toLocaleString("en")} held-out questions exactly${change}.`));
+    const facts = { ...data.facts, questions: data.num_questions.toLocaleString("en"), seeds: data.seeds.join(", ") };
+    const commits = [...new Set(Object.values(data.provenance).flatMap((p) => p.stages.map((stage) => stage.ledger && stage.ledger.git_commit)).filter(Boolean))];
+    if (commits.length) facts.commit = commits.map((commit) => commit.slice(0, 8)).join(", ");
+    main.append(h("ul", { class: "facts" }, Object.entries(facts).map(([key, value]) => h("li", {}, h("b", {}, key), value))));
+
+    const header = ["policy", h("span", { class: "left" }, "exact match, 0 to 100%"), "EM %", "EM \u2212 base", "F1 %", "subEM %", "sampled EM %", "searches", "valid %", "gold %", "tokens"];
+    const body = h("tbody");
+    function draw(withSeeds) {
+      body.replaceChildren();
+      for (const policy of order) {
+        for (const seed of ["all", ...(withSeeds ? data.seeds.map(String) : [])]) {
+          const get = (metric, mode) => find(policy, metric, { seed, mode });
+          const em = get("em");
+          if (!em) continue;
+          const dots = seed === "all" ? data.seeds.map((one) => find(policy, "em", { seed: String(one) })).filter(Boolean) : [];
+          body.append(row([
+            seed === "all" ? [swatch(policy), title(policy)] : `seed ${seed}`,
+            h("td", { class: "left" }, intervalBar(em, dots)), share(em), difference(get("em_minus_base")), share(get("f1")), share(get("subem")), share(get("em", "sampled")),
+            plain(get("searches"), 2), get("valid_action_rate") && number(get("valid_action_rate"), percent(get("valid_action_rate").value)),
+            get("recall") && number(get("recall"), percent(get("recall").value)), plain(get("generated_tokens"), 0),
+          ].map((cell) => cell || h("td", {}, "\u2013")), { class: seed === "all" ? "" : "seedrow" }));
+        }
+      }
+    }
+    draw(false);
+    const toggle = h("label", { class: "check" }, h("input", { type: "checkbox", onchange: (event) => draw(event.target.checked) }), "show each seed");
+    const whole = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Result table" }, h("table", { class: "tight" }, h("thead", {}, h("tr", {}, header.map((text) => h("th", { scope: "col" }, text)))), body));
+    whole.querySelectorAll("th")[1].classList.add("left");
+    section("results", "Results", null, h("div", { class: "card" }, whole, h("div", { class: "bar" }, h("p", { class: "note" },
+      "Greedy play. Second line: 95% bootstrap interval over questions, seeds averaged inside a question; ticks below a bar are single seeds. Differences to base are paired on seed and question. Valid: share of actions that could be executed. Gold: share of gold passages found. Select a number to see where it comes from."), h("span", { class: "space" }), toggle)));
+    const failed = order.map((policy) => find(policy, "failed")).filter((cell) => cell && cell.value > 0);
+    if (failed.length) main.lastChild.append(h("p", { class: "note down" }, `Failed searches: ${failed.map((cell) => `${title(cell.policy)} ${percent(cell.value, 2)}% of questions`).join(", ")}.`));
+  }
+
+  // Breakdown by hops or dataset
+
+  function breakdown(key, values, name, lead, label) {
+    const width = narrow() ? 340 : 560, rowHeight = Math.max(34, 13 * order.length + 16), left = narrow() ? 82 : 110, right = 16, top = 8, height = top + rowHeight * values.length + 26;
+    const x = (value) => left + (width - left - right) * value;
+    const marks = values.map((value, i) => {
+      const y = top + i * rowHeight;
+      const counted = find(order[0], "em", { [key]: value });
+      return [
+        i > 0 && s("line", { class: "gridline", x1: 0, x2: width, y1: y, y2: y }),
+        s("text", { x: 0, y: y + rowHeight / 2 - 2, "font-weight": 600 }, label(value)), s("text", { x: 0, y: y + rowHeight / 2 + 12 }, counted ? `${counted.count} questions` : ""),
+        order.map((policy, j) => {
+          const cell = find(policy, "em", { [key]: value });
+          if (!cell) return null;
+          const cy = y + 14 + 13 * j;
+          const hover = (event) => showTip(`${title(policy)}, ${label(value)}\nEM ${percent(cell.value)}%  [${percent(cell.low)}, ${percent(cell.high)}]\n${cell.count} questions`, event.clientX, event.clientY);
+          return s("g", { onpointermove: hover, onpointerleave: hideTip },
+            s("rect", { x: left, width: width - left - right, y: cy - 6.5, height: 13, fill: "transparent" }),
+            s("line", { x1: x(cell.low), x2: x(cell.high), y1: cy, y2: cy, stroke: colour(policy), "stroke-width": 3, "stroke-linecap": "round", opacity: 0.55 }),
+            s("circle", { cx: x(cell.value), cy, r: 4.6, fill: colour(policy), class: "dot" }));
+        }),
+      ];
+    });
+    const base = top + rowHeight * values.length;
+    const axis = [0, 0.25, 0.5, 0.75, 1].map((tick) => [s("line", { class: "gridline", x1: x(tick), x2: x(tick), y1: top, y2: base }), s("text", { x: x(tick), y: base + 16, "text-anchor": "middle" }, `${100 * tick}%`)]);
+    const plot = s("svg", { class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Exact match by ${name}, with intervals; the same numbers are in the table` }, axis, marks);
+    const rows = values.map((value) => row([label(value), String((find(order[0], "em", { [key]: value }) || {}).count ?? ""), ...order.map((policy) => share(find(policy, "em", { [key]: value })) || "\u2013")]));
+    section(key, name, lead, h("div", { class: "grid two" }, h("div", { class: "card" }, legend(order), plot), h("div", { class: "card" }, table([key, "questions", ...order.map(title)], rows))));
+  }
+  const legend = (policies, extra) => h("div", { class: "legend" }, policies.map((policy) => h("span", {}, swatch(policy), title(policy))), extra);
+
+  // Line charts
+
+  // Drawn narrower on a phone, so that the labels stay readable.
+  function narrow() { return innerWidth < 600; }
+
+  function ticks(low, high, count = 4) {
+    const span = high - low || 1, raw = span / count, power = 10 ** Math.floor(Math.log10(raw));
+    const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((candidate) => candidate >= raw);
+    const found = [];
+    for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * span; i++) found.push(i * step);
+    return found;
+  }
+  function smoothed(points, window) {
+    if (window < 2) return points;
+    return points.map(([x], i) => {
+      const near = points.slice(Math.max(0, i - window), i + window + 1);
+      return [x, near.reduce((sum, p) => sum + p[1], 0) / near.length];
+    });
+  }
+  // One line a seed and their mean, for each policy. x is a column of the metrics.
+  function seriesOf(policies, metric, xColumn, window) {
+    return policies.map((policy) => {
+      const seeds = Object.entries(data.curves[policy] || {}).map(([seed, curve]) => {
+        const xs = curve[xColumn] || curve.step, ys = curve[metric] || [];
+        return { seed, steps: curve.step, points: smoothed(xs.map((x, i) => [x, ys[i], curve.step[i]]).filter((p) => known(p[0]) && known(p[1])), window) };
+      }).filter((one) => one.points.length);
+      const at = new Map();
+      for (const one of seeds) {
+        const curve = data.curves[policy][one.seed];
+        curve.step.forEach((step, i) => {
+          const x = (curve[xColumn] || curve.step)[i], y = (curve[metric] || [])[i];
+          if (!known(x) || !known(y)) return;
+          if (!at.has(step)) at.set(step, []);
+          at.get(step).push([x, y]);
+        });
+      }
+      const mean = [...at].filter(([, found]) => found.length === seeds.length).sort((a, b) => a[0] - b[0])
+        .map(([, found]) => [0, 1].map((axis) => found.reduce((sum, point) => sum + point[axis], 0) / found.length));
+      return { policy, seeds, mean: smoothed(mean, window) };
+    }).filter((one) => one.seeds.length);
+  }
+  function chart({ series, dots = [], width = narrow() ? 330 : 480, height = narrow() ? 220 : 250, zero = false, cap = null, xName, format = short, label }) {
+    const left = 44, right = 14, top = 10, bottom = xName ? 36 : 22;
+    const all = [...series.flatMap((one) => one.seeds.flatMap((seed) => seed.points)), ...dots.flatMap((one) => one.points)];
+    if (!all.length) return h("p", { class: "empty" }, "Nothing recorded.");
+    const xs = all.map((p) => p[0]), ys = all.map((p) => p[1]);
+    const [x0, x1] = [Math.min(...xs), Math.max(...xs)];
+    let [y0, y1] = [Math.min(...ys), Math.max(...ys)];
+    if (zero) y0 = Math.min(0, y0);
+    if (y1 - y0 < 1e-12) { y1 += Math.abs(y1) * 0.1 || 1; y0 -= zero ? 0 : Math.abs(y0) * 0.1; }
+    y1 += (y1 - y0) * 0.06;
+    if (cap !== null && y1 > cap && Math.max(...ys) <= cap) y1 = cap;
+    const px = (x) => left + (width - left - right) * (x1 > x0 ? (x - x0) / (x1 - x0) : 0.5);
+    const py = (y) => top + (height - top - bottom) * (1 - (y - y0) / (y1 - y0));
+    const path = (points) => points.map((p, i) => `${i ? "L" : "M"}${px(p[0]).toFixed(1)} ${py(p[1]).toFixed(1)}`).join("");
+    const cross = s("line", { class: "cross", y1: top, y2: height - bottom, visibility: "hidden" });
+    const node = s("svg", { class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
+      ticks(y0, y1).map((tick) => [s("line", { class: "gridline", x1: left, x2: width - right, y1: py(tick), y2: py(tick) }), s("text", { x: left - 6, y: py(tick) + 4, "text-anchor": "end" }, brief(tick))]),
+      ticks(x0, x1, width > 400 ? 5 : 4).map((tick) => s("text", { x: px(tick), y: height - bottom + 16, "text-anchor": "middle" }, brief(tick))),
+      s("line", { class: "axis", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom }),
+      xName && s("text", { x: (left + width - right) / 2, y: height - 3, "text-anchor": "middle" }, xName),
+      series.map((one) => one.seeds.length > 1 && one.seeds.map((seed) => s("path", { class: "seed", d: path(seed.points), stroke: colour(one.policy) }))),
+      series.map((one) => s("path", { class: "mean", d: path(one.mean.length ? one.mean : one.seeds[0].points), stroke: colour(one.policy) })),
+      dots.map((one) => one.points.map((p) => s("circle", { cx: px(p[0]), cy: py(p[1]), r: 3.4, class: "dot", fill: colour(one.policy) }))), cross);
+    const nearest = (points, x) => points.reduce((found, p) => (!found || Math.abs(p[0] - x) < Math.abs(found[0] - x) ? p : found), null);
+    node.addEventListener("pointermove", (event) => {
+      const box = node.getBoundingClientRect();
+      const x = x0 + ((((event.clientX - box.left) / box.width) * width - left) / (width - left - right)) * (x1 - x0);
+      if (x < x0 - (x1 - x0) * 0.02 || x > x1 + (x1 - x0) * 0.02) { hideTip(); cross.setAttribute("visibility", "hidden"); return; }
+      cross.setAttribute("x1", px(x)); cross.setAttribute("x2", px(x)); cross.setAttribute("visibility", "visible");
+      const lines = series.map((one) => {
+        const mean = nearest(one.mean.length ? one.mean : one.seeds[0].points, x);
+        const each = one.seeds.length > 1 ? `  (${one.seeds.map((seed) => format(nearest(seed.points, x)[1])).join(", ")})` : "";
+        return `${title(one.policy)}  ${format(mean[1])}${each}`;
+      });
+      dots.forEach((one) => { const near = nearest(one.points, x); if (near) lines.push(`${title(one.policy)} validation  ${format(near[1])}  at ${short(near[0])}`); });
+      showTip([`${xName || "step"} ${short(x)}`, ...lines].join("\n"), event.clientX, event.clientY);
+    });
+    node.addEventListener("pointerleave", () => { hideTip(); cross.setAttribute("visibility", "hidden"); });
+    return node;
+  }
+  function validationDots(policies, xColumn) {
+    return seriesOf(policies, "validation_em", xColumn, 0).map((one) => ({ policy: one.policy, points: one.seeds.flatMap((seed) => seed.points) }));
+  }
+
+  const trained = order.filter((policy) => policy !== "base" && Object.keys(data.curves[policy] || {}).length);
+  const has = (policies, metric) => policies.some((policy) => Object.values(data.curves[policy] || {}).some((curve) => (curve[metric] || []).some(known)));
+
+  function segmented(options, chosen, onchange, label) {
+    const buttons = options.map(([value, text]) => h("button", { "aria-pressed": String(value === chosen), onclick: () => {
+      buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(options[i][0] === value)));
+      onchange(value);
+    } }, text));
+    return h("div", { class: "segmented", role: "group", "aria-label": label }, buttons);
+  }
+
+  function learning() {
+    const state = { x: "generated_tokens_total", window: 0 };
+    const panels = h("div", { class: "grid two" });
+    function draw() {
+      const xName = state.x === "step" ? "optimizer steps" : "generated tokens";
+      const make = (name, metric, dots) => h("div", { class: "card" }, h("h3", {}, name), chart({ series: seriesOf(trained, metric, state.x, state.window), dots, zero: true, cap: 1, xName, label: `${name} against ${xName}`, format: (v) => v.toFixed(2) }));
+      panels.replaceChildren(make("Mean reward of the rollouts", "reward_mean", []), make("Exact match: rollouts (lines) and validation (dots)", "em_mean", validationDots(trained, state.x)));
+    }
+    draw();
+    section("learning", "Learning curves", "Thin lines are seeds, the thick line is their mean. Dots are greedy play on held-back validation questions.",
+      h("div", { class: "bar" }, legend(trained), h("span", { class: "space" }),
+        h("label", { class: "check" }, h("input", { type: "checkbox", onchange: (event) => { state.window = event.target.checked ? 3 : 0; draw(); } }), "smooth over 7 points"),
+        segmented([["generated_tokens_total", "by generated tokens"], ["step", "by steps"]], state.x, (x) => { state.x = x; draw(); }, "Horizontal axis")),
+      panels);
+  }
+
+  const HEALTH = [
+    ["entropy", "Entropy", "nats a token"], ["kl", "KL to the start policy", "nats a token"], ["share_with_signal", "Groups with a signal", "share with both outcomes"], ["num_searches", "Searches", "per trajectory"],
+    ["clip_fraction", "Clip fraction", "share of tokens"], ["grad_norm", "Gradient norm", "before clipping"], ["logprob_gap_mean", "Logprob gap, mean", "generator against trainer"], ["logprob_gap_max", "Logprob gap, largest", "generator against trainer"],
+    ["ratio_mean", "Importance ratio", "mean"], ["loss", "Policy loss", ""], ["value_loss", "Value loss", "PPO"], ["valid_action_rate", "Valid actions", "share"],
+    ["response_tokens", "Response length", "tokens"], ["truncated_rate", "Cut off", "share"], ["failed", "Failed trajectories", "count"],
+  ];
+  function health() {
+    const panels = HEALTH.filter(([metric]) => has(trained, metric)).map(([metric, name, unit]) => h("div", { class: "card" }, h("h3", {}, name, unit && h("span", { class: "range" }, unit)),
+      chart({ series: seriesOf(trained, metric, "step", 0), width: 280, height: 150, zero: !["ratio_mean", "loss"].includes(metric), label: `${name} against steps` })));
+    const start = Object.values(data.curves.base || {})[0];
+    const names = start ? Object.keys(start).filter((name) => name !== "step" && has(["base"], name)) : [];
+    section("health", "Training health", "Against optimizer steps. A healthy run keeps entropy above zero, KL bounded, groups with a signal, and a logprob gap near zero.", legend(trained), h("div", { class: "grid many" }, panels),
+      names.length > 0 && h("details", {}, h("summary", {}, "How the base policy was made"), h("div", { class: "grid many" }, names.map((name) => h("div", { class: "card" }, h("h3", {}, name.replaceAll("_", " ")),
+        chart({ series: seriesOf(["base"], name, "step", 0), width: 280, height: 150, zero: true, label: `base policy: ${name} against steps` }))))));
+  }
+
+  // Trajectory viewer
+
+  const TAGS = ["think", "search", "answer", "information", "evidence", "original_evidence", "tool_call"];
+  // Split the policy's tokens into blocks by tag pair; a token belongs to the block in which it starts.
+  function blocksOf(turn) {
+    const text = turn.tokens.join("");
+    const spans = [];
+    const pattern = new RegExp(`<(${TAGS.join("|")})>[\\s\\S]*?(?:</\\1>|$)`, "g");
+    for (let match = pattern.exec(text); match; match = pattern.exec(text)) spans.push([match.index, match.index + match[0].length, match[1]]);
+    const blocks = [];
+    let offset = 0;
+    turn.tokens.forEach((token, i) => {
+      const span = spans.find(([start, end]) => offset >= start && offset < end);
+      const kind = span ? span[2] : "other", key = span ? span[0] : -1;
+      const last = blocks[blocks.length - 1];
+      if (last && last.key === key) last.tokens.push(i);
+      else if (kind === "other" && !token.trim() && last) last.tokens.push(i);
+      else blocks.push({ kind, key, tokens: [i] });
+      offset += token.length;
+    });
+    return blocks;
+  }
+  const BLOCK_NAME = { think: "think", search: "search", answer: "answer", other: "outside any tag", information: "written by the policy, not retrieved" };
+
+  function viewer() {
+    const rows = data.trajectories;
+    if (!rows.length) return;
+    const modes = [...new Set(rows.map((t) => t.mode))];
+    const hops = [...new Set(rows.map((t) => t.hops))].sort((a, b) => a - b);
+    const best = order.filter((policy) => find(policy, "em")).sort((a, b) => find(b, "em").value - find(a, "em").value)[0] || order[0];
+    const state = { policy: rows.some((t) => t.policy === best) ? best : "", seed: "", mode: modes.includes("greedy") ? "greedy" : modes[0], outcome: "", hops: hops.length ? String(hops[hops.length - 1]) : "", shade: "auto", at: 0 };
+    const selects = {};
+    const play = h("div", { class: "play", "aria-live": "polite" });
+    const count = h("span", { class: "count" });
+    const back = h("button", { "aria-label": "Previous question", onclick: () => move(-1) }, "\u2190 Previous");
+    const next = h("button", { "aria-label": "Next question", onclick: () => move(1) }, "Next \u2192");
+
+    const matches = () => rows.filter((t) => (!state.policy || t.policy === state.policy) && (state.seed === "" || String(t.seed) === state.seed) && (!state.mode || t.mode === state.mode)
+      && (!state.outcome || (state.outcome === "right") === t.outcome > 0) && (!state.hops || String(t.hops) === state.hops));
+    function choose(key, name, options) {
+      selects[key] = h("select", { onchange: (event) => { state[key] = event.target.value; state.at = 0; draw(); } }, options.map(([value, text]) => h("option", { value }, text)));
+      selects[key].value = state[key];
+      return h("label", { class: "field" }, name, selects[key]);
+    }
+    function move(by) {
+      const total = matches().length;
+      const to = Math.min(total - 1, Math.max(0, state.at + by));
+      if (to !== state.at) { state.at = to; draw(); }
+    }
+    function jump(target) {
+      Object.assign(state, { policy: target.policy, seed: String(target.seed), mode: target.mode, outcome: "", hops: String(target.hops) });
+      for (const key of Object.keys(selects)) selects[key].value = state[key];
+      state.at = Math.max(0, matches().indexOf(target));
+      draw();
+    }
+    function draw() {
+      const found = matches();
+      count.textContent = found.length ? `${state.at + 1} of ${found.length}` : "none";
+      back.disabled = state.at <= 0; next.disabled = state.at >= found.length - 1;
+      hideTip();
+      play.replaceChildren(found.length ? trajectory(found[state.at]) : h("p", { class: "empty" }, "No embedded trajectory matches. Widen a filter: the page holds a sample of each run."));
+    }
+    function shadeOf(t) {
+      const trainedTurn = t.turns.some((turn) => turn.advantages);
+      return state.shade === "auto" ? (trainedTurn ? "advantage" : "none") : state.shade;
+    }
+    function tokens(turn, indices, t, scale) {
+      const shade = shadeOf(t);
+      const box = h("div", { class: "tokens" });
+      let tag = false;
+      for (const i of indices) {
+        const token = turn.tokens[i];
+        const advantage = turn.advantages && turn.advantages[i], logprob = turn.logprobs && turn.logprobs[i];
+        let background = null;
+        if (shade === "advantage" && known(advantage) && scale > 0) background = `rgba(var(--${advantage >= 0 ? "plus" : "minus"}), ${(0.72 * Math.min(1, Math.abs(advantage) / scale)).toFixed(3)})`;
+        if (shade === "surprise" && known(logprob)) background = `rgba(var(--minus), ${(0.72 * Math.min(1, -logprob / 4)).toFixed(3)})`;
+        tag = /^\s*<\/?\w+>\s*$/.test(token);
+        const span = h("span", { class: tag ? "tag" : null, background, "data-i": i }, token);
+        box.append(span);
+      }
+      box.addEventListener("pointermove", (event) => {
+        const i = event.target.getAttribute && event.target.getAttribute("data-i");
+        if (i === null || i === undefined) { hideTip(); return; }
+        const advantage = turn.advantages && turn.advantages[i], logprob = turn.logprobs && turn.logprobs[i];
+        showTip([`token ${JSON.stringify(turn.tokens[i])}`, known(advantage) ? `advantage ${advantage.toFixed(4)}` : null, known(logprob) ? `logprob ${logprob.toFixed(4)}  (p = ${Math.exp(logprob).toFixed(3)})` : null].filter(Boolean).join("\n"), event.clientX, event.clientY);
+      });
+      box.addEventListener("pointerleave", hideTip);
+      return box;
+    }
+    function retrieved(turn) {
+      if (turn.hits.length) {
+        return h("div", { class: "block information" }, h("h4", {}, "information"), turn.hits.map((hit) => h("div", { class: "doc" }, hit.gold && h("span", { class: "gold" }, "gold"), h("b", {}, hit.title),
+          h("span", { class: "meta" }, `${hit.id}, score ${short(hit.score)}`), h("p", {}, hit.text))));
+      }
+      return turn.observation.trim() ? h("div", { class: `block ${turn.kind === "invalid" ? "invalid" : "information"}` }, h("h4", {}, "environment"), h("p", { class: "plain" }, turn.observation.trim())) : null;
+    }
+    function trajectory(t) {
+      const scale = Math.max(0, ...t.turns.flatMap((turn) => (turn.advantages || []).filter(known).map(Math.abs)));
+      const right = t.outcome > 0;
+      const goldIds = new Set(t.gold), seen = new Set(t.turns.flatMap((turn) => turn.hits.map((hit) => hit.id)).filter((id) => goldIds.has(id)));
+      const shade = shadeOf(t);
+      const turns = t.turns.map((turn, k) => {
+        const advantages = (turn.advantages || []).filter(known);
+        return h("div", { class: "turn" },
+          h("aside", {}, h("strong", {}, `Turn ${k + 1}`), h("div", {}, turn.kind), h("div", { class: turn.reward > 0 ? "up" : turn.reward < 0 ? "down" : "" }, `reward ${short(turn.reward)}`),
+            advantages.length > 0 && h("div", {}, `adv. ${signed((advantages.reduce((a, b) => a + b, 0) / advantages.length).toFixed(2))}`), h("div", {}, `${turn.tokens.length} tokens`)),
+          h("div", {}, blocksOf(turn).map((block) => h("div", { class: `block ${["think", "search", "answer"].includes(block.kind) ? block.kind : "other"}` }, h("h4", {}, BLOCK_NAME[block.kind] || block.kind), tokens(turn, block.tokens, t, scale))), retrieved(turn)));
+      });
+      const siblings = rows.filter((other) => other !== t && other.question_id === t.question_id).slice(0, 12);
+      return h("article", {},
+        h("p", { class: "question" }, t.question),
+        h("div", { class: "verdict" },
+          h("span", { class: `pill ${right ? "good" : "bad"}` }, `${right ? "\u2713" : "\u2717"} outcome ${short(t.outcome)}`),
+          h("span", { class: "pill" }, `said: ${t.answer === null ? "nothing" : t.answer}`), h("span", { class: "pill" }, `expected: ${t.answers.slice(0, 3).join(" / ")}`),
+          goldIds.size > 0 && h("span", { class: "pill" }, `found ${seen.size} of ${goldIds.size} gold passages`), t.status !== "answered" && h("span", { class: "pill bad" }, t.status),
+          h("span", { class: "range" }, [title(t.policy), `seed ${t.seed}`, t.step !== null ? `step ${t.step}` : t.mode, t.dataset, `${t.hops} ${t.hops === 1 ? "hop" : "hops"}`, t.question_id].join(" \u00b7 "))),
+        shade === "advantage" && scale > 0 && h("div", { class: "scale" }, `advantage ${signed((-scale).toFixed(2))}`, h("i", { class: "advantage" }), signed(scale.toFixed(2))),
+        shade === "surprise" && h("div", { class: "scale" }, "certain", h("i", { class: "surprise" }), "surprising (p < 0.02)"),
+        h("details", {}, h("summary", {}, "Prompt"), h("div", { class: "block prompt" }, h("p", { class: "plain" }, t.prompt))), turns,
+        siblings.length > 0 && h("div", { class: "siblings" }, "Same question:", siblings.map((other) => h("button", { onclick: () => jump(other) }, swatch(other.policy),
+          `${title(other.policy)}, seed ${other.seed}, ${other.step !== null ? `step ${other.step}` : other.mode} ${other.outcome > 0 ? "\u2713" : "\u2717"}`))));
+    }
+
+    state.at = Math.max(0, matches().findIndex((t) => t.outcome > 0));
+    const policies = order.filter((policy) => rows.some((t) => t.policy === policy));
+    const node = section("trajectories", "Trajectories", "Read what a policy wrote, turn by turn, and what the search engine answered. Arrow keys step through the questions; choose mode \u201ctraining\u201d to see each token's advantage as colour.",
+      h("div", { class: "card viewer", tabindex: -1 }, h("div", { class: "controls" },
+        choose("policy", "Policy", [["", "all"], ...policies.map((policy) => [policy, title(policy)])]), choose("seed", "Seed", [["", "all"], ...data.seeds.map((seed) => [String(seed), String(seed)])]),
+        choose("mode", "Mode", [["", "all"], ...modes.map((mode) => [mode, mode])]), choose("outcome", "Outcome", [["", "all"], ["right", "right"], ["wrong", "wrong"]]),
+        choose("hops", "Hops", [["", "all"], ...hops.map((hop) => [String(hop), String(hop)])]), choose("shade", "Colour", [["auto", "auto"], ["none", "none"], ["advantage", "advantage"], ["surprise", "surprise"]]),
+        h("div", { class: "stepper" }, back, count, next)), play));
+    document.addEventListener("keydown", (event) => {
+      if (event.altKey || event.ctrlKey || event.metaKey || dialog.open || !["ArrowLeft", "ArrowRight"].includes(event.key)) return;
+      if (event.target.closest && event.target.closest("input, select, textarea, .scroll")) return;
+      const box = node.getBoundingClientRect();
+      if (box.top > innerHeight * 0.8 || box.bottom < innerHeight * 0.2) return;
+      event.preventDefault();
+      move(event.key === "ArrowRight" ? 1 : -1);
+    });
+    draw();
+  }
+
+  // Cost, data, provenance
+
+  function cost() {
+    const rows = data.costs.map((c) => row([[swatch(c.policy), title(c.policy)], duration(c.seconds), ...["steps", "num_trajectories", "generated_tokens", "prefill_tokens", "searches"].map((name) => { const cell = find(c.policy, name, { mode: "training" }); return cell ? number(cell, short(cell.value)) : "\u2013"; }), duration(c.evaluate_seconds)]));
+    section("cost", "Cost", "Means over seeds. Seconds were measured where this page was made and are left out where a stage's result came from a cache.",
+      h("div", { class: "card" }, table(["policy", "making it", "steps", "trajectories", "generated tokens", "prefilled tokens", "searches", "evaluating it"], rows)));
+  }
+  function looksFine(value) { return value === true ? h("span", { class: "up" }, "\u2713 passed") : value === false ? h("span", { class: "down" }, "\u2717 failed") : null; }
+  function validation() {
+    const suites = Object.entries(data.validation || {});
+    if (!suites.length || !suites.every(([, suite]) => suite && Array.isArray(suite.expectations))) return document_(data.validation);
+    const rows = suites.map(([name, suite]) => {
+      const good = suite.expectations.filter((one) => one.success).length, total = suite.expectations.length;
+      return row([name, Number(suite.rows).toLocaleString("en"), h("span", { class: good === total ? "up" : "down" }, `${good === total ? "\u2713" : "\u2717"} ${good} of ${total} hold`)]);
+    });
+    const details = suites.map(([name, suite]) => h("details", {}, h("summary", {}, `Rules for ${name}`), h("ul", { class: "rules" }, suite.expectations.map((one) =>
+      h("li", { class: one.success ? null : "down" }, `${one.success ? "\u2713" : "\u2717"} `, h("b", {}, String(one.column ?? "")), " ", String(one.meaning || one.expectation))))));
+    return h("div", {}, table(["file", "rows", "expectations"], rows), details);
+  }
+  // A document of unknown shape: lists of objects as tables, the rest as pairs.
+  function document_(value) {
+    if (value === null || typeof value !== "object") return h("p", {}, String(value));
+    const simple = [], parts = [];
+    for (const [key, item] of Object.entries(value)) {
+      if (Array.isArray(item) && item.length && item.every((one) => one && typeof one === "object" && !Array.isArray(one))) {
+        const worded = (name) => (typeof item[0][name] === "string" ? 0 : 1);
+        const columns = [...new Set(item.flatMap((one) => Object.keys(one)))].sort((a, b) => worded(a) - worded(b)).slice(0, 8);
+        const text = (one) => (one === undefined || one === null ? "" : typeof one === "object" ? JSON.stringify(one) : String(one));
+        parts.push(h("h3", {}, key.replaceAll("_", " ")), table(columns.map((column) => column.replaceAll("_", " ")), item.slice(0, 60).map((one) => row(columns.map((column) => looksFine(one[column]) || text(one[column])))), { class: "wrap" }));
+      } else simple.push(...flat(item, key).map(([name, text]) => [name, text.length > 300 ? `${text.slice(0, 300)}\u2026` : text]).map(([name, one]) => [name.replaceAll("_", " "), one === "true" && /success|valid|passed/.test(name) ? looksFine(true) : one]));
+    }
+    return h("div", {}, simple.length > 0 && pairs(simple.slice(0, 80)), parts);
+  }
+  function dataSection() {
+    const names = data.recall_metrics;
+    const recall = Object.entries(data.recall).map(([dataset, r]) => row([dataset, r.num_questions, ...names.map((name) => { const cell = find("retriever", name, { dataset, mode: "search" }); return cell ? number(cell, percent(cell.value)) : "\u2013"; })]));
+    section("data", "Data and retrieval", null, h("div", { class: "grid" },
+      h("div", { class: "card" }, h("h3", {}, "The retriever alone, %"), table(["dataset", "questions", ...names], recall), h("p", { class: "note" }, "The question itself is the query. recall@k: share of the gold passages among the first k, over questions whose gold passages are all known; all_gold: all of them found; answer: a passage holds an answer.")),
+      h("div", { class: "card" }, h("h3", {}, "Validation: what the data must fulfil"), validation())),
+    h("details", {}, h("summary", {}, "Data manifest"), h("div", { class: "card" }, document_(data.manifest))));
+  }
+  function provenance() {
+    const rows = [];
+    const hash = (text) => h("code", { title: text }, text ? text.slice(0, 12) : "\u2013");
+    const cellsOf = (stage) => { const l = stage.ledger || {}; return [l.git_commit ? h("span", {}, hash(l.git_commit), l.git_dirty ? " *" : "") : "\u2013", l.mlflow_run_id ? hash(l.mlflow_run_id) : "\u2013", duration(l.seconds)]; };
+    for (const stage of data.data_stages) rows.push(row([h("code", {}, stage.stage), "", "", ...cellsOf(stage), h("td", { class: "left" }, h("code", {}, stage.command))]));
+    const first = new Set();
+    for (const policy of order) {
+      for (const seed of data.seeds) {
+        const found = data.provenance[`${policy}-${seed}`];
+        if (!found) continue;
+        for (const stage of [...found.stages].reverse()) {
+          if (first.has(stage.stage)) continue;
+          first.add(stage.stage);
+          rows.push(row([h("code", {}, stage.stage), hash(found.data_sha256), hash(found.policy_sha256), ...cellsOf(stage), h("td", { class: "left" }, h("code", {}, stage.command))]));
+        }
+      }
+    }
+    const settings = order.map((policy) => { const p = data.provenance[`${policy}-${data.seeds[0]}`]; return p && h("details", {}, h("summary", {}, `Settings of ${title(policy)}`), pairs(flat({ evaluation: p.settings, ...(p.training_settings ? { training: p.training_settings } : {}) }))); });
+    section("provenance-list", "Provenance", "Every stage behind the numbers above. The same code, settings, data and seeds give the same results.csv, byte for byte; a star marks a commit with local changes.",
+      h("div", { class: "card" }, table(["stage", "data", "policy", "commit", "MLflow run", "took", h("span", { class: "left" }, "reproduce")], rows)), settings);
+  }
+
+  results();
+  const hopValues = [...new Set(data.cells.map((c) => c[3]))].filter((value) => value !== "all").sort((a, b) => a - b);
+  breakdown("hops", hopValues, "By number of hops", "A hop is one fact that must be found before the next can be searched for.", (value) => `${value} ${value === "1" ? "hop" : "hops"}`);
+  const datasets = [...new Set(data.cells.filter((c) => c[5] === "em").map((c) => c[2]))].filter((value) => value !== "all");
+  if (datasets.length > 1) breakdown("dataset", datasets, "By dataset", null, (value) => value);
+  if (trained.length) learning();
+  viewer();
+  if (trained.length) health();
+  cost();
+  dataSection();
+  provenance();
+})();

@@ -1,0 +1,359 @@
+"""`reports/index.html`: one self-contained page with the table, curves, provenance and a trajectory viewer.
+
+It computes nothing that is not in `table.Results` or the artifacts, loads nothing from outside, and never lets
+text of a model or a corpus become markup: all data travels as one escaped JSON block, and the script writes it
+with `textContent` only. A content security policy admits exactly the script and style of this page.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import heapq
+import json
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.report.table import ALL, BASE, Results, Run, recall_metrics, training_seconds
+from tasks.store import DataError, Row, digest, read_jsonl, replacing
+
+HERE = Path(__file__).parent
+MAX_POINTS = 400  # Points a learning curve keeps; the rest are thinned out evenly.
+MAX_TEXT = 4000  # Characters kept of one passage, prompt or observation.
+
+_TRAJECTORY_FIELDS: dict[str, tuple[type, ...]] = {
+    "question_id": (str,),
+    "question": (str,),
+    "answers": (list,),
+    "dataset": (str,),
+    "hops": (int,),
+    "mode": (str,),
+    "status": (str,),
+    "answer": (str, type(None)),
+    "prompt": (str,),
+    "outcome": (int, float),
+    "turns": (list,),
+}
+_TURN_FIELDS: dict[str, tuple[type, ...]] = {
+    "kind": (str,),
+    "content": (str,),
+    "executed": (bool,),
+    "reward": (int, float),
+    "tokens": (list,),
+    "advantages": (list, type(None)),
+    "logprobs": (list, type(None)),
+    "observation": (str,),
+    "hits": (list,),
+}
+
+
+def write_page(
+    path: Path,
+    results: Results,
+    artifacts: Path,
+    ledger: Mapping[str, Row] | None = None,
+    facts: Mapping[str, str] | None = None,
+    dvc_groups: Collection[str] = (),
+    max_trajectories: int = 60,
+) -> None:
+    """Write the page.
+
+    Args:
+        path: the HTML file.
+        results: the table.
+        artifacts: where metrics and trajectories are read.
+        ledger: stage -> what was measured on this machine (`table.read_ledger`); shown where present.
+        facts: what was run (data, model, retriever, ...), shown under the title.
+        dvc_groups: the stages of `dvc.yaml`, so that commands name a stage as DVC does.
+        max_trajectories: embedded per policy, for evaluation and for training each.
+
+    Raises:
+        DataError: metrics or trajectories are missing or malformed.
+    """
+    data = page_data(results, artifacts, ledger or {}, facts or {}, dvc_groups, max_trajectories)
+    html = render(data)
+    with replacing(path) as file:
+        file.write(html.encode())
+
+
+def render(data: Any) -> str:
+    """Fill the template; `data` is any JSON-ready value and cannot break out of its block."""
+    style, script = _read("page.css"), _read("page.js")
+    parts = {
+        "style_hash": _csp_hash(style),
+        "script_hash": _csp_hash(script),
+        "style": style,
+        "script": script,
+        "data": embed(data),
+    }
+    # One pass, so that a placeholder inside the data stays text.
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _read("template.html"))
+
+
+def embed(data: Any) -> str:
+    """JSON that is safe inside a `<script>` element: ASCII, without a raw `<`, `>` or `&`.
+
+    >>> embed({"a": "</script>&"})
+    '{"a":"\\\\u003c/script\\\\u003e\\\\u0026"}'
+    """
+    text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _read(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")
+
+
+def _csp_hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def page_data(
+    results: Results,
+    artifacts: Path,
+    ledger: Mapping[str, Row],
+    facts: Mapping[str, str],
+    dvc_groups: Collection[str],
+    max_trajectories: int,
+) -> Row:
+    """Everything the page shows, as one JSON-ready object."""
+    return {
+        "facts": dict(facts),
+        "policies": [{"name": policy, "title": results.title(policy)} for policy in results.policies],
+        "seeds": list(results.seeds),
+        "num_questions": len(results.runs[0].scores["greedy"]),
+        "cells": [
+            [c.policy, c.seed, c.dataset, c.hops, c.mode, c.metric, c.value, c.low, c.high, c.num_questions]
+            for c in results.cells
+            if ALL in (c.dataset, c.hops)
+        ],
+        "curves": {policy: _curves(results, artifacts, policy) for policy in results.policies},
+        "costs": [_cost(results, policy, ledger) for policy in results.policies],
+        "recall": {name: dict(row) for name, row in results.recall.items()},
+        "recall_metrics": recall_metrics(results),
+        "validation": results.validation,
+        "manifest": results.manifest,
+        "provenance": {f"{run.policy}-{run.seed}": _provenance(run, ledger, dvc_groups) for run in results.runs},
+        "data_stages": [_stage(name, ledger, dvc_groups) for name in ("data", "validate", "index", "recall")],
+        "trajectories": [
+            row for policy in results.policies for row in _trajectories(results, artifacts, policy, max_trajectories)
+        ],
+    }
+
+
+# Learning curves
+
+
+def _curves(results: Results, artifacts: Path, policy: str) -> dict[str, Row]:
+    folders = {
+        seed: artifacts / "base" / str(seed) if policy == BASE else artifacts / "train" / f"{policy}-{seed}"
+        for seed in results.seeds
+    }
+    return {str(seed): read_curve(folder / "metrics.jsonl") for seed, folder in folders.items()}
+
+
+def read_curve(path: Path) -> Row:
+    """`metrics.jsonl` by column: {"step": [...], name: [...]}, null where a step lacks a metric.
+
+    Thinned to about `MAX_POINTS` steps; a step with a metric that is only measured now and then is kept.
+
+    Raises:
+        DataError: a row is not {"step": int, "metrics": {name: number}}.
+    """
+    rows = [_metrics_row(row, path, number) for number, row in read_jsonl(path)]
+    counts: dict[str, int] = {}
+    for _, metrics in rows:
+        for name in metrics:
+            counts[name] = counts.get(name, 0) + 1
+    rare = {name for name, count in counts.items() if count * 3 < len(rows)}
+    stride = max(1, math.ceil(len(rows) / MAX_POINTS))
+    last = len(rows) - 1
+    kept = [row for i, row in enumerate(rows) if i % stride == 0 or i == last or rare & row[1].keys()]
+    columns: Row = {"step": [step for step, _ in kept]}
+    for name in sorted(counts):
+        columns[name] = [_number(metrics.get(name), 6) for _, metrics in kept]
+    return columns
+
+
+def _metrics_row(row: Row, path: Path, number: int) -> tuple[int, Row]:
+    step, metrics = row.get("step"), row.get("metrics")
+    if not isinstance(step, int) or not isinstance(metrics, dict):
+        raise DataError(f"{path}: row {number}: expected {{'step': integer, 'metrics': object}}, found {row!r:.120}.")
+    for name, value in metrics.items():
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            raise DataError(f"{path}: row {number}: metric {name!r} is {value!r}, expected a number.")
+    return step, metrics
+
+
+def _number(value: float | None, digits: int) -> float | int | None:
+    """Rounded to significant digits; null for what JSON cannot say (NaN, infinity)."""
+    if value is None or not math.isfinite(value):
+        return None
+    return value if isinstance(value, int) else float(f"{value:.{digits}g}")
+
+
+# Cost and provenance
+
+
+def _cost(results: Results, policy: str, ledger: Mapping[str, Row]) -> Row:
+    names = ("steps", "num_trajectories", "generated_tokens", "prefill_tokens", "searches")
+    cells = {name: results.find(policy, name, mode="training") for name in names}
+    evaluations = [ledger.get(f"evaluate@{policy}-{seed}", {}).get("seconds") for seed in results.seeds]
+    known = [value for value in evaluations if isinstance(value, int | float)]
+    return {
+        "policy": policy,
+        **{name: cell.value if cell else None for name, cell in cells.items()},
+        "seconds": training_seconds(policy, results.seeds, ledger),
+        "evaluate_seconds": sum(known) / len(known) if known and len(known) == len(evaluations) else None,
+    }
+
+
+def _provenance(run: Run, ledger: Mapping[str, Row], dvc_groups: Collection[str]) -> Row:
+    made_by = f"base@{run.seed}" if run.policy == BASE else f"train@{run.policy}-{run.seed}"
+    return {
+        "data_sha256": run.summary["data_sha256"],
+        "policy_sha256": run.summary["policy_sha256"],
+        "settings": run.summary.get("settings", {}),
+        "training_settings": (run.training or {}).get("settings"),
+        "stages": [_stage(name, ledger, dvc_groups) for name in (run.stage, made_by)],
+    }
+
+
+def _stage(name: str, ledger: Mapping[str, Row], dvc_groups: Collection[str]) -> Row:
+    return {"stage": name, "command": f"dvc repro {dvc_target(name, dvc_groups)}", "ledger": ledger.get(name)}
+
+
+def dvc_target(name: str, groups: Collection[str]) -> str:
+    """How DVC calls a stage: `evaluate@base-0` is item 0 of `evaluate_base` where `dvc.yaml` has that group.
+
+    >>> dvc_target("evaluate@base-0", ["evaluate", "evaluate_base"]), dvc_target("train@a-0", ["train"])
+    ('evaluate_base@0', 'train@a-0')
+    """
+    group, _, item = name.partition("@")
+    first, _, rest = item.partition("-")
+    return f"{group}_{first}@{rest}" if f"{group}_{first}" in groups else name
+
+
+# Trajectories
+
+
+def _trajectories(results: Results, artifacts: Path, policy: str, limit: int) -> Iterator[Row]:
+    sources = [("evaluate", policy)] + ([("train", policy)] if policy != BASE else [])
+    for kind, name in sources:
+        paths = {seed: artifacts / kind / f"{name}-{seed}" / "trajectories.jsonl" for seed in results.seeds}
+        for seed, row in sample_trajectories(paths, limit):
+            yield {**row, "policy": policy, "seed": seed, "source": kind}
+
+
+def sample_trajectories(paths: Mapping[int, Path], limit: int) -> list[tuple[int, Row]]:
+    """At most `limit` trajectories, spread over seed, mode and hops; the same for the same files.
+
+    Questions are ordered by a hash of their id, so that different policies show the same ones; the last third
+    of the places goes to both outcomes in equal shares, so that a rare success or failure is there to see.
+    Memory holds at most `limit` rows per seed, mode, hops and outcome.
+
+    Raises:
+        DataError: a file is missing, or a field of any row or of a chosen turn is missing or mistyped.
+    """
+    strata: dict[tuple[Any, ...], list[tuple[int, int, Row]]] = {}
+    for seed, path in paths.items():
+        for number, row in read_jsonl(path):
+            _check(row, _TRAJECTORY_FIELDS, f"{path}: row {number}")
+            order = -int(digest(row["question_id"], row.get("step")), 16)
+            heap = strata.setdefault((seed, row["mode"], row["hops"], row["outcome"] > 0), [])
+            push = heapq.heappush if len(heap) < limit else heapq.heappushpop
+            push(heap, (order, -number, row))
+    whole: dict[tuple[Any, ...], list[tuple[int, int, Row]]] = {}
+    for key, heap in strata.items():
+        whole.setdefault(key[:3], []).extend(heap)
+    chosen: dict[tuple[int, int], Row] = {}
+    _take(whole, chosen, limit - limit // 3)
+    _take(strata, chosen, limit)
+    return [(seed, _slim(row, f"{paths[seed]}: row {number}")) for (seed, number), row in chosen.items()]
+
+
+def _take(
+    strata: Mapping[tuple[Any, ...], Sequence[tuple[int, int, Row]]], chosen: dict[tuple[int, int], Row], limit: int
+) -> None:
+    """Fill `chosen` ((seed, row number) -> row) to `limit`, one of each stratum in turn."""
+    queues = [(key[0], sorted(rows, key=lambda item: item[:2])) for key, rows in sorted(strata.items())]
+    while len(chosen) < limit and any(queue for _, queue in queues):
+        for seed, queue in queues:
+            if queue and len(chosen) < limit:
+                _, number, row = queue.pop()
+                chosen[seed, -number] = row
+
+
+def _slim(row: Row, where: str) -> Row:
+    step = row.get("step")
+    return {
+        "question_id": row["question_id"],
+        "question": _clip(row["question"]),
+        "answers": [_clip(str(answer)) for answer in row["answers"]],
+        "gold": [str(passage) for passage in row.get("gold_passage_ids") or []],
+        "dataset": row["dataset"],
+        "hops": row["hops"],
+        "step": step if isinstance(step, int) else None,
+        "mode": row["mode"] if step is None else "training",
+        "status": row["status"],
+        "answer": None if row["answer"] is None else _clip(row["answer"]),
+        "prompt": _clip(row["prompt"]),
+        "outcome": _number(row["outcome"], 4),
+        "turns": [_slim_turn(turn, f"{where}: turns[{i}]") for i, turn in enumerate(row["turns"])],
+    }
+
+
+def _slim_turn(turn: Any, where: str) -> Row:
+    _check(turn, _TURN_FIELDS, where)
+    tokens = [str(token) for token in turn["tokens"]]
+    return {
+        "kind": turn["kind"],
+        "executed": turn["executed"],
+        "reward": _number(turn["reward"], 4),
+        "tokens": tokens,
+        "advantages": _per_token(turn["advantages"], tokens, f"{where}: advantages"),
+        "logprobs": _per_token(turn["logprobs"], tokens, f"{where}: logprobs"),
+        "observation": "" if turn["hits"] else _clip(turn["observation"]),
+        "hits": [_slim_hit(hit, f"{where}: hits[{i}]") for i, hit in enumerate(turn["hits"])],
+    }
+
+
+def _slim_hit(hit: Any, where: str) -> Row:
+    _check(hit, {"passage_id": (str,), "title": (str,), "text": (str,), "score": (int, float)}, where)
+    return {
+        "id": hit["passage_id"],
+        "title": _clip(hit["title"]),
+        "text": _clip(hit["text"]),
+        "score": _number(hit["score"], 4),
+        "gold": bool(hit.get("is_gold")),
+    }
+
+
+def _per_token(values: Sequence[float] | None, tokens: Sequence[str], where: str) -> list[float | int | None] | None:
+    if not values:
+        return None
+    if len(values) != len(tokens):
+        raise DataError(f"{where}: found {len(values)} values for {len(tokens)} tokens, expected one a token.")
+    return [_number(value, 4) for value in values]
+
+
+def _check(row: Any, wanted: Mapping[str, tuple[type, ...]], where: str) -> None:
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: found {type(row).__name__}, expected a JSON object.")
+    for name, kinds in wanted.items():
+        if name not in row:
+            raise DataError(f"{where}: field {name!r} is missing. Run the stage that wrote the file again.")
+        if not isinstance(row[name], kinds):
+            expected = " or ".join(_kind_names(kinds))
+            raise DataError(f"{where}: {name}={row[name]!r:.80}, expected {expected}.")
+
+
+def _kind_names(kinds: Iterable[type]) -> list[str]:
+    return ["null" if kind is type(None) else kind.__name__ for kind in kinds]
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " [...]"

@@ -1,0 +1,572 @@
+"""The result table: from the artifacts of finished stages to `results.csv`, `results.md` and a terminal table.
+
+It plays no question and computes no score; it averages, attaches intervals, and refuses artifacts that do not
+belong together. `results.csv` and `results.md` are functions of the artifacts alone: what was measured on one
+machine (seconds, run ids, commits) lives in the ledger and appears only in the terminal table and the page.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from tasks.evaluate.statistics import Values, bootstrap_means, paired_differences, question_means
+from tasks.store import DataError, Row, read_json, read_jsonl, replacing
+
+BASE = "base"
+ALL = "all"
+TITLES = {BASE: "base"}
+PAIRED = ("em", "f1", "subem", "recall")  # Metrics that are also reported as a difference to the base policy.
+
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "question_id": (str,),
+    "dataset": (str,),
+    "hops": (int,),
+    "mode": (str,),
+    "em": (int, float),
+    "f1": (int, float),
+    "subem": (int, float),
+    "searches": (int,),
+    "actions": (int,),
+    "valid_actions": (int,),
+    "recall": (int, float, type(None)),
+    "status": (str,),
+    "generated_tokens": (int,),
+    "prefill_tokens": (int,),
+}
+
+
+def _valid_action_rate(row: Row) -> float | None:
+    return row["valid_actions"] / row["actions"] if row["actions"] else None
+
+
+METRICS: dict[str, Callable[[Row], float | None]] = {
+    "em": lambda row: row["em"],
+    "f1": lambda row: row["f1"],
+    "subem": lambda row: row["subem"],
+    "recall": lambda row: row["recall"],
+    "searches": lambda row: row["searches"],
+    "valid_action_rate": _valid_action_rate,
+    "answered": lambda row: float(row["status"] == "answered"),
+    "failed": lambda row: float(row["status"] == "failed"),
+    "generated_tokens": lambda row: row["generated_tokens"],
+    "prefill_tokens": lambda row: row["prefill_tokens"],
+}
+"""Metric -> value of one row of `scores.jsonl`; None where it does not apply (no gold passage, no action)."""
+
+_AT = re.compile(r"[a-z_]+@\d+")
+
+TRAINING = ("steps", "num_trajectories", "generated_tokens", "prefill_tokens", "searches")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One evaluated policy: `scores` is mode -> rows; `training` is None for the base policy."""
+
+    policy: str
+    seed: int
+    summary: Row
+    scores: Mapping[str, Sequence[Row]]
+    training: Row | None
+
+    @property
+    def stage(self) -> str:
+        """The name of the stage that played the questions."""
+        return f"evaluate@{self.policy}-{self.seed}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of `results.csv`, in the order of its columns; None is written as nothing."""
+
+    policy: str
+    seed: str
+    dataset: str
+    hops: str
+    mode: str
+    metric: str
+    value: float
+    low: float | None
+    high: float | None
+    num_questions: int | None
+    data_sha256: str
+    policy_sha256: str
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything the table, the page and the terminal show.
+
+    Attributes:
+        policies: in the order they are shown, `base` first.
+        seeds: in the order they are shown.
+        runs: one per policy and seed.
+        cells: the rows of `results.csv`.
+        recall: dataset -> {"num_questions", "recall@k": ...} of the retriever alone.
+        validation, manifest: the documents of the data stages, as they are.
+        titles: policy -> display name.
+    """
+
+    policies: tuple[str, ...]
+    seeds: tuple[int, ...]
+    runs: tuple[Run, ...]
+    cells: tuple[Cell, ...]
+    recall: Mapping[str, Mapping[str, float]]
+    validation: Any
+    manifest: Any
+    titles: Mapping[str, str]
+
+    def title(self, policy: str) -> str:
+        """Display name of a policy; its plain name if it has none."""
+        return self.titles.get(policy, policy)
+
+    def find(
+        self,
+        policy: str,
+        metric: str,
+        seed: int | str = ALL,
+        dataset: str = ALL,
+        hops: int | str = ALL,
+        mode: str = "greedy",
+    ) -> Cell | None:
+        """The one cell with these keys, None if there is none."""
+        return self._index().get((policy, str(seed), dataset, str(hops), mode, metric))
+
+    def _index(self) -> dict[tuple[str, ...], Cell]:
+        found = self.__dict__.get("_cells_by_key")
+        if found is None:
+            found = {(c.policy, c.seed, c.dataset, c.hops, c.mode, c.metric): c for c in self.cells}
+            object.__setattr__(self, "_cells_by_key", found)
+        return found
+
+
+def build(
+    artifacts: Path,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    num_resamples: int,
+    titles: Mapping[str, str] | None = None,
+) -> Results:
+    """Read the artifacts of exactly these methods and seeds (and the base policy), and make the table.
+
+    Raises:
+        DataError: a file is missing or malformed, or runs do not belong together (other data, other questions).
+    """
+    policies = (BASE, *methods)
+    runs = tuple(read_run(artifacts, policy, seed) for policy in policies for seed in seeds)
+    manifest = read_json(artifacts / "data" / "manifest.json")
+    data_sha256 = _same_data(runs, manifest, artifacts)
+    recall = read_recall(artifacts / "recall.json")
+    cells = [
+        *_score_cells(runs, policies, num_resamples),
+        *_training_cells(runs, policies),
+        *_recall_cells(recall, data_sha256),
+    ]
+    return Results(
+        policies=policies,
+        seeds=tuple(seeds),
+        runs=runs,
+        cells=tuple(cells),
+        recall=recall,
+        validation=read_json(artifacts / "validation.json"),
+        manifest=manifest,
+        titles={**TITLES, **(titles or {})},
+    )
+
+
+# Reading
+
+
+def read_run(artifacts: Path, policy: str, seed: int) -> Run:
+    """The evaluation of one policy and seed, with its training summary if it was trained."""
+    folder = artifacts / "evaluate" / f"{policy}-{seed}"
+    summary = _read_summary(folder / "summary.json", ("data_sha256", "policy_sha256"), {"policy": policy, "seed": seed})
+    training = None
+    if policy != BASE:
+        path = artifacts / "train" / f"{policy}-{seed}" / "summary.json"
+        training = _read_summary(path, TRAINING, {"method": policy, "seed": seed})
+    return Run(policy, seed, summary, read_scores(folder / "scores.jsonl"), training)
+
+
+def _read_summary(path: Path, needed: Iterable[str], expected: Mapping[str, object]) -> Row:
+    summary = read_json(path)
+    if not isinstance(summary, dict):
+        raise DataError(f"{path}: found {type(summary).__name__}, expected a JSON object.")
+    for key in (*expected, *needed):
+        if key not in summary:
+            raise DataError(f"{path}: key {key!r} is missing. Run the stage that writes this file again.")
+    for key, value in expected.items():
+        if summary[key] != value:
+            raise DataError(f"{path}: {key}={summary[key]!r}, expected {value!r}: the file is from another run.")
+    return summary
+
+
+def read_scores(path: Path) -> dict[str, list[Row]]:
+    """Rows of `scores.jsonl` by mode; fields and types checked, one row per question and mode.
+
+    Raises:
+        DataError: a bad row, a question twice, modes with different questions, or no row at all.
+    """
+    scores: dict[str, list[Row]] = {}
+    seen: set[tuple[str, str]] = set()
+    for number, row in read_jsonl(path):
+        _check_row(row, path, number)
+        key = (row["mode"], row["question_id"])
+        if key in seen:
+            raise DataError(f"{path}: row {number}: question {key[1]!r} appears twice in mode {key[0]!r}.")
+        seen.add(key)
+        scores.setdefault(row["mode"], []).append(row)
+    if "greedy" not in scores:
+        raise DataError(f"{path}: found no row of mode 'greedy', expected one a question. Run the stage again.")
+    for mode, rows in scores.items():
+        if {row["question_id"] for row in rows} != {row["question_id"] for row in scores["greedy"]}:
+            raise DataError(f"{path}: mode {mode!r} has other questions than 'greedy'. Run the stage again.")
+    return scores
+
+
+def _check_row(row: Row, path: Path, number: int) -> None:
+    for name, kinds in _FIELDS.items():
+        if name not in row:
+            raise DataError(f"{path}: row {number}: field {name!r} is missing. Run the stage again.")
+        value = row[name]
+        bad_number = isinstance(value, float) and not math.isfinite(value)
+        if not isinstance(value, kinds) or isinstance(value, bool) or bad_number:
+            expected = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+            raise DataError(f"{path}: row {number}: {name}={value!r}, expected {expected}.")
+
+
+def _same_data(runs: Sequence[Run], manifest: Any, artifacts: Path) -> str:
+    first = runs[0]
+    sha: str = first.summary["data_sha256"]
+    ids = {row["question_id"] for row in first.scores["greedy"]}
+    for run in runs:
+        where = artifacts / "evaluate" / f"{run.policy}-{run.seed}"
+        if run.summary["data_sha256"] != sha:
+            raise DataError(
+                f"{where / 'summary.json'}: data_sha256={run.summary['data_sha256']!r}, but {first.stage} has {sha!r}: "
+                "the two were evaluated on different data. Run `dvc repro` to bring all of them up to date."
+            )
+        if {row["question_id"] for row in run.scores["greedy"]} != ids:
+            raise DataError(
+                f"{where / 'scores.jsonl'}: found other questions than in {first.stage}. Run `dvc repro` again."
+            )
+    known = manifest.get("data_sha256") if isinstance(manifest, dict) else None
+    if known not in (None, sha):
+        raise DataError(
+            f"{artifacts / 'data' / 'manifest.json'}: data_sha256={known!r}, but {first.stage} played {sha!r}. "
+            "Run `dvc repro` to bring the evaluation up to date."
+        )
+    return sha
+
+
+def read_recall(path: Path) -> dict[str, dict[str, float]]:
+    """`recall.json` as dataset -> {"num_questions": n, "recall@3": x, ...}.
+
+    The file is {"datasets": {name: {"num_questions": n, "<metric>@<k>": share, ...}}}.
+
+    Raises:
+        DataError: another shape, or a share outside [0, 1].
+    """
+    tree = read_json(path)
+    datasets = tree.get("datasets") if isinstance(tree, dict) else None
+    if not isinstance(datasets, dict) or not all(isinstance(row, dict) for row in datasets.values()):
+        raise DataError(f"{path}: expected {{'datasets': {{name: object}}}}. Run the stage `recall` again.")
+    return {name: _recall_row(row, f"{path}: {name}") for name, row in sorted(datasets.items())}
+
+
+def _recall_row(row: Row, where: str) -> dict[str, float]:
+    found = {key: value for key, value in row.items() if _AT.fullmatch(key)}
+    for key, value in found.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise DataError(f"{where}: {key}={value!r}, expected a number in [0, 1].")
+    count = row.get("num_questions")
+    if not isinstance(count, int):
+        raise DataError(f"{where}: num_questions={count!r}, expected an integer.")
+    return {"num_questions": count, **{key: float(found[key]) for key in sorted(found, key=_depth_order)}}
+
+
+def _depth_order(name: str) -> tuple[bool, str, int]:
+    """Recall first, then by name, then by depth."""
+    metric, _, depth = name.partition("@")
+    return metric != "recall", metric, int(depth)
+
+
+def read_ledger(folder: Path) -> dict[str, Row]:
+    """Stage name -> what was measured when it last ran here. Optional: no folder or an unreadable file is no entry."""
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            row = read_json(path)
+        except (DataError, OSError, UnicodeDecodeError):
+            continue
+        if isinstance(row, dict) and isinstance(row.get("stage"), str):
+            found[row["stage"]] = row
+    return found
+
+
+# Cells
+
+
+@dataclass(frozen=True)
+class _Block:
+    """The metrics of one policy, seed (or all seeds) and mode: name -> question id -> value, NaN = no value."""
+
+    policy: str
+    seed: str
+    mode: str
+    columns: Mapping[str, Mapping[str, float]]
+    policy_sha256: str
+
+
+def _score_cells(runs: Sequence[Run], policies: Sequence[str], num_resamples: int) -> Iterable[Cell]:
+    blocks = list(_blocks(runs, policies))
+    found: list[list[Cell]] = [[] for _ in blocks]
+    sha = runs[0].summary["data_sha256"]
+    for dataset, hops, ids in groups(runs[0].scores["greedy"]):
+        # Every policy is resampled with the same draws, which also draws only once.
+        table = [[column[question] for block in blocks for column in block.columns.values()] for question in ids]
+        intervals = iter(bootstrap_means(table, num_resamples))
+        for block, cells in zip(blocks, found, strict=True):
+            for name in block.columns:
+                i = next(intervals)
+                keys = (block.policy, block.seed, dataset, hops, block.mode, name)
+                if i.num_questions:
+                    cells.append(Cell(*keys, i.mean, i.low, i.high, i.num_questions, sha, block.policy_sha256))
+    return (cell for cells in found for cell in cells)
+
+
+def _blocks(runs: Sequence[Run], policies: Sequence[str]) -> Iterable[_Block]:
+    for policy in policies:
+        own = [run for run in runs if run.policy == policy]
+        for label, part in [(ALL, own), *((str(run.seed), [run]) for run in own)]:
+            base = [run for run in runs if run.policy == BASE != policy and run.seed in {one.seed for one in part}]
+            hashes = ";".join(run.summary["policy_sha256"] for run in part)
+            for mode in _modes(part):
+                yield _Block(policy, label, mode, _columns(part, base, mode), hashes)
+
+
+def _modes(runs: Sequence[Run]) -> list[str]:
+    return [mode for mode in ("greedy", "sampled") if all(mode in run.scores for run in runs)]
+
+
+def _columns(runs: Sequence[Run], base: Sequence[Run], mode: str) -> dict[str, dict[str, float]]:
+    columns = {name: question_means([_values(run, mode, name) for run in runs]) for name in METRICS}
+    if base and mode in _modes(base):
+        for name in PAIRED:
+            own = {run.seed: _values(run, mode, name) for run in runs}
+            other = {run.seed: _values(run, mode, name) for run in base}
+            columns[f"{name}_minus_base"] = paired_differences(own, other)
+    return columns
+
+
+def _values(run: Run, mode: str, metric: str) -> Values:
+    return {row["question_id"]: METRICS[metric](row) for row in run.scores[mode]}
+
+
+def groups(rows: Sequence[Row]) -> list[tuple[str, str, list[str]]]:
+    """(dataset, hops, question ids) of every part of the table: all, each dataset, each hop count, and both."""
+    datasets = sorted({row["dataset"] for row in rows})
+    hops = sorted({row["hops"] for row in rows})
+    keys: list[tuple[str, int | str]] = [(ALL, ALL), *((ALL, h) for h in hops), *((d, ALL) for d in datasets)]
+    if len(datasets) > 1:
+        keys += [(dataset, h) for dataset in datasets for h in hops]
+    found = []
+    for dataset, hop in keys:
+        ids = [r["question_id"] for r in rows if dataset in (ALL, r["dataset"]) and hop in (ALL, r["hops"])]
+        if ids:
+            found.append((dataset, str(hop), ids))
+    return found
+
+
+def _training_cells(runs: Sequence[Run], policies: Sequence[str]) -> Iterable[Cell]:
+    for policy in policies:
+        trained = [run for run in runs if run.policy == policy and run.training is not None]
+        for part, seed in [(trained, ALL), *(([run], str(run.seed)) for run in trained)] if trained else []:
+            hashes = ";".join(run.summary["policy_sha256"] for run in part)
+            for name in TRAINING:
+                mean = sum(run.training[name] for run in part if run.training) / len(part)
+                sha = part[0].summary["data_sha256"]
+                yield Cell(policy, seed, ALL, ALL, "training", name, mean, None, None, None, sha, hashes)
+
+
+def _recall_cells(recall: Mapping[str, Mapping[str, float]], data_sha256: str) -> Iterable[Cell]:
+    for dataset, row in recall.items():
+        for name, value in row.items():
+            if name != "num_questions":
+                count = int(row["num_questions"])
+                yield Cell("retriever", ALL, dataset, ALL, "search", name, value, None, None, count, data_sha256, "")
+
+
+# Writing
+
+
+def write_csv(path: Path, cells: Iterable[Cell]) -> None:
+    """Write `results.csv`: UTF-8, LF, numbers with six decimals, text quoted where CSV needs it."""
+    with replacing(path) as file:
+        file.write((",".join(field.name for field in fields(Cell)) + "\n").encode())
+        for cell in cells:
+            file.write((",".join(map(_csv, astuple(cell))) + "\n").encode())
+
+
+def _csv(value: str | float | int | None) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        text = f"{value:.6f}"
+        return "0.000000" if text == "-0.000000" else text
+    if isinstance(value, int):
+        return str(value)
+    return '"' + value.replace('"', '""') + '"' if re.search(r'[",\r\n]', value) else value
+
+
+def write_markdown(path: Path, results: Results) -> None:
+    """Write `results.md`: the headline table and its breakdowns; no time, commit or run id."""
+    with replacing(path) as file:
+        file.write(markdown(results).encode())
+
+
+def markdown(results: Results) -> str:
+    """The text of `results.md`."""
+    runs = results.runs
+    num_questions = len(runs[0].scores["greedy"])
+    parts = [
+        "# Results",
+        f"{num_questions} held-out questions, seeds {', '.join(map(str, results.seeds))}; "
+        f"data `{runs[0].summary['data_sha256'][:12]}`. Greedy play unless marked. Brackets: 95% bootstrap interval "
+        "over questions, seeds averaged inside a question. Differences are paired on seed and question. "
+        "Every number, seed by seed, is in `results.csv`.",
+        _markdown_table(*_headline(results)),
+        "## Exact match by number of hops",
+        _markdown_table(*_breakdown(results, "hops", sorted({c.hops for c in results.cells} - {ALL}, key=int))),
+        "## Exact match by dataset",
+        _markdown_table(*_breakdown(results, "dataset", sorted({r["dataset"] for r in runs[0].scores["greedy"]}))),
+        "## Training cost, mean over seeds",
+        _markdown_table(*_costs(results)),
+        "## Retriever alone, the question as query",
+        _markdown_table(*_recall_table(results)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _headline(results: Results) -> tuple[list[str], list[list[str]]]:
+    header = ["policy", "seeds", "questions", "EM", "EM - base", "F1", "subEM", "EM sampled", "searches"]
+    header += ["valid actions", "gold recall", "tokens"]
+    rows = []
+    for policy in results.policies:
+        em = results.find(policy, "em")
+        rows.append(
+            [
+                results.title(policy),
+                str(len(results.seeds)),
+                str(em.num_questions if em else 0),
+                show(em),
+                show(results.find(policy, "em_minus_base"), signed=True),
+                show(results.find(policy, "f1")),
+                show(results.find(policy, "subem")),
+                show(results.find(policy, "em", mode="sampled")),
+                show(results.find(policy, "searches"), digits=2, interval=False),
+                show(results.find(policy, "valid_action_rate"), interval=False),
+                show(results.find(policy, "recall"), interval=False),
+                show(results.find(policy, "generated_tokens"), digits=1, interval=False),
+            ]
+        )
+    return header, rows
+
+
+def _breakdown(results: Results, key: str, values: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    first = results.policies[0]
+    counts = {value: results.find(first, "em", **{key: value}) for value in values}
+    header = [key, "questions", *map(results.title, results.policies)]
+    rows = []
+    for value, cell in counts.items():
+        found = [show(results.find(policy, "em", **{key: value})) for policy in results.policies]
+        rows.append([value, str(cell.num_questions if cell else 0), *found])
+    return header, rows
+
+
+def _costs(results: Results) -> tuple[list[str], list[list[str]]]:
+    header = ["policy", *(name.replace("_", " ") for name in TRAINING)]
+    rows = []
+    for policy in results.policies[1:]:
+        found = [results.find(policy, name, mode="training") for name in TRAINING]
+        rows.append([results.title(policy), *(f"{cell.value:,.0f}" if cell else "" for cell in found)])
+    return header, rows
+
+
+def _recall_table(results: Results) -> tuple[list[str], list[list[str]]]:
+    names = recall_metrics(results)
+    rows = [
+        [dataset, str(int(row["num_questions"])), *(f"{row[name]:.3f}" if name in row else "" for name in names)]
+        for dataset, row in results.recall.items()
+    ]
+    return ["dataset", "questions", *names], rows
+
+
+def recall_metrics(results: Results) -> list[str]:
+    """Names of the retriever's metrics in any dataset, in the order they are shown."""
+    return sorted({name for row in results.recall.values() for name in row if "@" in name}, key=_depth_order)
+
+
+def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---", *("---:" for _ in header[1:])], *rows]
+    return "\n".join("| " + " | ".join(_markdown_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _markdown_cell(text: str) -> str:
+    return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;")
+
+
+def show(cell: Cell | None, digits: int = 3, interval: bool = True, signed: bool = False) -> str:
+    """One cell for a reader: `0.512 [0.471, 0.553]`; empty if there is no such number."""
+    if cell is None:
+        return ""
+    form = f"{'+' if signed else ''}.{digits}f"
+    text = format(cell.value, form)
+    if interval and cell.low is not None and cell.high is not None:
+        text += f" [{format(cell.low, form)}, {format(cell.high, form)}]"
+    return text
+
+
+def terminal(results: Results, ledger: Mapping[str, Row] | None = None) -> str:
+    """The short table at the end of a run: every policy with interval, difference, seeds and cost a seed.
+
+    Seconds come from `ledger` (see `read_ledger`) and are left blank where a stage has not run on this machine.
+    """
+    num_questions = len(results.runs[0].scores["greedy"])
+    header = ["policy", "EM [95% interval]", "EM - base", "seeds", "searches/q", "train tokens", "train s"]
+    rows = []
+    for policy in results.policies:
+        cost = results.find(policy, "generated_tokens", mode="training")
+        seconds = training_seconds(policy, results.seeds, ledger or {})
+        rows.append(
+            [
+                results.title(policy),
+                show(results.find(policy, "em")),
+                show(results.find(policy, "em_minus_base"), signed=True) or "-",
+                ",".join(map(str, results.seeds)),
+                show(results.find(policy, "searches"), digits=2, interval=False),
+                f"{cost.value:,.0f}" if cost else "-",
+                f"{seconds:,.0f}" if seconds is not None else "-",
+            ]
+        )
+    widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
+    lines = ["  ".join(_pad(text, widths[i], i) for i, text in enumerate(line)).rstrip() for line in [header, *rows]]
+    rule = "-" * max(map(len, lines))
+    note = f"{num_questions} held-out questions, greedy; tokens and seconds are means over seeds."
+    return "\n".join([lines[0], rule, *lines[1:], rule, note])
+
+
+def _pad(text: str, width: int, column: int) -> str:
+    return text.ljust(width) if column == 0 else text.rjust(width)
+
+
+def training_seconds(policy: str, seeds: Sequence[int], ledger: Mapping[str, Row]) -> float | None:
+    """Mean seconds of the stage that made this policy, None unless the ledger has every seed."""
+    stages = [f"base@{seed}" if policy == BASE else f"train@{policy}-{seed}" for seed in seeds]
+    found = [ledger.get(stage, {}).get("seconds") for stage in stages]
+    numbers = [float(value) for value in found if isinstance(value, int | float)]
+    return sum(numbers) / len(numbers) if len(numbers) == len(seeds) else None

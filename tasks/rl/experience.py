@@ -1,0 +1,125 @@
+"""Scored trajectories as tensors, and their division into mini-batches and micro-batches.
+
+Shapes: N trajectories, T positions of prompt + response, right-padded. Every [N, T] tensor is aligned to
+token positions: entry t belongs to token t (its logprob given the tokens before it, the value before it).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from tasks.types import Scores, Trajectory
+
+
+@dataclass(frozen=True)
+class Experience:
+    """One step's trajectories; optional tensors are filled by the parts of a method that need them.
+
+    Attributes:
+        ids: [N, T] token ids, 0 in the padding.
+        lengths: [N] prompt + response tokens.
+        response_mask: [N, T] True on response tokens, observations included.
+        loss_mask: [N, T] True on tokens the policy wrote.
+        rewards: [N, T] values placed by the rewards.
+        outcomes: [N] sum of each trajectory's rewards.
+        group_ids: N prompt ids.
+        sampler_logprobs: [N, T] as the generator reported them, 0 off the loss mask.
+        old_logprobs, ref_logprobs, values: [N, T], computed by the trainer before the first update.
+        advantages, returns: [N, T].
+    """
+
+    ids: Tensor
+    lengths: Tensor
+    response_mask: Tensor
+    loss_mask: Tensor
+    rewards: Tensor
+    outcomes: Tensor
+    group_ids: tuple[str, ...]
+    sampler_logprobs: Tensor
+    old_logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+    values: Tensor | None = None
+    advantages: Tensor | None = None
+    returns: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def rows(self, index: Sequence[int]) -> Experience:
+        """These trajectories, trimmed to the longest of them."""
+        width = int(self.lengths[list(index)].max())
+        cut = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                value = value[list(index)]
+                cut[field.name] = value[:, :width] if value.dim() == 2 else value
+            elif isinstance(value, tuple):
+                cut[field.name] = tuple(value[i] for i in index)  # type: ignore[assignment]
+        return replace(self, **cut)
+
+    def to(self, device: torch.device) -> Experience:
+        """A copy whose tensors are on `device`."""
+        moved = {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
+        return replace(self, **{name: value.to(device) for name, value in moved.items()})
+
+
+def collate(trajectories: Sequence[Trajectory], scores: Sequence[Scores]) -> Experience:
+    """Tensors of scored trajectories; a reward at response index i lands on position len(prompt) + i.
+
+    Raises:
+        ValueError: no trajectories.
+    """
+    if not trajectories:
+        raise ValueError("no trajectory to train on: every one of this step failed or was filtered.")
+    width = max(len(t.prompt_ids) + len(t.response_ids) for t in trajectories)
+    count = len(trajectories)
+    ids = torch.zeros(count, width, dtype=torch.long)
+    response_mask, loss_mask = (torch.zeros(count, width, dtype=torch.bool) for _ in range(2))
+    rewards, sampler = (torch.zeros(count, width) for _ in range(2))
+    for i, (trajectory, score) in enumerate(zip(trajectories, scores, strict=True)):
+        start = len(trajectory.prompt_ids)
+        stop = start + len(trajectory.response_ids)
+        ids[i, :stop] = torch.tensor(trajectory.prompt_ids + trajectory.response_ids)
+        response_mask[i, start:stop] = True
+        loss_mask[i, start:stop] = torch.tensor(trajectory.loss_mask, dtype=torch.bool)
+        sampler[i, start:stop] = torch.tensor(trajectory.sampler_logprobs)
+        for position, value in score.placed:
+            rewards[i, start + position] += value
+    return Experience(
+        ids=ids,
+        lengths=torch.tensor([len(t.prompt_ids) + len(t.response_ids) for t in trajectories]),
+        response_mask=response_mask,
+        loss_mask=loss_mask,
+        rewards=rewards,
+        outcomes=torch.tensor([score.outcome for score in scores]),
+        group_ids=tuple(t.group_id for t in trajectories),
+        sampler_logprobs=sampler,
+    )
+
+
+def minibatches(num_rows: int, count: int, seed: str) -> list[list[int]]:
+    """A seeded partition of the rows into `count` mini-batches whose sizes differ by at most one."""
+    order = list(range(num_rows))
+    random.Random(seed).shuffle(order)
+    count = min(count, num_rows)
+    return [order[i::count] for i in range(count)]
+
+
+def microbatches(lengths: Sequence[int], rows: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Rows of similar length together, each batch at most `max_tokens` tokens, padding included (or one row).
+
+    >>> microbatches([2, 9, 3, 8], [0, 1, 2, 3], 18)
+    [[0, 2], [3, 1]]
+    """
+    batches: list[list[int]] = []
+    for row in sorted(rows, key=lambda r: (lengths[r], r)):
+        if not batches or (len(batches[-1]) + 1) * lengths[row] > max_tokens or lengths[row] > 2 * lengths[batches[-1][0]]:
+            batches.append([])
+        batches[-1].append(row)
+    return batches

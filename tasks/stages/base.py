@@ -1,0 +1,57 @@
+"""Stage `base`: the start policy of one seed, into `artifacts/base/<seed>/`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tasks import conf
+from tasks.stages import parts
+from tasks.stages.runner import Context, run
+from tasks.store import replacing_folder, write_jsonl
+
+
+def body(ctx: Context, seed: int) -> None:
+    """Train the tiny policy, or take over a given model folder."""
+    from tasks.engine.plain import export_folder, load_policy
+
+    model_conf = parts.model_conf(ctx.params)
+    if model_conf.pretrained is not None:
+        model, tokenizer = load_policy(ctx.root / model_conf.pretrained.folder)
+        history = [{"step": 0, "metrics": {"loss": 0.0}}]
+    else:
+        made = _tiny(ctx, seed)
+        model, tokenizer, history = made.model, made.tokenizer, made.history
+    with replacing_folder(ctx.root / parts.ARTIFACTS / "base" / str(seed)) as out:
+        (out / "policy").mkdir()
+        export_folder(model, tokenizer, out / "policy")
+        write_jsonl(out / "metrics.jsonl", history)
+
+
+def _tiny(ctx: Context, seed: int):  # type: ignore[no-untyped-def]
+    from tasks.base.make import make_tiny
+    from tasks.base.settings import BaseConf
+    from tasks.data.records import read_passages
+
+    model_conf = parts.model_conf(ctx.params)
+    assert model_conf.tiny is not None
+    settings = conf.load(BaseConf, "scale", ctx.params.scale, "base")
+    ctx.track.log_params(conf.plain(settings))
+    bar = parts.Bar(ctx, settings.recall.max_steps + settings.read.max_steps + settings.imperfect.max_steps)
+    return make_tiny(
+        model_conf.tiny, settings, parts.rollout_conf(ctx.params), parts.template(ctx.params),
+        parts.questions(ctx.root, ("train",)), read_passages(ctx.root / parts.ARTIFACTS / "data" / "corpus.jsonl"),
+        parts.retriever(ctx.root), seed, ctx.scratch, bar.log,
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, required=True)
+    args = parser.parse_args()
+    run(f"base@{args.seed}", lambda ctx: body(ctx, args.seed), root=Path("."))
+
+
+if __name__ == "__main__":
+    main()

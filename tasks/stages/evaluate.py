@@ -1,0 +1,83 @@
+"""Stage `evaluate`: play the held-out questions with one policy, into `artifacts/evaluate/<policy>-<seed>/`."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from tasks import conf
+from tasks.stages import parts
+from tasks.stages.runner import Context, run
+from tasks.store import replacing_folder, write_json, write_jsonl
+
+BASE = "base"
+NUM_RECORDED = 60
+
+
+def body(ctx: Context, policy: str, seed: int) -> None:
+    """Greedy and sampled play with the scale's budgets and the evaluation's top-k."""
+    from tasks import methods
+    from tasks.data.settings import DataConf
+    from tasks.engine.plain import load_policy, pick_device
+    from tasks.evaluate.play import choose, evaluate
+    from tasks.train.loop import TrainConf
+
+    params = ctx.params
+    is_base = policy == BASE
+    folder = ctx.root / parts.ARTIFACTS / (f"base/{seed}" if is_base else f"train/{policy}-{seed}") / "policy"
+    model, tokenizer = load_policy(folder)
+    model = model.to(pick_device())
+    grammar = parts.grammar(tokenizer)
+    template = parts.template(params)
+    if not is_base:
+        template = methods.load(policy, params.scale, parts.model_conf(params).prompt, grammar, ctx.root).method.template
+    splits = conf.load(DataConf, "data", params.data).evaluate_splits
+    rollout = replace(parts.rollout_conf(params), top_k=params.evaluate.top_k)
+    parts.set_threads(conf.load(TrainConf, "scale", params.scale, "train").num_threads)
+    questions = choose(parts.questions(ctx.root, splits), splits, params.evaluate.max_questions)
+    used = {"evaluate": conf.plain(params.evaluate), "splits": list(splits), "rollout": conf.plain(rollout)}
+    ctx.track.log_params(used)
+    ctx.track.set_tags({"policy": policy, "seed": seed, "data_sha256": parts.data_sha256(ctx.root)})
+
+    generator = parts.make_generator(params, model, tokenizer, folder, shares_weights=False)
+    player = parts.make_player(rollout, generator, tokenizer, parts.retriever(ctx.root), grammar, template)
+    modes = 2 if params.evaluate.sampled else 1
+    bar = parts.Bar(ctx, modes * len(questions))
+    done = {"greedy": 0, "sampled": 0}
+
+    def progress(mode: str, count: int) -> None:
+        done[mode] = count
+        bar.show(sum(done.values()))
+
+    try:
+        found = evaluate(player, questions, params.evaluate.sampled, policy, seed, NUM_RECORDED, ctx.scratch, progress)
+    finally:
+        generator.shutdown()
+    greedy = [row for row in found.scores if row["mode"] == "greedy"]
+    ctx.log(0, {f"{key}_mean": sum(row[key] for row in greedy) / len(greedy) for key in ("em", "f1", "subem", "searches")})
+    with replacing_folder(ctx.root / parts.ARTIFACTS / "evaluate" / f"{policy}-{seed}") as out:
+        write_jsonl(out / "scores.jsonl", found.scores)
+        write_jsonl(out / "trajectories.jsonl", found.trajectories)
+        summary = {
+            "policy": policy,
+            "seed": seed,
+            "num_questions": len(questions),
+            "data_sha256": parts.data_sha256(ctx.root),
+            "policy_sha256": parts.policy_sha256(folder),
+            "settings": used,
+        }
+        write_json(out / "summary.json", summary)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--policy", required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    args = parser.parse_args()
+    run(f"evaluate@{args.policy}-{args.seed}", lambda ctx: body(ctx, args.policy, args.seed), root=Path("."))
+
+
+if __name__ == "__main__":
+    main()

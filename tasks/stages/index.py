@@ -1,0 +1,21 @@
+"""Stage `index`: builds the search index of `artifacts/data/corpus.jsonl` with the retriever of `params.yaml`."""
+
+from pathlib import Path
+
+from tasks import retrieval
+from tasks.stages.runner import Context, run
+
+CORPUS = Path("artifacts/data/corpus.jsonl")
+OUT = Path("artifacts/index")
+
+
+def body(ctx: Context) -> None:
+    """Write `artifacts/index/`."""
+    settings = retrieval.load_settings(ctx.params.retriever, ctx.root)
+    ctx.track.log_params(settings)
+    manifest = retrieval.build(ctx.root / CORPUS, ctx.root / OUT, settings, ctx.scratch, ctx.progress)
+    ctx.log(0, {"num_passages": manifest["num_passages"]})
+
+
+if __name__ == "__main__":
+    run("index", body, clean=True)

@@ -1,0 +1,57 @@
+"""Stage `report`: reads every evaluated policy, writes `reports/` (page, CSV, Markdown) and prints the short table.
+
+`--table` only prints the table of the artifacts that are there and writes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tasks import conf
+from tasks.report import page, table
+from tasks.stages import runner
+
+ARTIFACTS, REPORTS = Path("artifacts"), Path("reports")
+
+
+def titles(params: conf.Params, root: Path = Path()) -> dict[str, str]:
+    """Method -> display name: key `title` of its file in `conf/method/`, else its plain name."""
+    return {name: str(conf.section("method", name, root).get("title", name)) for name in params.methods}
+
+
+def results(params: conf.Params, root: Path = Path()) -> table.Results:
+    """The result table of the runs that `params.yaml` names."""
+    names = titles(params, root)
+    return table.build(root / ARTIFACTS, params.methods, params.seeds, params.evaluate.num_bootstrap, names)
+
+
+def write(params: conf.Params, root: Path = Path()) -> str:
+    """Write the three files of `reports/`; returns the short table for the terminal."""
+    found = results(params, root)
+    ledger = table.read_ledger(root / runner.SCRATCH / "ledger")
+    facts = {"data": params.data, "model": params.model, "retriever": params.retriever, "scale": params.scale}
+    table.write_csv(root / REPORTS / "results.csv", found.cells)
+    table.write_markdown(root / REPORTS / "results.md", found)
+    page.write_page(root / REPORTS / "index.html", found, root / ARTIFACTS, ledger, facts, _dvc_groups(root))
+    return table.terminal(found, ledger)
+
+
+def _dvc_groups(root: Path) -> list[str]:
+    path = root / "dvc.yaml"
+    return list(conf.read_yaml(path).get("stages", {})) if path.is_file() else []
+
+
+def main() -> None:
+    """Run the stage, or print its table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--table", action="store_true", help="print the result table and write nothing")
+    if parser.parse_args().table:
+        root = Path()
+        print(table.terminal(results(conf.params(root), root), table.read_ledger(root / runner.SCRATCH / "ledger")))
+        return
+    runner.run("report", lambda context: print(write(context.params, context.root)))
+
+
+if __name__ == "__main__":
+    main()

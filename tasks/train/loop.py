@@ -1,0 +1,349 @@
+"""Reinforcement learning: play, score, filter, advantage, update, checkpoint. One loop for all methods.
+
+A step is a pure function of (weights, optimizer state, step number): questions, draws and mini-batches are
+seeded by the step, so k steps, a restart and N - k steps equal N steps bit for bit on a CPU. The loop knows
+the parts of a method only by their protocols. It reports through `log` and never imports tracking.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tasks import checkpoint, text
+from tasks.agent.rollout import Player, RolloutCost
+from tasks.conf import require
+from tasks.engine import Critic, Dtype, OptimizerConf, Policy
+from tasks.generate import Generator, Sampling
+from tasks.retrieval import RetrievalError
+from tasks.rewards import total
+from tasks.rl.experience import Experience, collate, microbatches, minibatches
+from tasks.rl.filters import share_with_signal
+from tasks.rl.losses import Normalizer
+from tasks.rl.method import Method, outcome_parts
+from tasks.store import read_jsonl, write_jsonl
+from tasks.train.record import trajectory_row
+from tasks.types import Question, Scores, Trajectory
+
+Log = Callable[[int, dict[str, float]], None]
+
+
+@dataclass(frozen=True)
+class TrainConf:
+    """Budget and schedule of a training run (`train` in conf/scale, overridden by a method's `scales`).
+
+    Attributes:
+        num_steps: optimizer steps in the project's sense: one batch of rollouts each.
+        prompts_per_step, rollouts_per_step: exactly one is given; the other follows from the group size.
+        minibatches: updates per batch of rollouts.
+        epochs: passes over a batch of rollouts.
+        max_batch_tokens: tokens of one forward and backward, padding included.
+        policy, critic: optimizers.
+        dtype: of forward passes.
+        keep_activations: false trades time for memory.
+        num_threads: torch threads (part of the result on a CPU).
+        checkpoint_every, validate_every: steps; validation plays `validate_questions` greedily, 0 none.
+        record_trajectories: per recorded step; recorded are the first, last and every `validate_every`-th.
+    """
+
+    num_steps: int
+    prompts_per_step: int | None
+    rollouts_per_step: int | None
+    minibatches: int
+    epochs: int
+    max_batch_tokens: int
+    policy: OptimizerConf
+    critic: OptimizerConf
+    dtype: Dtype
+    keep_activations: bool
+    num_threads: int
+    checkpoint_every: int
+    validate_every: int
+    validate_questions: int
+    record_trajectories: int
+
+    def __post_init__(self) -> None:
+        require(self.num_steps >= 1, "num_steps", self.num_steps, "at least 1")
+        given = (self.prompts_per_step is None) + (self.rollouts_per_step is None)
+        require(given == 1, "prompts_per_step", self.prompts_per_step, "either it or rollouts_per_step, the other null")
+        for name in ("minibatches", "epochs", "max_batch_tokens", "num_threads", "checkpoint_every", "validate_every"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+
+    def prompts(self, group_size: int) -> int:
+        """Questions per step."""
+        if self.prompts_per_step is not None:
+            return self.prompts_per_step
+        assert self.rollouts_per_step is not None
+        return max(1, self.rollouts_per_step // group_size)
+
+
+@dataclass
+class Progress:
+    """Resume state beside tensors: what a restart continues from."""
+
+    step: int = 0
+    history: list[dict[str, Any]] = field(default_factory=list)
+    cost: RolloutCost = field(default_factory=RolloutCost)
+    num_trajectories: int = 0
+    num_failed: int = 0
+
+
+@dataclass
+class Trainer:
+    """One run of one method from one start policy.
+
+    Args:
+        conf: budget.
+        method: the composition.
+        policy, critic: engines; the critic is None where the method needs none.
+        generator: plays with the policy; shares its weights or is handed a folder after each update.
+        player: rollouts of training questions; its `cost` is this run's.
+        validator: plays the validation questions greedily.
+        questions, validation: training and validation questions.
+        seed: of data order, draws and mini-batches.
+        scratch: checkpoints and recorded trajectories.
+        log: receives (step, metrics).
+    """
+
+    conf: TrainConf
+    method: Method
+    policy: Policy
+    critic: Critic | None
+    generator: Generator
+    player: Player
+    validator: Player
+    questions: Sequence[Question]
+    validation: Sequence[Question]
+    seed: int
+    scratch: Path
+    log: Log
+    progress: Progress = field(default_factory=Progress)
+
+    def run(self) -> Progress:
+        """Train to the last step, from the newest sound checkpoint if there is one.
+
+        Raises:
+            RetrievalError: every trajectory of a step failed; the checkpoint before it is kept.
+        """
+        self._resume()
+        if self.progress.step == 0 and not self.progress.history:
+            self._report(0, self._validate())
+        while self.progress.step < self.conf.num_steps:
+            step = self.progress.step + 1
+            metrics = self._step(step)
+            self.progress.step = step
+            if step % self.conf.validate_every == 0 or step == self.conf.num_steps:
+                metrics |= self._validate()
+            self._report(step, metrics)
+            if step % self.conf.checkpoint_every == 0 or step == self.conf.num_steps:
+                self._save()
+        return self.progress
+
+    def trajectories(self) -> list[dict[str, Any]]:
+        """The recorded training trajectories, by step."""
+        files = sorted((self.scratch / "trajectories").glob("*.jsonl"))
+        return [row for path in files for _, row in read_jsonl(path)]
+
+    def _step(self, step: int) -> dict[str, float]:
+        questions = self._draw(step)
+        sampling = Sampling(self.method.temperature, self.method.top_p, (), seed=self.seed * 100_003 + step)
+        played = self.method.sampler.sample(self.player, questions, sampling)
+        by_id = {q.id: q for q in questions}
+        usable = [t for t in played if t.status != "failed" and t.num_generated]
+        self.progress.num_trajectories += len(played)
+        failed = [t for t in played if t.status == "failed"]
+        self.progress.num_failed += len(failed)
+        if not usable:
+            reason = failed[0].error if failed else "the policy wrote nothing"
+            raise RetrievalError(f"step {step}: all {len(played)} trajectories failed ({reason}). Nothing was learned from them.")
+        scores = self._score(usable, [by_id[t.question_id] for t in usable])
+        metrics = rollout_metrics(usable, scores, len(played))
+        kept = self.method.filter.keep(usable, scores)
+        if kept:
+            experience = self._experience([usable[i] for i in kept], [scores[i] for i in kept], step)
+            metrics |= self._learn(experience, step)
+            self._record(step, [usable[i] for i in kept], [scores[i] for i in kept], by_id, experience)
+        cost = self.progress.cost = self.player.cost
+        metrics |= {
+            "generated_tokens_total": cost.generated, "prefill_tokens_total": cost.prefilled,
+            "searches_total": cost.searches, "failed": len(failed),
+        }  # fmt: skip
+        return metrics
+
+    def _draw(self, step: int) -> list[Question]:
+        """This step's questions: consecutive slices of a permutation that is new in every epoch."""
+        count = min(self.conf.prompts(self.method.sampler.size), len(self.questions))
+        per_epoch = len(self.questions) // count
+        epoch, place = divmod(step - 1, per_epoch)
+        order = list(range(len(self.questions)))
+        random.Random(f"{self.seed}/order/{epoch}").shuffle(order)
+        return [self.questions[i] for i in order[place * count : (place + 1) * count]]
+
+    def _score(self, trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Scores]:
+        by_reward = [reward(trajectories, questions) for reward in self.method.rewards]
+        return [total(scores) for scores in zip(*by_reward, strict=True)]
+
+    def _experience(self, trajectories: Sequence[Trajectory], scores: Sequence[Scores], step: int) -> Experience:
+        """Tensors of a step, with old (and reference) logprobs, values and advantages.
+
+        Old logprobs are computed on the very micro-batches the update uses: before the first update the
+        ratio is then exactly 1.
+        """
+        experience = collate(trajectories, scores)
+        self._plan = [
+            microbatches(experience.lengths.tolist(), rows, self.conf.max_batch_tokens)
+            for rows in minibatches(len(experience), self.conf.minibatches, f"{self.seed}/minibatch/{step}")
+        ]
+        old, ref, values = (torch.zeros_like(experience.rewards) for _ in range(3))
+        for rows in (micro for mini in self._plan for micro in mini):
+            batch = experience.rows(rows)
+            width = batch.ids.shape[1]
+            old[rows, :width] = self.policy.logprobs(batch)
+            if self.method.needs_reference:
+                ref[rows, :width] = self.policy.logprobs(batch, reference=True)
+            if self.critic is not None:
+                values[rows, :width] = self.critic.values(batch)
+        experience = replace(
+            experience, old_logprobs=old,
+            ref_logprobs=ref if self.method.needs_reference else None,
+            values=values if self.critic is not None else None,
+        )  # fmt: skip
+        return self.method.advantage(experience)
+
+    def _learn(self, experience: Experience, step: int) -> dict[str, float]:
+        assert experience.old_logprobs is not None
+        gap = (experience.old_logprobs - experience.sampler_logprobs)[experience.loss_mask].abs()
+        metrics = {"logprob_gap_mean": float(gap.mean()), "logprob_gap_max": float(gap.max())}
+        sums: dict[str, float] = {}
+        norms, value_norms = [], []
+        for _ in range(self.conf.epochs):
+            for mini in self._plan:
+                self._update_policy(experience, mini, sums)
+                norms.append(self.policy.step())
+                if self.critic is not None:
+                    self._update_critic(self.critic, experience, mini, sums)
+                    value_norms.append(self.critic.step())
+        updates = len(norms)
+        metrics |= {name: value / updates for name, value in sums.items()}
+        metrics["grad_norm"] = sum(norms) / updates
+        if value_norms:
+            metrics["value_grad_norm"] = sum(value_norms) / updates
+        self._hand_over(step)
+        return metrics
+
+    def _update_policy(self, experience: Experience, mini: list[list[int]], sums: dict[str, float]) -> None:
+        normalizer = Normalizer.of(experience.loss_mask[[r for micro in mini for r in micro]])
+        for rows in mini:
+            batch = experience.rows(rows)
+
+            def loss(logprobs: Any, entropy: Any, batch: Experience = batch) -> Any:
+                return self.method.loss(batch.to(logprobs.device), logprobs, entropy, normalizer)
+
+            for name, value in self.policy.accumulate(batch, loss).items():
+                sums[name] = sums.get(name, 0.0) + value
+
+    def _update_critic(self, critic: Critic, experience: Experience, mini: list[list[int]], sums: dict[str, float]) -> None:
+        value_loss = self.method.value_loss
+        assert value_loss is not None
+        normalizer = Normalizer.of(value_loss.mask(experience.rows([r for micro in mini for r in micro])))
+        for rows in mini:
+            batch = experience.rows(rows)
+
+            def loss(values: Any, batch: Experience = batch) -> Any:
+                return value_loss(batch.to(values.device), values, normalizer)
+
+            sums["value_loss"] = sums.get("value_loss", 0.0) + critic.accumulate(batch, loss)
+
+    def _hand_over(self, step: int) -> None:
+        """New weights for a generator that holds its own copy."""
+        if not getattr(self.generator, "shares_weights", False):
+            folder = self.scratch / "weights"
+            self.policy.export(folder)
+            self.generator.update_weights(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _validate(self) -> dict[str, float]:
+        if not self.validation:
+            return {}
+        played = self.validator.play(self.validation, 1, Sampling(0.0, 1.0, (), seed=0))
+        ems = [text.exact_match(t.answer, q.answers) for t, q in zip(played, self.validation, strict=True)]
+        searches = sum(t.num_searches for t in played) / len(played)
+        return {"validation_em": sum(ems) / len(ems), "validation_num_searches": searches}
+
+    def _report(self, step: int, metrics: dict[str, float]) -> None:
+        if metrics:
+            self.progress.history.append({"step": step, "metrics": metrics})
+            self.log(step, metrics)
+
+    def _record(
+        self, step: int, trajectories: Sequence[Trajectory], scores: Sequence[Scores], questions: dict[str, Question],
+        experience: Experience,
+    ) -> None:  # fmt: skip
+        wanted = step in (1, self.conf.num_steps) or step % self.conf.validate_every == 0
+        if not wanted or not self.conf.record_trajectories:
+            return
+        assert experience.advantages is not None
+        rows = []
+        for i in range(min(self.conf.record_trajectories, len(trajectories))):
+            start = len(trajectories[i].prompt_ids)
+            advantages = experience.advantages[i, start : start + len(trajectories[i].response_ids)].tolist()
+            row = trajectory_row(trajectories[i], questions[trajectories[i].question_id], self.player.tokenizer, scores[i], advantages)
+            rows.append(row | {"step": step, "mode": "sampled", "seed": self.seed})
+        write_jsonl(self.scratch / "trajectories" / f"{step:08d}.jsonl", rows)
+
+    def _save(self) -> None:
+        tensors, values = self.policy.state()
+        record: dict[str, Any] = {"policy": values}
+        flat = {f"policy/{name}": t for name, t in tensors.items()}
+        if self.critic is not None:
+            critic_tensors, record["critic"] = self.critic.state()
+            flat |= {f"critic/{name}": t for name, t in critic_tensors.items()}
+        flat["rng/torch"] = torch.get_rng_state()
+        progress = self.progress
+        record["progress"] = {
+            "history": progress.history, "cost": vars(progress.cost), "num_trajectories": progress.num_trajectories,
+            "num_failed": progress.num_failed,
+        }  # fmt: skip
+        checkpoint.save(self.scratch / "checkpoints", checkpoint.State(progress.step, flat, record))
+
+    def _resume(self) -> None:
+        state = checkpoint.latest(self.scratch / "checkpoints")
+        if state is None:
+            return
+        self.policy.restore(_under("policy/", state.tensors), state.values["policy"])
+        if self.critic is not None:
+            self.critic.restore(_under("critic/", state.tensors), state.values["critic"])
+        torch.set_rng_state(state.tensors["rng/torch"])
+        record = state.values["progress"]
+        self.progress = Progress(
+            state.step, record["history"], RolloutCost(**record["cost"]), record["num_trajectories"], record["num_failed"]
+        )
+        self.player.cost = self.progress.cost
+        self._hand_over(state.step)
+
+
+def _under(prefix: str, tensors: dict[str, Any]) -> dict[str, Any]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def rollout_metrics(trajectories: Sequence[Trajectory], scores: Sequence[Scores], num_played: int) -> dict[str, float]:
+    """What a batch of rollouts looks like: rewards, lengths, searches, validity, share of groups with a signal."""
+    count = len(trajectories)
+    turns = [turn for t in trajectories for turn in t.turns]
+    return {
+        "reward_mean": sum(s.outcome for s in scores) / count,
+        **outcome_parts(("em", "f1", "subem"), [s.parts for s in scores]),
+        "num_searches": sum(t.num_searches for t in trajectories) / count,
+        "response_tokens": sum(len(t.response_ids) for t in trajectories) / count,
+        "generated_tokens": sum(t.num_generated for t in trajectories) / count,
+        "valid_action_rate": sum(turn.action.kind != "invalid" for turn in turns) / max(len(turns), 1),
+        "truncated_rate": sum(t.status in ("overflow", "open") for t in trajectories) / count,
+        "share_with_signal": share_with_signal(trajectories, scores),
+        "usable_rate": count / num_played,
+    }

@@ -1,0 +1,139 @@
+"""The nouns every room shares, as frozen dataclasses.
+
+Nothing here computes: a record is what was read, retrieved, generated or scored. Token ids are the
+truth about a trajectory; every text field is a decoded view of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Split = Literal["train", "dev", "test"]
+ActionKind = Literal["search", "answer", "invalid"]
+Status = Literal["answered", "open", "overflow", "failed"]
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One step of a question's decomposition; `#1`, `#2` in `question` and `queries` stand for earlier answers."""
+
+    question: str
+    answer: str
+    support_passage_id: str | None = None
+    queries: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Question:
+    """One row of `questions.jsonl`; `answers[0]` is the main answer, the rest are aliases."""
+
+    id: str
+    dataset: str
+    split: Split
+    question: str
+    answers: tuple[str, ...]
+    hops: int
+    type: str | None = None
+    decomposition: tuple[Hop, ...] = ()
+    gold_passage_ids: tuple[str, ...] = ()
+    gold_method: Literal["annotated", "derived", "none"] = "none"
+    gold_complete: bool = False
+    silver_passage_ids: tuple[str, ...] = ()
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One row of `corpus.jsonl`."""
+
+    id: str
+    title: str
+    text: str
+    datasets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One retrieved passage; a higher `score` is better, scales differ between retrievers."""
+
+    passage_id: str
+    score: float
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Action:
+    """What one call of the policy asked for; `content` is the stripped text inside the tag pair."""
+
+    kind: ActionKind
+    content: str = ""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One call of the policy and the observation it caused.
+
+    Positions are indices into `Trajectory.response_ids`: the policy wrote `[start, end)`, the
+    environment appended `[end, observation_end)`. The token that completes the action's closing tag is
+    `end - 1`; rewards of this turn land there. `text` and `observation` are decoded views.
+    """
+
+    action: Action
+    start: int
+    end: int
+    observation_end: int
+    text: str = ""
+    observation: str = ""
+    executed: bool = False
+    hits: tuple[Hit, ...] = ()
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """The record of one played question.
+
+    `response_ids`, `loss_mask` and `sampler_logprobs` have one entry per token after the prompt;
+    `loss_mask` is True on tokens the policy wrote, `sampler_logprobs` is 0.0 elsewhere.
+    """
+
+    question_id: str
+    group_id: str
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    loss_mask: tuple[bool, ...]
+    sampler_logprobs: tuple[float, ...]
+    turns: tuple[Turn, ...]
+    status: Status
+    answer: str | None = None
+    error: str | None = None
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens the policy wrote."""
+        return sum(self.loss_mask)
+
+    @property
+    def num_searches(self) -> int:
+        """Searches that were executed."""
+        return sum(turn.executed for turn in self.turns)
+
+    @property
+    def response_text(self) -> str:
+        """Decoded view of everything after the prompt."""
+        return "".join(turn.text + turn.observation for turn in self.turns)
+
+    @property
+    def last_generated(self) -> int:
+        """Index of the last token the policy wrote, -1 if it wrote none; outcome rewards land there."""
+        return max((i for i, own in enumerate(self.loss_mask) if own), default=-1)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Rewards of one trajectory: (index into `response_ids`, value) pairs; values at one index add up."""
+
+    outcome: float
+    placed: tuple[tuple[int, float], ...]
+    parts: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,369 @@
+"""`make bench`: CPU-seconds, generated and prefilled tokens per RL step, ours against TRL's GRPOTrainer.
+
+    python -m tests.benchmarks.bench_trl
+
+Each side runs in a process of its own, in both orders (ours, TRL, TRL, ours); the verdict takes the less
+favourable order. Exit 1 when ours needs more than half the CPU-seconds or more than a quarter of the
+prefilled tokens, or when the two did not do the same work.
+
+Equal: weights, tokenizer, prompt token ids (TRL's chat template with its tool schema), questions, each once,
+group size, wording of tool call and observation, retriever, index and top-k, budgets, most searches
+per rollout, temperature 1, one advantage per group, clipped token loss without KL term, AdamW, optimizer
+steps per rollout batch, float32, threads, and a reward that differs inside every group, so that no rollout
+is skipped. Generated tokens and searches per rollout come from sampling, so they are equal only on average;
+the run is refused when they differ by more than a tenth.
+
+Not equal, because it is what is compared: TRL reads the whole conversation of every rollout again at each
+turn, left-padded, runs one search after another, and keeps finished rows in the batch; we read a prompt
+once per group, keep the KV cache, search in one batch, and drop finished rows. TRL 1.16.0 can also generate
+with vLLM; both sides generate with transformers here, which is what runs on any machine.
+
+An RL step is one rollout batch and all optimizer steps on it. Tokens are counted where the model reads
+them, padding left out; "positions" are all places the model computed while generating, padding included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tasks.rewards import on_last_token
+from tasks.store import read_jsonl
+from tasks.types import Question, Scores, Trajectory
+from tests.benchmarks.workload import SearchTool, ToolCallGrammar, Workload, prepare, queries_of, reward
+
+MOST_CPU, MOST_PREFILL, MOST_DIFFERENCE = 0.5, 0.25, 0.1
+SIDES = ("ours", "trl")
+ORDER = ("ours", "trl", "trl", "ours")
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Measured:
+    """Per RL step, the warm-up left out: means over the measured steps."""
+
+    cpu_s: float
+    generated: float
+    prefilled: float
+    positions: float
+    searches: float
+    rollouts: int
+
+
+@dataclass
+class Meter:
+    """Reads of one process at the end of each RL step; counters only grow."""
+
+    generated: int = 0
+    prefilled: int = 0
+    positions: int = 0
+    searches: int = 0
+    marks: list[tuple[float, int, int, int, int]] = field(default_factory=list)
+
+    def mark(self) -> None:
+        """An RL step ended (or the first begins)."""
+        self.marks.append((cpu_seconds(), self.generated, self.prefilled, self.positions, self.searches))
+
+    def measured(self, workload: Workload) -> Measured:
+        """Means per step after the warm-up."""
+        assert len(self.marks) == workload.steps + 1, self.marks
+        first, last = self.marks[workload.warm_up], self.marks[-1]
+        means = [(b - a) / workload.measured for a, b in zip(first, last, strict=True)]
+        return Measured(*means, rollouts=workload.rollouts)
+
+
+def cpu_seconds() -> float:
+    """User and system time of this process, all threads, and of children that ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+@contextmanager
+def positions_counted(model: Any, meter: Meter, counts: Callable[[], bool]) -> Iterator[None]:
+    """Add every position that the decoder computes inside this block while `counts()` holds, padding included."""
+
+    def count(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if counts():
+            meter.positions += (kwargs["input_ids"] if "input_ids" in kwargs else args[0]).numel()
+
+    handle = model.get_decoder().register_forward_pre_hook(count, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def run_ours(folder: Path, workload: Workload) -> Measured:
+    """The trainer, rollout loop and plain generator of this repository, as the train stage composes them."""
+    import torch
+
+    from tasks import retrieval
+    from tasks.agent.rollout import Player, RolloutConf
+    from tasks.data.records import read_questions
+    from tasks.engine import OptimizerConf
+    from tasks.engine.plain import LoraConf, PlainPolicy, load_policy
+    from tasks.generate.plain import PlainGenerator
+    from tasks.rl.filters import KeepAll
+    from tasks.rl.method import GroupAdvantage, Method, TokenClip
+    from tasks.rl.samplers import IndependentGroup
+    from tasks.train.loop import TrainConf, Trainer
+
+    torch.set_num_threads(workload.threads)
+    model, tokenizer = load_policy(folder / "policy")
+    template = json.loads((folder / "template.json").read_text(encoding="utf-8"))
+    questions = list(read_questions(folder / "questions.jsonl"))
+    _require_same_prompt(tokenizer, template, questions[0].question)
+    tokenizer.chat_template = None  # The template already is TRL's whole conversation.
+    optimizer = OptimizerConf(
+        lr=workload.learning_rate, warmup_steps=0, betas=(0.9, 0.999), weight_decay=0.0, max_grad_norm=1.0
+    )
+    method = Method(
+        template=template,
+        grammar=ToolCallGrammar(),
+        sampler=IndependentGroup(workload.group_size),
+        rewards=(query_rewards,),
+        filter=KeepAll(),
+        advantage=GroupAdvantage(),
+        loss=TokenClip(clip_low=0.2, clip_high=0.2),
+        value_loss=None,
+        temperature=1.0,
+        top_p=1.0,
+    )
+    conf = RolloutConf(
+        max_turns=workload.max_searches,
+        max_prompt_tokens=1024,
+        max_call_tokens=workload.call_tokens,
+        max_observation_tokens=500,
+        max_total_tokens=1024 + workload.response_tokens,
+        top_k=workload.top_k,
+        batch_rows=workload.rollouts,
+    )
+    generator = PlainGenerator(model, tokenizer, shares_weights=True)
+    retriever = retrieval.open_retriever(folder / "index")
+    player = Player(conf, generator, tokenizer, retriever, method.grammar, method.template)
+    meter = Meter()
+
+    def mark(step: int = 0, metrics: dict[str, float] | None = None) -> None:
+        cost = player.cost
+        meter.generated, meter.prefilled, meter.searches = cost.generated, cost.prefilled, cost.searches
+        meter.mark()
+
+    trainer = Trainer(
+        conf=TrainConf(
+            num_steps=workload.steps, prompts_per_step=workload.questions, rollouts_per_step=None,
+            minibatches=workload.updates, epochs=1, max_batch_tokens=workload.batch_tokens, policy=optimizer,
+            critic=optimizer, dtype="float32", keep_activations=True, num_threads=workload.threads,
+            checkpoint_every=10**6, validate_every=10**6, validate_questions=0, record_trajectories=0,
+        ),
+        method=method, policy=PlainPolicy(model, tokenizer, optimizer, LoraConf(), "float32", needs_reference=False),
+        critic=None, generator=generator, player=player, validator=player, questions=questions, validation=(),
+        seed=workload.seed, scratch=folder.parent / "ours", log=mark,
+    )  # fmt: skip
+    shutil.rmtree(trainer.scratch, ignore_errors=True)
+    mark()
+    with positions_counted(model, meter, torch.is_inference_mode_enabled):
+        trainer.run()
+    return meter.measured(workload)
+
+
+def query_rewards(trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Scores]:
+    """The reward of `SearchTool`, for our loop."""
+    return [on_last_token(t, reward(queries_of(t))) for t in trajectories]
+
+
+def _require_same_prompt(tokenizer: Any, template: str, question: str) -> None:
+    """Our prompt must be TRL's, id by id."""
+    theirs = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}], tools=[SearchTool().search], add_generation_prompt=True,
+        tokenize=True, return_dict=False,
+    )  # fmt: skip
+    ours = tokenizer.encode(template.replace("{question}", question), add_special_tokens=False)
+    if list(ours) != list(theirs):
+        raise ValueError(f"the two prompts differ: ours {tokenizer.decode(ours)!r}, TRL's {tokenizer.decode(theirs)!r}.")
+
+
+def run_trl(folder: Path, workload: Workload) -> Measured:
+    """TRL's documented way: GRPOTrainer with an environment whose one method is the tool."""
+    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    torch.set_num_threads(workload.threads)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder / "policy", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "policy")
+    meter = Meter()
+    _count_trl(model, meter)
+    rows = [{"prompt": [{"role": "user", "content": q}]} for q in _texts(folder)]
+
+    class SearchEnvironment(SearchTool):
+        """TRL makes one for each rollout and resets it for each batch."""
+
+        retriever = _Counted(folder, meter)
+        top_k = workload.top_k
+
+    class Marks(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step % workload.updates == 0:
+                meter.mark()
+
+    share = workload.rollouts // workload.updates
+    settings = GRPOConfig(
+        output_dir=str(folder / "trl"),
+        per_device_train_batch_size=share,
+        steps_per_generation=workload.updates,
+        gradient_accumulation_steps=1,
+        num_generations=workload.group_size,
+        max_steps=workload.steps * workload.updates,
+        max_tool_calling_iterations=workload.max_searches,
+        max_completion_length=workload.response_tokens,
+        generation_kwargs={"max_new_tokens": workload.call_tokens},
+        temperature=1.0,
+        beta=0.0,
+        learning_rate=workload.learning_rate,
+        lr_scheduler_type="constant",
+        max_grad_norm=1.0,
+        shuffle_dataset=False,
+        bf16=False,
+        use_cpu=True,
+        gradient_checkpointing=False,
+        report_to="none",
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        seed=workload.seed,
+    )
+    trainer = GRPOTrainer(
+        model, args=settings, train_dataset=Dataset.from_list(rows), processing_class=tokenizer,
+        environment_factory=SearchEnvironment, callbacks=[Marks()],
+    )  # fmt: skip
+    meter.mark()
+    trainer.train()
+    return meter.measured(workload)
+
+
+def _count_trl(model: Any, meter: Meter) -> None:
+    """Wrap `generate`: real tokens that enter it are prefilled, real tokens that leave it beyond them generated."""
+    generate, ends = model.generate, [model.config.eos_token_id]
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        meter.prefilled += int(kwargs["attention_mask"].sum())
+        with positions_counted(model, meter, lambda: True):
+            output = generate(*args, **kwargs)
+        written = output[:, kwargs["input_ids"].shape[1] :]  # [B, T], padded after the end-of-turn token
+        is_end = torch.isin(written, torch.tensor(ends))
+        meter.generated += int((is_end.cumsum(1) - is_end.long() == 0).sum())
+        return output
+
+    model.generate = counted
+
+
+class _Counted:
+    """The retriever, counting queries."""
+
+    def __init__(self, folder: Path, meter: Meter) -> None:
+        from tasks import retrieval
+
+        self.inner = retrieval.open_retriever(folder / "index")
+        self.meter = meter
+
+    def search(self, queries: list[str], top_k: int) -> Any:
+        """See `Retriever.search`."""
+        self.meter.searches += len(queries)
+        return self.inner.search(queries, top_k)
+
+
+def _texts(folder: Path) -> list[str]:
+    return [row["question"] for _, row in read_jsonl(folder / "questions.jsonl")]
+
+
+def table(runs: list[tuple[str, Measured]]) -> tuple[str, bool]:
+    """Both orders side by side, and whether ours met the bounds in the less favourable one."""
+    found = {side: [m for name, m in runs if name == side] for side in SIDES}
+    head = ["per RL step", "ours, first", "TRL, second", "ours, last", "TRL, first", "ratio, worse order", "bound"]
+    pairs = list(zip(found["ours"], found["trl"], strict=True))
+    lines, met = [head], True
+    bounds = {"cpu_s": MOST_CPU, "prefilled": MOST_PREFILL}
+    rows = (
+        ("CPU-seconds", "cpu_s"), ("prefilled tokens", "prefilled"), ("generated tokens", "generated"),
+        ("searches", "searches"), ("positions in generation", "positions"),
+    )  # fmt: skip
+    for label, name in rows:
+        values = [getattr(m, name) for pair in pairs for m in pair]
+        ratio = max(getattr(ours, name) / getattr(peer, name) for ours, peer in pairs)
+        bound, digits = bounds.get(name), 2 if name == "cpu_s" else 0
+        met = met and (bound is None or ratio <= bound)
+        shown = f"at most {bound:g}" if bound else "within 10%" if name in ("generated", "searches") else ""
+        lines.append([label, *(f"{v:,.{digits}f}" for v in values), f"{ratio:.3f}", shown])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = "\n".join(
+        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True)))
+        for line in lines
+    )
+    return text, met and all(same_work(ours, peer) for ours, peer in pairs)
+
+
+def same_work(ours: Measured, peer: Measured) -> bool:
+    """Whether generated tokens and searches per step differ by at most a tenth."""
+    return all(
+        abs(getattr(ours, name) - getattr(peer, name)) <= MOST_DIFFERENCE * getattr(peer, name)
+        for name in ("generated", "searches")
+    )
+
+
+def _in_process(role: str, folder: Path, out: Path, workload: Workload) -> None:
+    """This file again, in a fresh interpreter with a fixed number of threads."""
+    threads = str(workload.threads)
+    fixed = {
+        "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "true", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "tests.benchmarks.bench_trl", "--role", role, "--folder", str(folder), "--out", str(out)]
+    subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, **fixed})
+
+
+def main() -> int:
+    """Entry point; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Ours against TRL's GRPOTrainer, side by side.")
+    parser.add_argument("--role", choices=["all", "prepare", *SIDES], default="all", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, default=ROOT / ".scratch" / "bench", help="kept fitted policy and results")
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    workload = Workload()
+    if args.role == "prepare":
+        prepare(args.folder, workload)
+        return 0
+    if args.role != "all":
+        measured = {"ours": run_ours, "trl": run_trl}[args.role](args.folder, workload)
+        args.out.write_text(json.dumps(asdict(measured)), encoding="utf-8")
+        return 0
+    folder = args.folder / "workload"
+    _in_process("prepare", folder, folder, workload)
+    runs = []
+    for number, side in enumerate(ORDER, 1):
+        out = args.folder / f"run-{number}-{side}.json"
+        print(f"run {number} of {len(ORDER)}: {side}, {workload.steps} RL steps", flush=True)
+        _in_process(side, folder, out, workload)
+        runs.append((side, Measured(**json.loads(out.read_text(encoding="utf-8")))))
+    text, met = table(runs)
+    print(f"\n{workload}\n\n{text}\n")
+    print("met" if met else "NOT met: see the bounds above")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,192 @@
+"""The suites in front of the stages: what a violation says, that batches do not matter, that real data passes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.data.expectations import Kind, check
+from tasks.store import DataError, read_json
+from tests.data.rows import Row, lines, passage, question
+
+SCORE: Row = {
+    "question_id": "d/1", "dataset": "d", "split": "test", "hops": 2, "type": None, "mode": "greedy", "em": 1.0,
+    "f1": 1.0, "subem": 1.0, "searches": 1, "actions": 2, "valid_actions": 2, "recall": 0.5, "status": "answered",
+    "generated_tokens": 9, "prefill_tokens": 20, "answer": "Name",
+}  # fmt: skip
+TURN: Row = {
+    "kind": "search", "content": "x", "executed": True, "reward": 0.0, "tokens": ["<search>", "x"],
+    "advantages": [0.5, 0.5], "logprobs": [-0.1, 0.0], "observation": "", "hits": [],
+}  # fmt: skip
+PLAYED: Row = {
+    "question_id": "d/1", "question": "Who?", "answers": ["X"], "gold_passage_ids": [], "dataset": "d", "hops": 1,
+    "policy": "base", "seed": 0, "step": None, "mode": "sampled", "status": "answered", "answer": "X", "prompt": "Q",
+    "outcome": 1.0, "turns": [TURN],
+}  # fmt: skip
+VALID: dict[Kind, Row] = {"questions": question(1), "passages": passage(1), "results": SCORE, "trajectories": PLAYED}
+
+
+@pytest.fixture
+def run_check(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Write rows (or text) to a file and check it."""
+
+    def run(kind: Kind, rows: list[Row] | str, **more: Any) -> dict[str, Any]:
+        path = tmp_path / f"{kind}.jsonl"
+        path.write_text(rows if isinstance(rows, str) else lines(rows), encoding="utf-8")
+        return check(kind, path, tmp_path / "docs", **more)
+
+    return run
+
+
+@pytest.mark.parametrize("kind", VALID)
+def test_valid_rows_pass(kind: Kind, run_check: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    result = run_check(kind, [VALID[kind]])
+    assert (result["kind"], result["file"], result["rows"]) == (kind, f"{kind}.jsonl", 1)
+    assert all(one["success"] and one["rows"] == 1 for one in result["expectations"])
+    pages = [path.read_text() for path in (tmp_path / "docs" / kind).rglob("*.html")]
+    assert any("index" in page.lower() and kind in page for page in pages)
+
+
+# For each kind: a change of one field, then the column, the found value and the rule that the message must name.
+VIOLATIONS: dict[Kind, list[tuple[Row, str, str, str]]] = {
+    "questions": [
+        ({"answers": []}, "answers", "[]", "at least one answer"),
+        ({"answers": ["---"]}, "answers", "['---']", "at least one answer"),
+        ({"hops": "2"}, "hops", "'2'", "one of 1, 2, 3, 4 (ExpectColumnValuesToBeInSet)"),
+        ({"hops": True}, "hops", "True", "one of 1, 2, 3, 4"),
+        ({"question": 12}, "question", "12 (int)", "text that is not blank (ExpectColumnValuesToNotBeNull)"),
+        ({"split": None}, "split", "None", "one of 'train', 'dev', 'test'"),
+        ({"anwsers": ["x"]}, "unknown_field", "'anwsers'", "only the fields id, dataset"),
+        ({"gold_passage_ids": [], "gold_complete": True}, "gold_passage_ids", "[]", "where gold_complete is true"),
+        ({"gold_complete": 1}, "gold_complete", "1 (int)", "one of True, False"),
+        (
+            {"decomposition": [{"answer": "a"}]},
+            "decomposition",
+            "[{'answer': 'a'}]",
+            "a question and an answer in every",
+        ),
+    ],
+    "passages": [
+        ({"text": ""}, "text", "''", "text that is not blank"),
+        ({"title": None}, "title", "None", "text (Expect"),
+        ({"datasets": "d"}, "datasets", "'d'", "a list of texts"),
+        ({"body": "x"}, "unknown_field", "'body'", "only the fields id, title, text, datasets"),
+    ],
+    "results": [
+        ({"em": 0.5}, "em", "0.5 (float)", "one of 0.0, 1.0"),
+        ({"f1": float("nan")}, "f1", "nan (float)", "a finite number"),
+        ({"split": "train"}, "split", "'train'", "one of 'dev', 'test'"),
+        ({"status": "failed"}, "em", "1.0 (float)", "0 where status is failed"),
+        ({"valid_actions": 3}, "actions/valid_actions", "2 (int) and 3 (int)", "actions not below valid_actions"),
+        ({"recall": 1.5}, "recall", "1.5 (float)", "null or a number from 0 to 1"),
+        ({"searches": -1}, "searches", "-1 (int)", "0 or more"),
+    ],
+    "trajectories": [
+        ({"turns": [TURN | {"logprobs": [-1.0]}]}, "turn_fault", "'turn 0: 2 tokens but 1 logprobs'", "turns whose"),
+        (
+            {"turns": [TURN, TURN | {"logprobs": [0.1, 0.0]}]},
+            "turn_fault",
+            "'turn 1: logprob 0.1 above 0'",
+            "turns whose",
+        ),
+        ({"turns": [TURN | {"kind": "answer"}]}, "turn_fault", "turn 0: executed True of kind 'answer'", "turns whose"),
+        ({"turns": None}, "turns", "None", "a list of objects"),
+        ({"answer": None}, "answer", "None", "an answer where status is answered"),
+        ({"outcome": None}, "outcome", "None", "a finite number"),
+        ({"step": -2}, "step", "-2 (int)", "null or a number from 0"),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", VIOLATIONS)
+def test_a_violation_names_file_row_column_value_and_rule(
+    kind: Kind, run_check: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    key = "question_id" if "question_id" in VALID[kind] else "id"
+    bad = [{**VALID[kind], key: f"other {i}", **change} for i, (change, *_) in enumerate(VIOLATIONS[kind])]
+    with pytest.raises(DataError) as error:
+        run_check(kind, [VALID[kind], *bad])
+    *found_lines, last = str(error.value).split("\n")
+    for number, (_, column, found, rule) in enumerate(VIOLATIONS[kind], 2):
+        pattern = rf": row (?:\d+, )*{number}(?:, \d+)*: column '{column}': found .*{re.escape(found)}.*, expected "
+        assert any(re.search(pattern, line) and rule in line for line in found_lines), (pattern, rule, found_lines)
+    assert all(line.startswith(f"{tmp_path / kind}.jsonl: row ") for line in found_lines)
+    assert len(found_lines) == len({(column, rule.split(" (")[0]) for _, column, _, rule in VIOLATIONS[kind]})
+    assert last.endswith(str(tmp_path / "docs" / kind / "index.html"))
+    assert (tmp_path / "docs" / kind / "index.html").is_file()
+
+
+@pytest.mark.parametrize("batch_rows", [2, 100])
+def test_rows_are_counted_and_repeats_found_across_batches(
+    run_check: Callable[..., dict[str, Any]], batch_rows: int
+) -> None:
+    rows = [question(n) for n in range(9)]
+    assert run_check("questions", rows, batch_rows=batch_rows)["expectations"][0]["rows"] == 9
+    bad = [*rows, question(0), *(question(n, hops=9) for n in range(10, 17))]
+    with pytest.raises(DataError) as error:
+        run_check("questions", bad, batch_rows=batch_rows)
+    hops, repeats, _ = str(error.value).split("\n")
+    assert ": row 11, 12, 13, 14, 15 and 2 more: column 'hops': found 9 (int), expected" in hops
+    assert ": row 1, 10: column 'id': found 'd/0', expected no value twice in the file" in repeats
+
+
+def test_result_does_not_depend_on_batches(run_check: Callable[..., dict[str, Any]]) -> None:
+    rows = [passage(n) for n in range(7)]
+    assert run_check("passages", rows, batch_rows=2) == run_check("passages", rows)
+
+
+def test_results_may_hold_a_question_once_per_mode(run_check: Callable[..., dict[str, Any]]) -> None:
+    run_check("results", [SCORE, SCORE | {"mode": "sampled"}])
+    with pytest.raises(DataError, match=r"row 1, 2: column 'question_id/mode': found 'd/1', 'greedy'"):
+        run_check("results", [SCORE, SCORE])
+
+
+def test_ids_must_be_in_the_corpus(run_check: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(lines([passage(1)]))
+    run_check("questions", [question(0)], corpus=corpus)
+    with pytest.raises(DataError, match=r"row 2: column 'unknown_passage_id': found 'p7', expected only ids"):
+        run_check("questions", [question(0), question(1, gold_passage_ids=["p7"])], corpus=corpus)
+
+
+def test_empty_file(run_check: Callable[..., dict[str, Any]]) -> None:
+    with pytest.raises(DataError, match=r"passages\.jsonl: expected at least one row"):
+        run_check("passages", [])
+
+
+def test_unreadable_row(run_check: Callable[..., dict[str, Any]]) -> None:
+    with pytest.raises(DataError, match=r"passages\.jsonl: row 2: column 2: not JSON"):
+        run_check("passages", lines([passage(0)]) + "{oops\n")
+
+
+def test_importing_the_room_does_not_import_great_expectations() -> None:
+    code = "import sys, tasks.data.expectations, tasks.data.settings; print('great_expectations' in sys.modules)"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    assert done.stdout == "False\n"
+
+
+def test_nothing_is_printed(tmp_path: Path) -> None:
+    path = tmp_path / "passages.jsonl"
+    path.write_text(lines([passage(0)]))
+    code = "import sys, pathlib as p; from tasks.data.expectations import check; "
+    code += "check('passages', *map(p.Path, sys.argv[1:]))"
+    words = [sys.executable, "-c", code, str(path), str(tmp_path / "docs")]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_real_data_passes(real_data: Path, tmp_path: Path) -> None:
+    manifest = read_json(real_data / "manifest.json")
+    passages = check("passages", real_data / "corpus.jsonl", tmp_path)
+    asked = check("questions", real_data / "questions.jsonl", tmp_path, corpus=real_data / "corpus.jsonl")
+    assert passages["rows"] == manifest["files"]["corpus.jsonl"]["rows"]
+    assert asked["rows"] == manifest["files"]["questions.jsonl"]["rows"]
+    assert str(real_data) not in json.dumps([passages, asked])

@@ -1,0 +1,347 @@
+"""vLLM on CPU, for real: one engine for the whole file, against plain transformers and against `plain.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tasks import conf
+from tasks.generate import Call, Sampling
+from tasks.generate.vllm import VllmConf, VllmGenerator, WeightsError, folder_logprobs
+
+pytest.importorskip("vllm")
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+GREEDY = Sampling(temperature=0.0, top_p=1.0, stop=(), seed=0)
+SAMPLED = Sampling(temperature=1.0, top_p=1.0, stop=(), seed=7)
+BUDGET = 160
+CONF = VllmConf(
+    dtype="float32",
+    max_model_len=BUDGET,
+    gpu_memory_utilization=0.3,
+    cpu_kv_cache_gib=0.25,
+    tensor_parallel_size=1,
+    enforce_eager=True,
+    block_size=32,
+    parity_tolerance=1e-3,
+)
+TEXT = ["<think> who wrote it </think> <search> the author of the book </search>", "<answer> Paris </answer>"]
+
+
+def make_policy(folder: Path, seed: int, tied: bool) -> Path:
+    """A random Qwen2 with a byte-level BPE tokenizer; weights large enough that logprobs differ clearly."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    raw.train_from_iterator(TEXT * 4, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=256,
+        tie_word_embeddings=tied,
+        initializer_range=0.12,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def perturb(source: Path, folder: Path, size: float) -> Path:
+    """What an optimizer step does to a saved policy, without the optimizer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += size * torch.randn(parameter.shape, generator=generator)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+    return folder
+
+
+def largest_gap(folder: Path, prompt: list[int], call: Call) -> float:
+    """Against one plain transformers forward over prompt + call."""
+    (expected,) = folder_logprobs(folder, [[*prompt, *call.token_ids]])
+    tail = expected[len(prompt) - 1 :]
+    assert len(tail) == len(call.logprobs) == len(call.token_ids)
+    return max(abs(a - b) for a, b in zip(tail, call.logprobs, strict=True))
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_policy(tmp_path_factory.mktemp("policy"), seed=0, tied=True)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(policy: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(policy)
+
+
+@pytest.fixture(scope="module")
+def engine(policy: Path) -> Iterator[VllmGenerator]:
+    generator = VllmGenerator(policy, CONF)
+    yield generator
+    generator.shutdown()
+
+
+@pytest.fixture
+def generator(engine: VllmGenerator, policy: Path) -> Iterator[VllmGenerator]:
+    """The engine with the weights of `policy`, whatever a test loads meanwhile."""
+    yield engine
+    engine.update_weights(policy)
+
+
+def prompts(tokenizer: Any, count: int, length: int) -> list[list[int]]:
+    ids = tokenizer(" ".join(TEXT * 12))["input_ids"]
+    return [ids[n : n + length] for n in range(count)]
+
+
+def test_logprobs_are_those_of_temperature_one(generator: VllmGenerator, policy: Path, tokenizer: Any) -> None:
+    starts = prompts(tokenizer, 2, 20)
+    for sampling in (GREEDY, SAMPLED, dataclasses.replace(SAMPLED, temperature=0.6, top_p=0.7)):
+        session = generator.open(starts, 2, sampling, BUDGET)
+        calls = session.generate([0, 1, 2, 3], [24, 24, 24, 24])
+        for row, call in enumerate(calls):
+            assert call.token_ids
+            assert largest_gap(policy, starts[row // 2], call) < 1e-4
+
+
+def test_greedy_equals_transformers(generator: VllmGenerator, policy: Path, tokenizer: Any) -> None:
+    from transformers import AutoModelForCausalLM
+
+    start = prompts(tokenizer, 1, 12)[0]
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
+    ids = torch.tensor([start])
+    wanted = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False)
+    written = wanted[0, len(start) :].tolist()
+    if tokenizer.eos_token_id in written:
+        written = written[: written.index(tokenizer.eos_token_id)]
+    (call,) = generator.open([start], 1, GREEDY, BUDGET).generate([0], [40])
+    assert list(call.token_ids) == written
+
+
+def test_a_call_ends_with_the_token_that_completes_the_stop_string(generator: VllmGenerator, tokenizer: Any) -> None:
+    start, rows = prompts(tokenizer, 1, 12)[0], range(16)
+    frees = generator.open([start], 16, SAMPLED, BUDGET).generate(rows, [40] * 16)
+    row, stop = next(found for r in rows for found in stops_inside(tokenizer, r, frees[r].token_ids))
+    written = frees[row].token_ids
+    wanted = next(n for n in range(1, 41) if stop in tokenizer.decode(written[:n]))
+    stopping = dataclasses.replace(SAMPLED, stop=("never written", stop))
+    call = generator.open([start], 16, stopping, BUDGET).generate(rows, [40] * 16)[row]
+    assert call.stopped
+    assert call.token_ids == written[:wanted]
+    assert call.logprobs == pytest.approx(frees[row].logprobs[:wanted], abs=1e-5)
+
+
+def stops_inside(tokenizer: Any, row: int, ids: tuple[int, ...]) -> Iterator[tuple[int, str]]:
+    """Strings that begin in one written token and end before the last character of a later one."""
+    pieces = [tokenizer.decode([i]) for i in ids]
+    for n in range(4, len(ids)):
+        text = "".join(pieces[n - 2 : n + 1])
+        if text.isascii() and text.isprintable() and len(pieces[n]) > 1:
+            yield row, text[:-1]
+
+
+def test_end_of_text_is_not_part_of_a_call(generator: VllmGenerator, tokenizer: Any) -> None:
+    (start,) = prompts(tokenizer, 1, 12)
+    session = generator.open([start], 32, SAMPLED, BUDGET)
+    calls = session.generate(range(32), [120] * 32)
+    ended = [call for call in calls if len(call.token_ids) < 120]
+    assert ended, "no row met the end of text: choose another seed"
+    assert not any(call.stopped for call in calls)
+    assert all(tokenizer.eos_token_id not in call.token_ids for call in calls)
+    assert session.num_generated == sum(len(call.token_ids) for call in calls) + len(ended)
+
+
+def test_turns_continue_exactly_what_was_written_and_appended(
+    generator: VllmGenerator, policy: Path, tokenizer: Any
+) -> None:
+    starts = prompts(tokenizer, 2, 40)
+    seen = tokenizer("<information> a book </information>")["input_ids"]
+    session = generator.open(starts, 2, SAMPLED, BUDGET)
+    first = session.generate([0, 1, 2, 3], [10, 9, 8, 7])
+    session.close([1])
+    session.append([0, 3], [seen, seen[:3]])
+    before = session.num_prefilled
+    second = session.generate([3, 0], [12, 12])
+    read = session.num_prefilled - before
+    for row, added, call in ((3, seen[:3], second[0]), (0, seen, second[1])):
+        context = [*starts[row // 2], *first[row].token_ids, *added]
+        assert largest_gap(policy, context, call) < 1e-4
+    priors = [40 + len(first[row].token_ids) for row in (3, 0)]
+    # All but the last token of each is cached, in whole blocks.
+    assert read == sum(n - 32 * ((n - 1) // 32) for n in priors) + 3 + len(seen)
+    with pytest.raises(ValueError, match="row 1: not open"):
+        session.generate([1], [4])
+
+
+def test_a_prompt_group_is_prefilled_once(generator: VllmGenerator, tokenizer: Any) -> None:
+    (start,) = prompts(tokenizer, 1, 97)
+    session = generator.open([start], 8, SAMPLED, BUDGET)
+    session.generate(range(8), [4] * 8)
+    assert session.num_prefilled <= 97 + 7 * 1
+
+
+def test_draws_follow_the_seed_and_the_row(generator: VllmGenerator, tokenizer: Any) -> None:
+    (start,) = prompts(tokenizer, 1, 12)
+
+    def play(sampling: Sampling) -> list[tuple[int, ...]]:
+        return [c.token_ids for c in generator.open([start], 4, sampling, BUDGET).generate(range(4), [16] * 4)]
+
+    once = play(SAMPLED)
+    assert play(SAMPLED) == once
+    assert len(set(once)) == 4
+    assert play(dataclasses.replace(SAMPLED, seed=8)) != once
+
+
+def test_rows_never_exceed_their_budget(generator: VllmGenerator, tokenizer: Any) -> None:
+    (start,) = prompts(tokenizer, 1, 20)
+    session = generator.open([start], 2, dataclasses.replace(SAMPLED, seed=3), 30)
+    calls = session.generate([0, 1], [500, 4])
+    assert len(calls[0].token_ids) <= 10 and len(calls[1].token_ids) <= 4
+    with pytest.raises(ValueError, match="row 1: 520 tokens|row 1: .* exceed max_total_tokens=30"):
+        session.append([1], [start * 25])
+    full = 30 - 20 - len(calls[1].token_ids)
+    session.append([1], [start[:full]])
+    with pytest.raises(ValueError, match="room for 0 tokens"):
+        session.generate([1], [1])
+    with pytest.raises(ValueError, match="max_model_len=160 is below"):
+        generator.open([start], 1, GREEDY, BUDGET + 1)
+    with pytest.raises(ValueError, match="prompt 0: found 20 tokens"):
+        generator.open([start], 1, GREEDY, 20)
+
+
+def test_new_weights_are_really_used(generator: VllmGenerator, policy: Path, tokenizer: Any, tmp_path: Path) -> None:
+    """The head of a tied model is the part that a reload leaves old on CPU."""
+    (start,) = prompts(tokenizer, 1, 65)
+    open_before = generator.open([start], 2, SAMPLED, BUDGET)
+    old = open_before.generate([0, 1], [20, 20])
+    new_policy = perturb(policy, tmp_path / "new", 0.03)
+    assert generator.parity_gap(new_policy) > 0.1  # The engine still holds the old weights.
+    generator.update_weights(new_policy)
+    assert generator.parity_gap(new_policy) < 1e-4
+    with pytest.raises(WeightsError, match="changed while this session was open"):
+        open_before.generate([0], [4])
+    session = generator.open([start], 1, SAMPLED, BUDGET)
+    (call,) = session.generate([0], [20])
+    assert session.num_prefilled == 65, "states of the old weights were reused"
+    assert largest_gap(new_policy, start, call) < 1e-4
+    assert largest_gap(new_policy, start, old[0]) > 1e-2
+
+
+def test_an_update_without_effect_is_caught(
+    generator: VllmGenerator, policy: Path, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_policy = perturb(policy, tmp_path / "new", 0.03)
+    with monkeypatch.context() as patch:
+        patch.setattr(generator._llm, "collective_rpc", lambda *_, **__: [None])  # Success, and nothing done.
+        with pytest.raises(WeightsError, match=r"differ from the policy's by up to .* expected at most 0\.001"):
+            generator.update_weights(new_policy)
+    (start,) = prompts(tokenizer, 1, 12)
+    with pytest.raises(WeightsError, match="holds unknown weights"):
+        generator.open([start], 1, GREEDY, BUDGET)
+    generator.update_weights(new_policy)
+    assert generator.open([start], 1, GREEDY, BUDGET).generate([0], [2])[0].token_ids
+
+
+def test_a_folder_without_a_model_leaves_the_engine_as_it_is(
+    generator: VllmGenerator, tokenizer: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"config\.json is missing"):
+        generator.update_weights(tmp_path)
+    assert generator.open(prompts(tokenizer, 1, 12), 1, GREEDY, BUDGET).generate([0], [2])
+
+
+def test_agrees_with_the_plain_generator(generator: VllmGenerator, policy: Path, tokenizer: Any) -> None:
+    plain = pytest.importorskip("tasks.generate.plain")
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32).eval()
+    other = plain.PlainGenerator(model, tokenizer)
+    starts, seen = prompts(tokenizer, 3, 30), tokenizer("<information> a book </information>")["input_ids"]
+    (free,) = generator.open([starts[0]], 1, GREEDY, BUDGET).generate([0], [30])
+    pieces = [tokenizer.decode([i]) for i in free.token_ids]
+    stop = next(p for p in pieces[3:] if p.isascii() and p.isprintable())
+    played = []
+    for player in (generator, other):
+        session = player.open(starts, 2, dataclasses.replace(GREEDY, stop=(stop,)), BUDGET)
+        first = session.generate([0, 2, 4], [30, 30, 5])
+        session.append([0, 4], [seen, seen[:2]])
+        played.append([*first, *session.generate([0, 4], [30, 30])])
+    assert any(call.stopped for call in played[0])
+    for fast, slow in zip(*played, strict=True):
+        assert (fast.token_ids, fast.stopped) == (slow.token_ids, slow.stopped)
+        assert fast.logprobs == pytest.approx(slow.logprobs, abs=1e-4)
+
+
+def test_untied_embeddings_and_shutdown(tmp_path: Path) -> None:
+    """A second engine, because tied and untied heads take different ways through a reload."""
+    import psutil
+
+    policy = make_policy(tmp_path / "policy", seed=2, tied=False)
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    generator = VllmGenerator(policy, CONF)
+    started = {child.pid for child in psutil.Process().children(recursive=True)} - before
+    assert started
+    try:
+        for number in range(2):
+            policy = perturb(policy, tmp_path / f"new-{number}", 0.03)
+            generator.update_weights(policy)
+            assert generator.parity_gap(policy) < 1e-4
+    finally:
+        generator.shutdown()
+        generator.shutdown()
+    alive = [p for p in started if psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE]
+    assert not [p for p in alive if "resource_tracker" not in " ".join(psutil.Process(p).cmdline())]
+    with pytest.raises(WeightsError):
+        generator.open([[1, 2]], 1, GREEDY, BUDGET)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("dtype", "float8", "expected one of auto, float32"),
+        ("block_size", 20, "a multiple of 16"),
+        ("gpu_memory_utilization", 1.5, "more than 0, at most 1"),
+        ("max_modellen", 5, "unknown key 'max_modellen'. Did you mean 'max_model_len'"),
+    ],
+)
+def test_settings_are_strict(key: str, value: object, words: str) -> None:
+    tree = {**conf.section("generator", "vllm", ROOT), key: value}
+    with pytest.raises(ValueError, match=words.replace(".", r"\.")):
+        conf.fill(VllmConf, tree, "conf/generator/vllm.yaml")
+
+
+def test_the_shipped_settings_fill() -> None:
+    assert conf.load(VllmConf, "generator", "vllm", root=ROOT).enforce_eager
+
+
+def test_a_folder_without_tokenizer_is_refused_before_anything_starts(policy: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        os.link(policy / name, tmp_path / name)
+    with pytest.raises(ValueError, match="no tokenizer files found"):
+        VllmGenerator(tmp_path, CONF)

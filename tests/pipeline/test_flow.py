@@ -1,0 +1,176 @@
+"""What a pipeline run executes, what it leaves, and what it says, on a real DVC repository."""
+
+import json
+import subprocess
+import time
+
+import pytest
+
+from tests.pipeline.toy import NAMES, Toy, kill_group
+
+pytestmark = pytest.mark.slow
+
+
+def test_first_run_executes_all_and_the_second_none(toy: Toy) -> None:
+    first = toy.flow("--no-prefect")
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert toy.counts() == NAMES
+    assert "hello from train@a-0" in first.stdout
+    assert "| evaluate@a-0 3 conf |" in first.stdout
+    assert not any("/work/" in line for line in first.stdout.splitlines())
+    before = toy.bytes()
+    second = toy.flow("--no-prefect")
+    assert second.returncode == 0
+    assert toy.counts() == NAMES
+    assert "0 of 6 stages executed, 6 cached" in second.stdout
+    assert toy.bytes() == before
+
+
+def test_a_setting_re_executes_what_depends_on_it_and_keeps_comments(finished: Toy) -> None:
+    done = finished.flow("--no-prefect", "--set", "evaluate.top_k=5")
+    assert done.returncode == 0, done.stderr
+    assert finished.counts() == ["evaluate@a-0", "evaluate@b-0", "report"]
+    assert "params.yaml: evaluate.top_k: 3 -> 5" in done.stdout
+    text = (finished.root / "params.yaml").read_text()
+    assert "top_k: 5           # passages" in text
+    assert "# Toy settings." in text
+    assert "methods: [a, b]      # two methods" in text
+
+
+def test_a_new_method_executes_only_its_own_stages(finished: Toy) -> None:
+    done = finished.flow("--no-prefect", "--set", "methods=[a, b, c]")
+    assert done.returncode == 0, done.stderr
+    names = (finished.root / ".scratch/count.txt").read_text().split()
+    assert sorted(names) == ["evaluate@c-0", "report", "train@c-0"]
+
+
+def test_bare_dvc_repro_gives_the_same_bytes_and_leaves_the_flow_nothing_to_do(toy: Toy, finished: Toy) -> None:
+    done = toy.command("dvc", "repro")
+    assert done.returncode == 0, done.stderr
+    assert toy.counts() == NAMES
+    assert toy.bytes() == finished.bytes()
+    toy.forget()
+    assert "0 of 6 stages executed" in toy.flow("--no-prefect").stdout
+    assert toy.counts() == []
+
+
+def test_a_failure_stops_what_depends_on_it_and_the_next_run_resumes(toy: Toy) -> None:
+    toy.flag("fail-train@a-0")
+    broken = toy.flow("--no-prefect")
+    assert broken.returncode == 1
+    assert "error: train@a-0: toy.yaml: train@a-0 was told to fail. Remove the flag." in broken.stderr
+    assert toy.counts() == ["data", "train@a-0", "train@b-0", "evaluate@b-0"]
+    assert not (toy.root / "reports").exists()
+    toy.flag("fail-train@a-0", on=False)
+    toy.forget()
+    assert toy.flow("--no-prefect").returncode == 0
+    assert toy.counts() == ["train@a-0", "evaluate@a-0", "report"]
+
+
+def test_force_repeats_a_group_and_gives_the_same_bytes(finished: Toy) -> None:
+    before = finished.bytes()
+    assert finished.flow("--no-prefect", "--force", "evaluate").returncode == 0
+    assert finished.counts() == ["evaluate@a-0", "evaluate@b-0"]
+    assert finished.bytes() == before
+
+
+def test_two_runs_at_once_are_refused(toy: Toy) -> None:
+    toy.flag("slow-data")
+    first = toy.start("--no-prefect")
+    try:
+        toy.wait_for("data")
+        second = toy.flow("--no-prefect", "--set", "evaluate.top_k=9")
+        assert second.returncode == 1
+        assert f"another pipeline run (process {first.pid}) is at work in this clone" in second.stderr
+        assert "top_k: 3 " in (toy.root / "params.yaml").read_text()
+        toy.flag("slow-data", on=False)
+        assert first.wait(60) == 0
+    finally:
+        if first.poll() is None:
+            kill_group(first)
+
+
+def test_a_run_beside_bare_dvc_is_refused(toy: Toy) -> None:
+    toy.flag("slow-data")
+    first = toy.command_in_background("dvc", "repro")
+    try:
+        toy.wait_for("data")
+        second = toy.flow("--no-prefect")
+        assert second.returncode == 1
+        assert f"another DVC command (process {first.pid}) is at work in this clone" in second.stderr
+    finally:
+        kill_group(first)
+
+
+@pytest.mark.parametrize("name", ["data", "evaluate@a-0"])
+def test_a_killed_run_leaves_nothing_in_the_way(toy: Toy, finished: Toy, name: str) -> None:
+    toy.flag(f"slow-{name}")
+    first = toy.start("--no-prefect")
+    toy.wait_for(name)
+    kill_group(first)
+    toy.flag(f"slow-{name}", on=False)
+    toy.forget()
+    again = toy.flow("--no-prefect")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert name in toy.counts()
+    assert toy.bytes() == finished.bytes()
+
+
+def test_the_stages_of_a_flow_that_is_killed_alone_end_too(toy: Toy) -> None:
+    toy.flag("slow-data")
+    first = toy.start("--no-prefect")
+    toy.wait_for("data")
+    first.kill()
+    first.wait()
+    until = time.monotonic() + 10
+    while toy.processes() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert toy.processes() == []
+
+
+def test_torn_files_of_a_killed_dvc_are_mended(finished: Toy) -> None:
+    before = finished.bytes()
+    lock = finished.root / "dvc.lock"
+    lock.write_bytes(lock.read_bytes()[:-37] + b"\n  - : {")
+    (finished.root / ".dvc/tmp/rwlock").write_text('{"write": {"x"')
+    (finished.root / "artifacts/train/.a-0.k3j2h1").mkdir()
+    done = finished.flow("--no-prefect")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert finished.counts() == []
+    assert finished.bytes() == before
+    assert not (finished.root / "artifacts/train/.a-0.k3j2h1").exists()
+
+
+def test_busy_paths_of_a_process_id_used_again_are_mended(finished: Toy) -> None:
+    rwlock = {"write": {str(finished.root / "artifacts/data"): {"pid": 1, "cmd": "dvc repro data"}}, "read": {}}
+    (finished.root / ".dvc/tmp/rwlock").write_text(json.dumps(rwlock))
+    done = finished.flow("--no-prefect", "--force", "data")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert finished.counts() == ["data"]
+
+
+def test_sigterm_ends_the_run_within_seconds(toy: Toy) -> None:
+    toy.flag("slow-data")
+    first = toy.start("--no-prefect")
+    toy.wait_for("data")
+    first.terminate()
+    assert first.wait(10) != 0
+    assert not toy.processes()
+    toy.flag("slow-data", on=False)
+    assert toy.flow("--no-prefect").returncode == 0
+
+
+def test_ledger_tells_what_a_stage_cost(finished: Toy) -> None:
+    row = json.loads((finished.root / ".scratch/ledger/train@a-0.json").read_text())
+    assert row["stage"] == "train@a-0"
+    assert row["seconds"] >= 0
+    assert row["peak_rss_mb"] > 5
+    assert row["git_dirty"] is True
+    assert row["mlflow_run_id"] is None
+
+
+def test_git_sees_only_sources(finished: Toy) -> None:
+    shown = subprocess.run(
+        ["git", "-C", str(finished.root), "status", "--porcelain"], capture_output=True, text=True, check=True
+    ).stdout
+    assert not any(part in shown for part in ("artifacts", "reports", ".scratch"))

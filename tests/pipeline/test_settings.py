@@ -1,0 +1,85 @@
+"""How answers get into `params.yaml`: all or none, checked, comments kept."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from flows import dag, settings
+from tasks import conf
+from tests.pipeline.toy import CONF, PARAMS_YAML
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder with `params.yaml` and the files it may name."""
+    (tmp_path / "params.yaml").write_text(PARAMS_YAML, encoding="utf-8")
+    for kind, names in CONF.items():
+        (tmp_path / "conf" / kind).mkdir(parents=True)
+        for name in names:
+            (tmp_path / "conf" / kind / f"{name}.yaml").write_text("name: x\n", encoding="utf-8")
+    return tmp_path
+
+
+def test_answers_are_written_and_comments_stay(root: Path) -> None:
+    changes = settings.apply(settings.parse(["evaluate.top_k=5", "seeds=[0, 7]", "methods=[a, b]"]), root)
+    assert changes == ["evaluate.top_k: 3 -> 5", "seeds: [0] -> [0, 7]"]
+    assert conf.params(root).evaluate.top_k == 5
+    assert conf.params(root).seeds == (0, 7)
+    text = (root / "params.yaml").read_text()
+    expected = PARAMS_YAML.replace("top_k: 3 ", "top_k: 5 ").replace("seeds: [0]", "seeds: [0, 7]")
+    assert text == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["evaluate.topk=5"], "params.yaml has no such key. Known: scale, data, "),
+        (["evaluate.top_k.x=5"], "params.yaml has no such key"),
+        (["evaluate.top_k=0"], "top_k=0: expected at least 1"),
+        (["evaluate.top_k=five"], "found 'five' (str), expected an integer"),
+        (["methods=[grop]"], "unknown method 'grop'"),
+        (["retriever=bm52"], "unknown retriever 'bm52'. Did you mean 'bm25'?"),
+        (["seeds=[]"], "expected at least one integer"),
+        (["evaluate.top_k=7", "seeds=[1, 1]"], "expected different integers"),
+        (["seeds"], "expected key=value"),
+        (["seeds=[0"], "the value is not YAML"),
+    ],
+)
+def test_wrong_answers_change_nothing(root: Path, words: list[str], message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        settings.apply(settings.parse(words), root)
+    assert message in str(caught.value)
+    assert (root / "params.yaml").read_text() == PARAMS_YAML
+    assert [path.name for path in root.iterdir() if path.is_file()] == ["params.yaml"]
+
+
+def test_data_is_a_name_or_a_folder(root: Path) -> None:
+    assert settings.data_answers("world", root) == {"data": "world", "data_folder": "conf/data"}
+    (root / "mine").mkdir()
+    assert settings.data_answers("mine", root) == {"data": "folder", "data_folder": "mine"}
+    with pytest.raises(ValueError, match="DATA=nowhere: neither a folder nor a name of conf/data/ \\(world\\)"):
+        settings.data_answers("nowhere", root)
+
+
+def test_the_form_refuses_what_it_does_not_know() -> None:
+    form = settings.Form.model_validate({"seeds": [1], "evaluate": {"top_k": 4}, "force": ["evaluate"]})
+    assert form.answers() == {"seeds": [1], "evaluate.top_k": 4}
+    assert settings.Form().answers() == {}
+    with pytest.raises(ValidationError, match="retreiver"):
+        settings.Form.model_validate({"retreiver": "bm25"})
+    with pytest.raises(ValidationError, match="greater than or equal to 1"):
+        settings.Form.model_validate({"evaluate": {"top_k": 0}})
+
+
+def test_repair_leaves_a_sound_clone_alone(root: Path) -> None:
+    (root / "dvc.lock").write_text("schema: '2.0'\nstages:\n  data:\n    cmd: x\n")
+    (root / ".dvc/tmp").mkdir(parents=True)
+    (root / ".dvc/tmp/rwlock").write_text("{}")
+    assert dag.repair(root) == []
+    dag.keep_lock_file(root)
+    (root / "dvc.lock").write_text("schema: '2.0'\nstages:\n  data: {")
+    assert dag.repair(root) == ["replaced the torn dvc.lock by its last good copy"]
+    assert "cmd: x" in (root / "dvc.lock").read_text()
+    (root / ".dvc/tmp/rwlock").write_text("")
+    assert dag.repair(root) == ["removed the list of busy paths of a killed run"]

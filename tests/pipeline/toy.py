@@ -1,0 +1,199 @@
+"""A toy pipeline of real DVC stages for the tests of this folder: tiny, counting its executions, breakable.
+
+As a script it is one stage: `python toy.py NAME`. It writes its name and settings to its output and one
+line to `.scratch/count.txt`; `.scratch/slow-NAME` makes it take long, `.scratch/fail-NAME` makes it fail.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tasks import conf, store
+from tasks.stages.runner import Context, run
+
+HOUSE = Path(__file__).resolve().parents[2]
+
+DVC_YAML = """\
+stages:
+  data:
+    cmd: python toy.py data
+    deps: [toy.py]
+    params: [data]
+    outs: [artifacts/data]
+  train:
+    matrix:
+      method: ${methods}
+      seed: ${seeds}
+    cmd: python toy.py train@${item.method}-${item.seed}
+    deps: [toy.py, artifacts/data]
+    params: [scale]
+    outs: ["artifacts/train/${item.method}-${item.seed}"]
+  evaluate:
+    matrix:
+      method: ${methods}
+      seed: ${seeds}
+    cmd: python toy.py evaluate@${item.method}-${item.seed}
+    deps: [toy.py, "artifacts/train/${item.method}-${item.seed}"]
+    params: [evaluate.top_k]
+    outs: ["artifacts/evaluate/${item.method}-${item.seed}"]
+  report:
+    cmd: python toy.py report
+    deps: [toy.py, artifacts/evaluate]
+    params: [methods, seeds]
+    outs: [reports]
+"""
+
+PARAMS_YAML = """\
+# Toy settings.
+scale: small         # sizes
+data: world          # where questions come from
+data_folder: conf/data
+model: tiny
+retriever: bm25
+generator: plain
+methods: [a, b]      # two methods
+seeds: [0]
+evaluate:
+  splits: [dev, test]
+  top_k: 3           # passages
+  max_questions: 0
+  num_bootstrap: 100
+  sampled: false
+"""
+
+NAMES = ["data", "train@a-0", "train@b-0", "evaluate@a-0", "evaluate@b-0", "report"]
+CONF = {
+    "scale": ["small", "large"],
+    "data": ["world"],
+    "model": ["tiny"],
+    "retriever": ["bm25", "dense"],
+    "method": ["a", "b", "c"],
+}
+
+
+class Toy:
+    """A toy clone in a temporary folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True)
+        (root / "dvc.yaml").write_text(DVC_YAML, encoding="utf-8")
+        (root / "params.yaml").write_text(PARAMS_YAML, encoding="utf-8")
+        (root / "toy.py").write_text(Path(__file__).read_text(encoding="utf-8"), encoding="utf-8")
+        (root / ".gitignore").write_text("/artifacts/\n/reports/\n/.scratch/\n__pycache__/\n", encoding="utf-8")
+        for kind, names in CONF.items():
+            for name in names:
+                store.write_json(root / "conf" / kind / f"{name}.yaml", {"name": name})
+        subprocess.run(["git", "init", "-q", str(root)], check=True)
+        self.command("dvc", "init", "-q").check_returncode()
+        (root / ".scratch").mkdir(exist_ok=True)
+
+    def env(self, **more: str) -> dict[str, str]:
+        """Environment of a command in the clone; tracking is off unless asked for."""
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        keep = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_", "BREADCRUMB_"))}
+        dvc = {"DVC_NO_ANALYTICS": "true", "DVC_SITE_CACHE_DIR": str(self.root / ".scratch/dvc-site")}
+        python = {"PYTHONPATH": str(HOUSE), "PATH": path, "BREADCRUMB_TRACKING": "off"}
+        return {**keep, **dvc, **python, **more}
+
+    def command(self, module: str, *words: str, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run `python -m module words` in the clone."""
+        return subprocess.run(
+            [sys.executable, "-m", module, *words],
+            cwd=self.root,
+            env=self.env(**env),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    def flow(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """`python -m flows.reproduce`, without Prefect unless the words say otherwise."""
+        return self.command("flows.reproduce", *words, **env)
+
+    def start(self, *words: str, **env: str) -> "subprocess.Popen[str]":
+        """The flow in a process group of its own, left running."""
+        return self.command_in_background("flows.reproduce", *words, **env)
+
+    def command_in_background(self, module: str, *words: str, **env: str) -> "subprocess.Popen[str]":
+        """`python -m module words` in a process group of its own, left running."""
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *words],
+            cwd=self.root,
+            env=self.env(**env),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def counts(self) -> list[str]:
+        """Stages executed so far, sorted by place in the pipeline."""
+        path = self.root / ".scratch/count.txt"
+        names = path.read_text(encoding="utf-8").split() if path.exists() else []
+        return sorted(names, key=NAMES.index)
+
+    def forget(self) -> None:
+        """Start counting anew."""
+        (self.root / ".scratch/count.txt").unlink(missing_ok=True)
+
+    def flag(self, name: str, on: bool = True) -> None:
+        """Make (or clear) a flag such as `fail-train@a-0`."""
+        (self.root / ".scratch" / name).touch() if on else (self.root / ".scratch" / name).unlink()
+
+    def wait_for(self, name: str, seconds: float = 40) -> None:
+        """Wait until stage `name` is at work."""
+        until = time.monotonic() + seconds
+        while name not in self.counts():
+            assert time.monotonic() < until, f"{name} did not start"
+            time.sleep(0.05)
+
+    def processes(self) -> list[str]:
+        """Command lines of processes still at work in the clone."""
+        import psutil
+
+        found = []
+        for process in psutil.process_iter(["cwd", "cmdline"]):
+            if process.info["cwd"] == str(self.root):
+                found.append(" ".join(process.info["cmdline"] or []))
+        return found
+
+    def bytes(self) -> dict[str, bytes]:
+        """Every file of the outputs."""
+        files = [p for f in ("artifacts", "reports") for p in (self.root / f).rglob("*") if p.is_file()]
+        return {str(p.relative_to(self.root)): p.read_bytes() for p in files}
+
+
+def kill_group(process: "subprocess.Popen[str]") -> None:
+    """SIGKILL to the whole process group."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _stage(ctx: Context) -> None:
+    with (ctx.root / ".scratch/count.txt").open("a") as file:
+        file.write(f"{ctx.name}\n")
+    print(f"hello from {ctx.name}", flush=True)
+    ctx.log(0, {"loss": 0.5})
+    while (ctx.root / f".scratch/slow-{ctx.name}").exists():
+        time.sleep(0.05)
+    if (ctx.root / f".scratch/fail-{ctx.name}").exists():
+        raise ValueError(f"toy.yaml: {ctx.name} was told to fail. Remove the flag.")
+    group, _, item = ctx.name.partition("@")
+    if group == "report":
+        names = [f"{m}-{s}" for m in ctx.params.methods for s in ctx.params.seeds]
+        rows = [(ctx.root / "artifacts/evaluate" / name / "out.txt").read_text().strip() for name in names]
+        with store.replacing_folder(ctx.root / "reports") as folder:
+            (folder / "results.md").write_text("| toy table |\n" + "".join(f"| {row} |\n" for row in rows))
+        return
+    used = {"data": ctx.params.data, "train": ctx.params.scale, "evaluate": ctx.params.evaluate.top_k}[group]
+    with store.replacing_folder(ctx.root / "artifacts" / group / item) as folder:
+        (folder / "out.txt").write_text(f"{ctx.name} {used} {conf.CONF}\n")
+
+
+if __name__ == "__main__":
+    run(sys.argv[1], _stage)

@@ -1,0 +1,283 @@
+"""What the page embeds, that no text becomes markup, and how it behaves in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.report.page import dvc_target, embed, read_curve, render, sample_trajectories, write_page
+from tasks.report.table import Results, build, read_ledger
+from tasks.store import DataError, read_jsonl, write_jsonl
+from tests.report.browser import Browser, chromium
+from tests.report.fake_artifacts import HOSTILE, METHODS, TITLES, write_artifacts
+
+needs_browser = pytest.mark.skipif(chromium() is None, reason="chromium is not installed")
+FACTS = {"data": "world", "model": "tiny"}
+
+
+class Outline(HTMLParser):
+    """Tags in order and the text of the data block, as a browser's parser would cut them."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.data = ""
+        self._inside = False
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self._inside = ("id", "data") in attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = False
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.data += data
+
+
+@pytest.fixture(scope="session")
+def page(results: Results, artifacts: Path) -> Path:
+    path = artifacts.parent / "reports" / "index.html"
+    write_page(path, results, artifacts, read_ledger(artifacts.parent / ".scratch" / "ledger"), FACTS)
+    return path
+
+
+def test_page_holds_every_number_of_the_table(page: Path, results: Results):
+    data = json.loads(Outline(page.read_text()).data)
+    shown = {(c[0], c[1], c[5]): c[6] for c in data["cells"] if c[2] == c[3] == "all" and c[4] == "greedy"}
+    for cell in results.cells:
+        if cell.dataset == cell.hops == "all" and cell.mode == "greedy":
+            assert shown[cell.policy, cell.seed, cell.metric] == cell.value
+
+
+def test_every_run_has_its_provenance(page: Path, results: Results):
+    data = json.loads(Outline(page.read_text()).data)
+    for run in results.runs:
+        found = data["provenance"][f"{run.policy}-{run.seed}"]
+        assert found["policy_sha256"] == run.summary["policy_sha256"]
+        assert found["data_sha256"]
+        assert found["stages"][0]["command"] == f"dvc repro evaluate@{run.policy}-{run.seed}"
+        assert found["stages"][0]["ledger"]["git_commit"]
+        assert found["stages"][1]["ledger"]["mlflow_run_id"]
+
+
+def test_page_needs_nothing_from_outside(page: Path):
+    html = page.read_text()
+    assert not re.search(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", html)
+    assert "http://www.w3.org/2000/svg" in html  # A name, not an address; the only one.
+    assert set(re.findall(r"https?://[^\s\"']+", html)) == {"http://www.w3.org/2000/svg"}
+
+
+def test_page_works_without_a_ledger(results: Results, artifacts: Path, tmp_path: Path):
+    write_page(tmp_path / "index.html", results, artifacts)
+    data = json.loads(Outline((tmp_path / "index.html").read_text()).data)
+    assert data["costs"][1]["seconds"] is None
+    assert data["costs"][1]["generated_tokens"] > 0
+
+
+def test_same_input_same_page(results: Results, artifacts: Path, tmp_path: Path):
+    for name in ("a", "b"):
+        write_page(tmp_path / name, results, artifacts)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+@given(st.recursive(st.text() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+def test_any_text_survives_embedding_and_none_becomes_markup(value: object):
+    text = embed(value)
+    assert json.loads(text) == value
+    assert text.isascii()
+    assert not set("<>&") & set(text)
+
+
+@pytest.mark.parametrize("text", [HOSTILE, "<!--", "]]>", "{{script}}", "\\u003c/script>", "\ud800"])
+def test_data_cannot_leave_its_block(text: str):
+    plain, planted = Outline(render({"a": "x"})), Outline(render({"a": text, text: 1}))
+    assert planted.tags == plain.tags
+    assert json.loads(planted.data) == {"a": text, text: 1}
+
+
+def test_trajectories_are_bounded_spread_and_stable(artifacts: Path):
+    paths = {seed: artifacts / "evaluate" / f"search_r1_grpo-{seed}" / "trajectories.jsonl" for seed in (0, 1)}
+    chosen = sample_trajectories(paths, 24)
+    assert len(chosen) == 24
+    assert chosen == sample_trajectories(paths, 24)
+    kinds = {(seed, row["mode"], row["hops"]) for seed, row in chosen}
+    assert len(kinds) == 2 * 2 * 3
+    assert {row["outcome"] for _, row in chosen} == {0.0, 1.0}
+    assert len({(seed, row["mode"], row["question_id"]) for seed, row in chosen}) == 24
+
+
+def test_policies_show_the_same_questions(artifacts: Path):
+    shown = []
+    for policy in ("base", "search_r1_grpo"):
+        rows = sample_trajectories({0: artifacts / "evaluate" / f"{policy}-0" / "trajectories.jsonl"}, 30)
+        shown.append({row["question_id"] for _, row in rows})
+    assert len(shown[0] & shown[1]) >= 8
+
+
+def test_a_short_file_gives_what_it_has(artifacts: Path, tmp_path: Path):
+    rows = [row for _, row in read_jsonl(artifacts / "evaluate" / "base-0" / "trajectories.jsonl")]
+    write_jsonl(tmp_path / "few.jsonl", rows[:5])
+    assert len(sample_trajectories({0: tmp_path / "few.jsonl"}, 60)) == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"turns": None}, "turns=None, expected list"),
+        ({"turns": [1]}, r"turns\[0\]: found int"),
+        ({"prompt": 3}, "prompt=3, expected str"),
+    ],
+)
+def test_malformed_trajectories_are_refused(artifacts: Path, tmp_path: Path, change: dict[str, object], words: str):
+    rows = [row for _, row in read_jsonl(artifacts / "train" / "search_r1_ppo-0" / "trajectories.jsonl")]
+    write_jsonl(tmp_path / "bad.jsonl", [rows[0], rows[1] | change])
+    with pytest.raises(DataError, match=f"row 2: .*{words}|row 2: {words}"):
+        sample_trajectories({0: tmp_path / "bad.jsonl"}, 10)
+
+
+def test_advantages_must_be_one_a_token(artifacts: Path, tmp_path: Path):
+    rows = [row for _, row in read_jsonl(artifacts / "train" / "search_r1_ppo-0" / "trajectories.jsonl")]
+    rows[0]["turns"][0]["advantages"].pop()
+    write_jsonl(tmp_path / "bad.jsonl", rows[:2])
+    with pytest.raises(DataError, match=r"turns\[0\]: advantages: found \d+ values for \d+ tokens"):
+        sample_trajectories({0: tmp_path / "bad.jsonl"}, 10)
+
+
+def test_curves_are_thinned_but_keep_rare_points(tmp_path: Path):
+    rare = {i: {"validation_em": 0.5} for i in range(97, 2001, 97)}
+    rows = [{"step": i, "metrics": {"loss": i / 3} | rare.get(i, {})} for i in range(1, 2001)]
+    write_jsonl(tmp_path / "metrics.jsonl", rows)
+    curve = read_curve(tmp_path / "metrics.jsonl")
+    assert len(curve["step"]) < 500
+    assert curve["step"][-1] == 2000
+    assert sum(value is not None for value in curve["validation_em"]) == 20
+
+
+def test_malformed_metrics_are_refused(tmp_path: Path):
+    write_jsonl(tmp_path / "metrics.jsonl", [{"step": 1, "metrics": {"loss": "low"}}])
+    with pytest.raises(DataError, match="row 1: metric 'loss' is 'low'"):
+        read_curve(tmp_path / "metrics.jsonl")
+
+
+def test_stages_are_called_as_dvc_calls_them():
+    assert dvc_target("evaluate@base-0", ["evaluate_base"]) == "evaluate_base@0"
+    assert dvc_target("evaluate@search_r1_grpo-1", ["evaluate_base", "evaluate"]) == "evaluate@search_r1_grpo-1"
+
+
+# In a browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as found:
+        yield found
+
+
+def text(browser: Browser, selector: str) -> str:
+    return str(browser.run(f"(document.querySelector({json.dumps(selector)}) || {{}}).textContent || ''"))
+
+
+MODE, HOPS = 2, 4  # Places of the viewer's selects.
+
+
+def choose(browser: Browser, place: int, value: str) -> None:
+    browser.run(
+        f"(() => {{ const select = document.querySelectorAll('.viewer select')[{place}];"
+        f" select.value = {json.dumps(value)}; select.dispatchEvent(new Event('change')); }})()"
+    )
+
+
+@needs_browser
+def test_page_draws_everything_without_a_complaint(browser: Browser, page: Path):
+    browser.problems.clear()
+    browser.requests.clear()
+    browser.open(page)
+    sections = browser.run("[...document.querySelectorAll('section')].map(s => s.id)")
+    assert sections == ["results", "hops", "learning", "trajectories", "health", "cost", "data", "provenance-list"]
+    assert browser.run("document.querySelectorAll('svg.plot path.mean').length") > 20
+    assert browser.problems == []
+    assert [address for address in browser.requests if not address.startswith(("file:", "data:"))] == []
+
+
+@needs_browser
+def test_viewer_steps_with_keys_and_buttons(browser: Browser, page: Path):
+    browser.open(page)
+    choose(browser, HOPS, "")
+    browser.run("document.querySelector('#trajectories').scrollIntoView({behavior: 'instant'})")
+    seen = [text(browser, ".count")]
+    for key in ("ArrowRight", "ArrowRight", "ArrowLeft"):
+        browser.press(key)
+        seen.append(text(browser, ".count"))
+    total = seen[0].split()[-1]
+    assert seen == [f"{i} of {total}" for i in (1, 2, 3, 2)]
+    question = text(browser, ".question")
+    browser.run("document.querySelector('[aria-label=\"Next question\"]').click()")
+    assert text(browser, ".count").startswith("3 of")
+    assert text(browser, ".question") != question
+    choose(browser, MODE, "training")
+    assert browser.run("[...document.querySelectorAll('.tokens span')].some(s => s.style.background.includes('rgba'))")
+    assert text(browser, ".turn aside").startswith("Turn 1")
+
+
+@needs_browser
+def test_hovering_a_token_tells_its_advantage(browser: Browser, page: Path):
+    browser.open(page)
+    choose(browser, MODE, "training")
+    at = browser.run(
+        "(() => { const token = document.querySelectorAll('.tokens span')[2];"
+        " token.scrollIntoView({block: 'center', behavior: 'instant'}); const box = token.getBoundingClientRect();"
+        " return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+    )
+    browser.move(at[0] - 1, at[1])
+    browser.move(*at)
+    assert re.search(r'token ".+"\nadvantage -?\d\.\d{4}\nlogprob', text(browser, "#tip"))
+
+
+@needs_browser
+def test_a_number_shows_where_it_comes_from(browser: Browser, page: Path, results: Results):
+    browser.open(page)
+    browser.run("document.querySelector('#results button.cell').click()")
+    shown = text(browser, "dialog")
+    assert browser.run("document.querySelector('dialog').open") is True
+    assert "dvc repro evaluate@base-0" in shown
+    assert results.runs[0].summary["policy_sha256"] in shown
+    assert "4f6f0d9c1b7a" in shown
+    assert "object" not in shown.lower().replace("objective", "")
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [1200, 390])
+def test_page_fits_its_window(browser: Browser, page: Path, width: int):
+    browser.resize(width, 900)
+    browser.open(page)
+    assert browser.run("document.documentElement.scrollWidth") <= width
+    browser.resize(1200, 900)
+
+
+@needs_browser
+def test_hostile_text_stays_text(browser: Browser, tmp_path: Path):
+    artifacts = write_artifacts(tmp_path, num_questions=9, steps=4, hostile=True)
+    found = build(artifacts, METHODS, (0, 1), 100, {**TITLES, "search_r1_ppo": HOSTILE})
+    write_page(tmp_path / "index.html", found, artifacts, facts={"data": HOSTILE})
+    browser.problems.clear()
+    browser.requests.clear()
+    browser.open(tmp_path / "index.html")
+    for mode in ("training", "sampled", "greedy"):
+        choose(browser, MODE, mode)
+        assert HOSTILE in text(browser, ".question")
+        assert HOSTILE in text(browser, ".doc b")
+    assert browser.run("window.hacked") is None
+    assert browser.run("document.querySelectorAll('img').length") == 0
+    assert browser.run("document.querySelectorAll('script').length") == 2
+    assert browser.problems == []
+    assert len(browser.requests) == 1

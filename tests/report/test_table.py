@@ -1,0 +1,230 @@
+"""Hand-checked cells, bytes that depend on the artifacts alone, and refusals of artifacts that do not fit."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tasks.report import table
+from tasks.report.table import Results, build, markdown, read_ledger, terminal, write_csv
+from tasks.store import DataError, read_jsonl, write_json, write_jsonl
+from tests.report.fake_artifacts import DATA, METHODS, TITLES, write_artifacts, write_ledger
+
+
+def row(question: str, em: float, hops: int = 1, mode: str = "greedy", **over: object) -> dict[str, object]:
+    values = {
+        "question_id": question,
+        "dataset": "world",
+        "split": "test",
+        "hops": hops,
+        "type": None,
+        "mode": mode,
+        "em": em,
+        "f1": em,
+        "subem": em,
+        "searches": 2,
+        "actions": 4,
+        "valid_actions": 3,
+        "recall": None,
+        "status": "answered",
+        "generated_tokens": 10,
+        "prefill_tokens": 100,
+        "answer": "x",
+    }
+    return values | over
+
+
+def tiny(root: Path, scores: dict[str, list[dict[str, object]]]) -> Path:
+    """Artifacts of the runs named `<policy>-<seed>`; everything but the scores is filled in."""
+    artifacts = root / "artifacts"
+    write_json(artifacts / "data" / "manifest.json", {"data_sha256": DATA})
+    write_json(artifacts / "recall.json", {"datasets": {}})
+    write_json(artifacts / "validation.json", {})
+    for name, rows in scores.items():
+        policy, _, seed = name.rpartition("-")
+        write_jsonl(artifacts / "evaluate" / name / "scores.jsonl", rows)
+        summary = {"policy": policy, "seed": int(seed), "num_questions": len(rows), "settings": {}}
+        hashes = {"data_sha256": DATA, "policy_sha256": f"hash of {name}"}
+        write_json(artifacts / "evaluate" / name / "summary.json", summary | hashes)
+        if policy != "base":
+            counts = {"steps": 5, "num_trajectories": 40, "generated_tokens": 1000 * (1 + int(seed)), "searches": 60}
+            training = {"method": policy, "seed": int(seed), "prefill_tokens": 9000, "settings": {}}
+            write_json(artifacts / "train" / name / "summary.json", counts | training | hashes)
+    return artifacts
+
+
+def value(results: Results, *key: str, **more: object) -> float:
+    cell = results.find(*key, **more)  # type: ignore[arg-type]
+    assert cell is not None
+    return cell.value
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Results:
+    # em by question (a, b, c, d): base seed 0: 0 0 0 1, seed 1: 0 0 1 1; grpo seed 0: 1 1 0 1, seed 1: 1 0 1 1.
+    ems = {"base-0": "0001", "base-1": "0011", "grpo-0": "1101", "grpo-1": "1011"}
+    hops = {"a": 1, "b": 2, "c": 2, "d": 2}
+    rows = {
+        name: [row(q, float(em), hops[q]) for q, em in zip("abcd", digits, strict=True)] for name, digits in ems.items()
+    }
+    rows["grpo-0"][0] |= {"recall": 0.5, "actions": 0, "valid_actions": 0, "status": "failed"}
+    return build(tiny(tmp_path, rows), ["grpo"], [0, 1], 500, {"grpo": "GRPO"})
+
+
+def test_means_are_over_questions_and_seeds(small: Results):
+    assert value(small, "base", "em") == 3 / 8
+    assert value(small, "base", "em", seed=1) == 2 / 4
+    assert value(small, "grpo", "em") == 6 / 8
+    assert value(small, "grpo", "em", hops=1) == 1.0
+    assert value(small, "grpo", "em", hops=2) == 4 / 6
+    assert value(small, "grpo", "em", dataset="world") == 6 / 8
+
+
+def test_difference_pairs_seed_and_question(small: Results):
+    # Seed 0: 1 1 0 0; seed 1: 1 0 0 0. By question: 1, .5, 0, 0; mean .375.
+    assert value(small, "grpo", "em_minus_base") == 0.375
+    assert value(small, "grpo", "em_minus_base", seed=0) == 0.5
+    assert value(small, "grpo", "em_minus_base", hops=1) == 1.0
+    assert small.find("base", "em_minus_base") is None
+
+
+def test_questions_without_a_value_are_not_counted(small: Results):
+    recall = small.find("grpo", "recall")
+    assert recall is not None
+    assert (recall.value, recall.num_questions) == (0.5, 1)
+    assert small.find("base", "recall") is None
+    # Question a of seed 0 took no action, so that seed 1 alone speaks for it: 3 of 4 everywhere.
+    assert value(small, "grpo", "valid_action_rate") == 0.75
+    assert value(small, "grpo", "failed") == 1 / 8
+
+
+def test_training_cost_is_the_mean_over_seeds(small: Results):
+    assert value(small, "grpo", "generated_tokens", mode="training") == 1500
+    assert value(small, "grpo", "generated_tokens", seed=1, mode="training") == 2000
+    assert small.find("base", "generated_tokens", mode="training") is None
+
+
+def test_every_cell_appears_once(results: Results):
+    keys = [(c.policy, c.seed, c.dataset, c.hops, c.mode, c.metric) for c in results.cells]
+    assert len(keys) == len(set(keys))
+    assert all(c.low is None or c.low <= c.value <= c.high for c in results.cells if c.high is not None)
+
+
+def test_csv_has_fixed_columns_and_numbers(small: Results, tmp_path: Path):
+    write_csv(tmp_path / "results.csv", small.cells)
+    text = (tmp_path / "results.csv").read_text()
+    rows = list(csv.DictReader(text.splitlines()))
+    assert list(rows[0])[:7] == ["policy", "seed", "dataset", "hops", "mode", "metric", "value"]
+    found = next(r for r in rows if (r["policy"], r["seed"], r["hops"], r["metric"]) == ("grpo", "0", "all", "em"))
+    assert found["value"] == "0.750000"
+    assert found["num_questions"] == "4"
+    assert found["policy_sha256"] == "hash of grpo-0"
+    whole = next(r for r in rows if (r["policy"], r["seed"], r["metric"]) == ("grpo", "all", "em"))
+    assert whole["policy_sha256"] == "hash of grpo-0;hash of grpo-1"
+
+
+def test_csv_quotes_what_csv_needs(small: Results, tmp_path: Path):
+    odd = table.Cell('a,"b"', "0", "x\ny", "all", "greedy", "em", -0.0, None, None, None, "d", "p")
+    write_csv(tmp_path / "odd.csv", [odd])
+    with (tmp_path / "odd.csv").open(newline="") as file:
+        found = list(csv.reader(file))[1]
+    assert found[:4] == ['a,"b"', "0", "x\ny", "all"]
+    assert found[6:10] == ["0.000000", "", "", ""]
+
+
+def test_files_do_not_depend_on_the_ledger_or_the_place(tmp_path: Path):
+    texts = []
+    for name, seconds in (("one", 10.0), ("two", 999.0)):
+        artifacts = write_artifacts(tmp_path / name, num_questions=12, steps=6)
+        write_ledger(tmp_path / name / ".scratch" / "ledger", (0, 1), seconds)
+        found = build(artifacts, METHODS, (0, 1), 200, TITLES)
+        write_csv(tmp_path / name / "results.csv", found.cells)
+        texts.append((tmp_path / name / "results.csv").read_bytes() + markdown(found).encode())
+    assert texts[0] == texts[1]
+    assert str(tmp_path).encode() not in texts[0]
+
+
+def test_markdown_shows_titles_intervals_and_breakdowns(results: Results):
+    text = markdown(results)
+    assert "| Search-R1-GRPO | 2 | 40 |" in text
+    assert "## Exact match by number of hops" in text
+    cell = results.find("search_r1_grpo", "em")
+    assert cell is not None
+    assert f"{cell.value:.3f} [{cell.low:.3f}, {cell.high:.3f}]" in text
+
+
+def test_datasets_have_their_own_rows(tmp_path: Path):
+    artifacts = write_artifacts(tmp_path, num_questions=18, steps=3, datasets=("one", "two", "three"))
+    found = build(artifacts, METHODS, (0, 1), 100)
+    counts = [found.find("base", "em", dataset=name) for name in ("one", "two", "three")]
+    assert [cell.num_questions for cell in counts if cell] == [6, 6, 6]
+    assert found.find("retriever", "recall@3", dataset="two", mode="search") is not None
+    assert found.find("retriever", "recall@3", dataset="three", mode="search") is None
+    assert found.title("search_r1_grpo") == "search_r1_grpo"
+
+
+def test_terminal_table_has_one_line_a_policy(results: Results, artifacts: Path):
+    lines = terminal(results, read_ledger(artifacts.parent / ".scratch" / "ledger")).splitlines()
+    assert [line.split()[0] for line in lines[2:5]] == ["base", "Search-R1-PPO", "Search-R1-GRPO"]
+    assert max(map(len, lines)) <= 120
+    assert terminal(results).splitlines()[4].endswith("-")  # No ledger: no seconds, but still a table.
+
+
+def test_ledger_is_optional_and_a_broken_file_is_no_entry(tmp_path: Path):
+    assert read_ledger(tmp_path / "nothing") == {}
+    (tmp_path / "torn.json").write_text('{"stage": "a')
+    write_json(tmp_path / "good.json", {"stage": "base@0", "seconds": 4.0})
+    assert read_ledger(tmp_path) == {"base@0": {"stage": "base@0", "seconds": 4.0}}
+
+
+def change_json(name: str, **values: object) -> Callable[[Path], None]:
+    def change(artifacts: Path) -> None:
+        path = artifacts / name
+        write_json(path, json.loads(path.read_text()) | values)
+
+    return change
+
+
+def change_row(name: str, **values: object) -> Callable[[Path], None]:
+    def change(artifacts: Path) -> None:
+        rows = [found for _, found in read_jsonl(artifacts / name)]
+        rows[1] |= values
+        write_jsonl(artifacts / name, rows)
+
+    return change
+
+
+SCORES = "evaluate/search_r1_ppo-1/scores.jsonl"
+SUMMARY = "evaluate/search_r1_ppo-1/summary.json"
+
+
+@pytest.mark.parametrize(
+    ("break_it", "words"),
+    [
+        (lambda a: (a / "recall.json").unlink(), r"recall\.json: the file is missing"),
+        (lambda a: (a / SCORES).unlink(), r"scores\.jsonl: the file is missing"),
+        (lambda a: (a / SCORES).write_text(""), "no row of mode 'greedy'"),
+        (lambda a: (a / SCORES).write_text("{"), "row 1: column 2: not JSON"),
+        (lambda a: (a / SUMMARY).write_text("[]"), "found list, expected a JSON object"),
+        (change_row(SCORES, em="yes"), r"row 2: em='yes', expected int or float"),
+        (change_row(SCORES, hops=None), r"row 2: hops=None, expected int"),
+        (change_row(SCORES, em=True), r"row 2: em=True"),
+        (change_row(SCORES, question_id="other"), "other questions"),
+        (change_row(SCORES, mode="greedy"), "appears twice"),
+        (change_json(SUMMARY, data_sha256="stale"), "evaluated on different data"),
+        (change_json(SUMMARY, seed=0), "seed=0, expected 1"),
+        (change_json("data/manifest.json", data_sha256="new"), "manifest.json: data_sha256='new'"),
+        (change_json("recall.json", datasets={"world": {"num_questions": 3, "recall@3": 7}}), "recall@3=7"),
+        (change_json("recall.json", datasets=[]), "expected"),
+        (lambda a: (a / "train/search_r1_ppo-1/summary.json").write_text("{}"), "key 'method' is missing"),
+    ],
+)
+def test_artifacts_that_do_not_fit_are_refused(tmp_path: Path, break_it: Callable[[Path], None], words: str):
+    artifacts = write_artifacts(tmp_path, num_questions=6, steps=3)
+    break_it(artifacts)
+    with pytest.raises(DataError, match=words):
+        build(artifacts, METHODS, (0, 1), 100)

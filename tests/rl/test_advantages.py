@@ -1,0 +1,259 @@
+"""Advantages against the golden values 2-4 of search_r1 and against slow second implementations."""
+
+import math
+import statistics
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import tensor
+
+from tasks.rl.advantages import gae, group_normalized, whiten
+from tasks.rl.losses import k1
+
+F64 = torch.float64
+many = settings(max_examples=150, deadline=None)
+numbers = st.floats(-5, 5, allow_nan=False)
+units = st.floats(0, 1)
+VALUES = [0.2, 0.3, 0.1, 0.5, 0.4, 0.6]
+OWN = [True, True, False, False, True, True]  # tokens 3 and 4 are observation
+
+
+def row(values):
+    return tensor([values], dtype=F64)
+
+
+def close(found, expected, tolerance=1e-6):
+    torch.testing.assert_close(found, tensor(expected, dtype=found.dtype), rtol=0, atol=tolerance)
+
+
+# Golden 2 ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scores", "spread", "expected"),
+    [
+        ([1, 0, 0, 1, 0], "sample", [1.095443, -0.730295, -0.730295, 1.095443, -0.730295]),
+        ([1, 0, 0, 1, 0], "population", [1.224742, -0.816495, -0.816495, 1.224742, -0.816495]),
+        ([1, 0], "sample", [0.707106, -0.707106]),
+        ([1, 0], "population", [0.999998, -0.999998]),
+        ([1, 1, 1], "sample", [0, 0, 0]),
+    ],
+)
+def test_group_golden(scores, spread, expected):
+    close(group_normalized(tensor(scores, dtype=F64), ["q"] * len(scores), spread=spread), expected)
+
+
+def slow_group(scores, ids, eps, spread):
+    """One trajectory at a time, with the statistics module."""
+    result = []
+    for score, own in zip(scores, ids, strict=True):
+        group = [s for s, other in zip(scores, ids, strict=True) if other == own]
+        if len(group) == 1:
+            result.append(score)
+        elif len(set(group)) == 1:
+            result.append(0.0)
+        else:
+            std = statistics.stdev(group) if spread == "sample" else statistics.pstdev(group)
+            result.append((score - statistics.mean(group)) / (std + eps))
+    return result
+
+
+some_scores = st.one_of(numbers, st.sampled_from([0.0, 1.0, 0.1]))
+grouped = st.lists(st.tuples(st.sampled_from("abcd"), some_scores), min_size=1, max_size=24)
+spreads = st.sampled_from(["sample", "population"])
+
+
+@many
+@given(grouped, spreads, st.sampled_from([1e-6, 1e-3]))
+def test_group_agrees_with_the_slow_one(rows, spread, eps):
+    ids, scores = zip(*rows, strict=True)
+    found = group_normalized(tensor(scores, dtype=F64), ids, eps, spread)
+    close(found, slow_group(scores, ids, eps, spread), 1e-7)
+
+
+@many
+@given(grouped, spreads)
+def test_group_sums_to_zero_and_equal_scores_give_exactly_zero(rows, spread):
+    ids, scores = zip(*rows, strict=True)
+    found = group_normalized(tensor(scores, dtype=F64), ids, spread=spread)
+    for group in set(ids):
+        own = [i for i, other in enumerate(ids) if other == group]
+        if len(own) == 1:
+            assert found[own[0]] == scores[own[0]]
+        else:
+            assert abs(found[own].sum().item()) < 1e-7
+        if len(own) > 1 and len({scores[i] for i in own}) == 1:
+            assert (found[own] == 0).all()
+
+
+@many
+@given(grouped, spreads, st.randoms(use_true_random=False))
+def test_group_follows_a_permutation(rows, spread, rng):
+    order = list(range(len(rows)))
+    rng.shuffle(order)
+    ids, scores = zip(*rows, strict=True)
+    before = group_normalized(tensor(scores, dtype=F64), ids, spread=spread)
+    after = group_normalized(tensor([scores[i] for i in order], dtype=F64), [ids[i] for i in order], spread=spread)
+    torch.testing.assert_close(after, before[order], rtol=1e-9, atol=1e-7)
+
+
+@pytest.mark.parametrize("value", [0.1, 0.7, 1 / 3, -2.3])
+@pytest.mark.parametrize("size", [3, 5, 7, 11])
+def test_equal_float32_scores_give_exactly_zero(value, size):
+    assert group_normalized(torch.full((size,), value), ["q"] * size).tolist() == [0.0] * size
+
+
+def test_groups_do_not_mix():
+    # Pitfall 6: the same row index of two datasets is two prompts.
+    found = group_normalized(tensor([1.0, 0.0, 5.0, 5.0], dtype=F64), ["nq/7", "nq/7", "hotpot/7", "hotpot/7"])
+    close(found, [0.707106, -0.707106, 0, 0])
+
+
+def test_a_missing_group_id_is_an_error():
+    with pytest.raises(ValueError, match="2 scores but 1 group ids"):
+        group_normalized(tensor([1.0, 0.0]), ["q"])
+
+
+def test_no_trajectories():
+    assert group_normalized(tensor([], dtype=F64), []).tolist() == []
+
+
+# Golden 3 and 4 ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gamma", "lam", "expected"),
+    [
+        (1.0, 1.0, [0.8, 0.7, 0.9, 0.5, 0.6, 0.4]),  # 1 - V
+        (1.0, 0.95, [0.657676, 0.587027, 0.82845, 0.451, 0.58, 0.4]),
+        (0.99, 0.95, [0.616965, 0.55286, 0.801553, 0.432273, 0.5702, 0.4]),
+    ],
+)
+def test_gae_golden(gamma, lam, expected):
+    advantages, targets = gae(row([0, 0, 0, 0, 0, 1]), row(VALUES), tensor([OWN]), gamma, lam)
+    close(advantages, [expected])
+    close(targets, [[a + v for a, v in zip(expected, VALUES, strict=True)]])
+
+
+def test_gae_golden_with_the_kl_penalty_in_the_reward():
+    old, ref = row([-1, -0.5, -2, -1.5, -0.7, -0.2]), row([-1.2, -0.4, -1, -3, -0.7, -0.5])
+    penalty = k1(old, ref, tensor([OWN]))
+    rewards = row([0, 0, 0, 0, 0, 1]) - 0.001 * penalty
+    close(penalty, [[0.2, -0.1, 0, 0, 0, 0.3]])
+    close(rewards, [[-0.0002, 0.0001, 0, 0, 0, 0.9997]])
+    close(gae(rewards, row(VALUES), tensor([OWN]), 1.0, 1.0)[0], [[0.7996, 0.6998, 0.8997, 0.4997, 0.5997, 0.3997]])
+
+
+def slow_gae(rewards, values, own, gamma, lam):
+    """The defining sum A_t = sum_l (gamma lam)^l delta_{t+l}, over the tokens up to the last generated one."""
+    length = max((t + 1 for t, mine in enumerate(own) if mine), default=0)
+    deltas = []
+    for t in range(length):
+        following = values[t + 1] if t + 1 < length else 0.0
+        deltas.append(rewards[t] + gamma * following - values[t])
+    advantages = [sum((gamma * lam) ** (u - t) * deltas[u] for u in range(t, length)) for t in range(length)]
+    padding = [0.0] * (len(own) - length)
+    return advantages + padding, [a + values[t] for t, a in enumerate(advantages)] + padding
+
+
+tokens = st.tuples(numbers, numbers, st.booleans())
+
+
+@st.composite
+def batches(draw, max_rows=4, max_tokens=9):
+    """A ragged batch: rewards, values and mask, [B][T] each."""
+    width = draw(st.integers(1, max_tokens))
+    rows = draw(st.lists(st.lists(tokens, min_size=width, max_size=width), min_size=1, max_size=max_rows))
+    return [[[token[i] for token in r] for r in rows] for i in range(3)]
+
+
+@many
+@given(batches(), units, units)
+def test_gae_agrees_with_the_defining_sum(batch, gamma, lam):
+    rewards, values, own = batch
+    advantages, targets = gae(tensor(rewards, dtype=F64), tensor(values, dtype=F64), tensor(own), gamma, lam)
+    expected = [slow_gae(*r, gamma, lam) for r in zip(rewards, values, own, strict=True)]
+    close(advantages, [a for a, _ in expected], 1e-9)
+    close(targets, [r for _, r in expected], 1e-9)
+
+
+@many
+@given(batches())
+def test_without_discounts_an_advantage_is_what_is_still_to_come_minus_the_value(batch):
+    rewards, values, own = batch
+    advantages, targets = gae(tensor(rewards, dtype=F64), tensor(values, dtype=F64), tensor(own), 1.0, 1.0)
+    for b, mine in enumerate(own):
+        last = max((t for t, m in enumerate(mine) if m), default=-1)
+        for t in range(last + 1):
+            assert advantages[b, t].item() == pytest.approx(sum(rewards[b][t : last + 1]) - values[b][t], abs=1e-9)
+            assert targets[b, t].item() == pytest.approx(sum(rewards[b][t : last + 1]), abs=1e-9)
+
+
+@many
+@given(batches(), units)
+def test_with_lambda_zero_an_advantage_is_one_temporal_difference(batch, gamma):
+    rewards, values, own = batch
+    advantages, _ = gae(tensor(rewards, dtype=F64), tensor(values, dtype=F64), tensor(own), gamma, 0.0)
+    for b, mine in enumerate(own):
+        last = max((t for t, m in enumerate(mine) if m), default=-1)
+        for t in range(last + 1):
+            following = values[b][t + 1] if t < last else 0.0
+            assert advantages[b, t].item() == pytest.approx(rewards[b][t] + gamma * following - values[b][t], abs=1e-9)
+
+
+@pytest.mark.parametrize("rubbish", [7.0, math.inf, -math.inf, math.nan])
+def test_what_stands_in_the_padding_does_not_matter(rubbish):
+    own = tensor([[True, False, True, False, False]])
+    rewards, values = row([0.1, 0, 1, rubbish, rubbish]), row([0.2, 0.3, 0.4, rubbish, rubbish])
+    alone = gae(rewards[:, :3], values[:, :3], own[:, :3], 0.9, 0.8)
+    padded = gae(rewards, values, own, 0.9, 0.8)
+    for long, short in zip(padded, alone, strict=True):
+        close(long, [[*short[0].tolist(), 0.0, 0.0]], 1e-12)
+
+
+def test_gae_of_a_row_without_generated_tokens_is_zero():
+    advantages, targets = gae(row([1, 1]), row([0.5, 0.5]), tensor([[False, False]]), 1.0, 1.0)
+    assert advantages.tolist() == targets.tolist() == [[0.0, 0.0]]
+
+
+# Whitening --------------------------------------------------------------------------------------------------------
+
+
+def test_whiten_golden():
+    advantages = row([0.8, 0.7, 0.9, 0.5, 0.6, 0.4])
+    everything = whiten(advantages, torch.ones(1, 6, dtype=torch.bool))
+    close(everything, [[0.801784, 0.267261, 1.336306, -0.801784, -0.267261, -1.336306]])
+    close(whiten(advantages, tensor([OWN])), [[1.024695, 0.439155, 0, 0, -0.146385, -1.317465]])
+
+
+@many
+@given(batches())
+def test_whiten_agrees_with_the_slow_one(batch):
+    values, _, own = batch
+    chosen = [v for r, m in zip(values, own, strict=True) for v, mine in zip(r, m, strict=True) if mine]
+    mean = statistics.fmean(chosen) if chosen else 0.0
+    scale = 1 / math.sqrt(statistics.variance(chosen) + 1e-8) if len(chosen) > 1 else 1.0
+    found = whiten(tensor(values, dtype=F64), tensor(own))
+    for row_found, r, m in zip(found.tolist(), values, own, strict=True):
+        assert row_found == pytest.approx([(v - mean) * scale if mine else 0.0 for v, mine in zip(r, m, strict=True)])
+
+
+@many
+@given(batches())
+def test_whitened_advantages_have_mean_zero(batch):
+    values, _, own = batch
+    found = whiten(tensor(values, dtype=F64), tensor(own))
+    assert abs(found.sum().item()) < 1e-6
+    assert torch.isfinite(found).all()
+
+
+def test_whiten_ignores_what_stands_off_the_mask():
+    found = whiten(row([1, math.nan, 3, math.inf]), tensor([[True, False, True, False]]))
+    close(found, [[-math.sqrt(0.5), 0, math.sqrt(0.5), 0]], 1e-7)
+
+
+def test_whiten_of_none_and_of_one():
+    assert whiten(row([3, 4]), tensor([[False, False]])).tolist() == [[0, 0]]
+    assert whiten(row([3, 4]), tensor([[False, True]])).tolist() == [[0, 0]]

@@ -1,0 +1,318 @@
+"""Losses against the golden values 4-7 of search_r1 and against slow second implementations."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import tensor
+
+from tasks.rl.losses import (
+    Normalizer,
+    aggregate,
+    clip_fraction,
+    clipped,
+    importance_weights,
+    k1,
+    k3,
+    ratios,
+    value_loss,
+)
+
+F64 = torch.float64
+INF = math.inf
+many = settings(max_examples=150, deadline=None)
+logs = st.floats(-6, 0)
+numbers = st.floats(-3, 3)
+OWN = tensor([[True, True, False, False, True, True]])
+OLD = tensor([[-1, -0.5, -2, -1.5, -0.7, -0.2]], dtype=F64)
+REF = tensor([[-1.2, -0.4, -1, -3, -0.7, -0.5]], dtype=F64)
+NEW = tensor([[-0.7, -0.5, -2, -1.5, -0.9, -0.15]], dtype=F64)
+ADVANTAGES = tensor([[1, 1, 1, 1, -1, -1]], dtype=F64)
+
+
+def close(found, expected, tolerance=1e-6):
+    torch.testing.assert_close(found, tensor(expected, dtype=found.dtype), rtol=0, atol=tolerance)
+
+
+@st.composite
+def batches(draw, *elements, max_rows=5, max_tokens=7):
+    """Float64 tensors [B, T], one per strategy, and a mask [B, T]."""
+    shape = draw(st.integers(1, max_rows)), draw(st.integers(1, max_tokens))
+    size = shape[0] * shape[1]
+    made = [tensor(draw(st.lists(e, min_size=size, max_size=size)), dtype=F64).reshape(shape) for e in elements]
+    mask = draw(st.lists(st.booleans(), min_size=size, max_size=size))
+    return *made, tensor(mask).reshape(shape)
+
+
+def each(*tensors):
+    """The aligned entries of several [B, T] tensors, as Python values."""
+    return zip(*(t.flatten().tolist() for t in tensors), strict=True)
+
+
+# KL ---------------------------------------------------------------------------------------------------------------
+
+
+def test_kl_golden():
+    close(k1(OLD, REF, OWN), [[0.2, -0.1, 0, 0, 0, 0.3]])
+    # The golden values give all six; off the mask the term is 0.
+    close(k3(OLD, REF, torch.ones_like(OWN)), [[0.018731, 0.005171, 0.718282, 0.72313, 0, 0.040818]])
+    close(k3(OLD, REF, OWN), [[0.018731, 0.005171, 0, 0, 0, 0.040818]])
+    close(aggregate(k3(OLD, REF, OWN), OWN, "token_mean"), 0.016180)
+
+
+@many
+@given(batches(logs, logs))
+def test_kl_agrees_with_the_slow_ones(batch):
+    new, ref, mask = batch
+    for found, a, b, mine in each(k1(new, ref, mask), new, ref, mask):
+        assert found == (a - b if mine else 0.0)
+    for found, a, b, mine in each(k3(new, ref, mask), new, ref, mask):
+        expected = min(max(math.exp(b - a) - (b - a) - 1, -10.0), 10.0) if mine else 0.0
+        assert found == pytest.approx(expected, abs=1e-9)
+        assert found >= -1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("far", [-INF, -1e4, -1000.0, -90.0, -20.0, 20.0, 90.0, 1e4])
+def test_k3_far_from_the_reference_is_clamped_and_has_no_gradient(far, dtype):
+    new = tensor([[far, -1.0]], dtype=dtype, requires_grad=True)
+    found = k3(new, tensor([[0.0, -1.5]], dtype=dtype), tensor([[True, True]]))
+    found.sum().backward()
+    assert found[0, 0].item() == 10.0
+    close(new.grad, [[0.0, 1 - math.exp(-0.5)]], 1e-6)  # d/dx of exp(r - x) - (r - x) - 1
+
+
+# Ratio and clipping -----------------------------------------------------------------------------------------------
+
+
+def test_clipped_golden():
+    ratio = ratios(NEW, OLD, torch.ones_like(OWN))
+    close(ratio, [[1.349859, 1, 1, 1, 0.818731, 1.051271]])
+    per_token = clipped(ratio, ADVANTAGES, 0.2, 0.2)
+    close(per_token, [[-1.2, -1, -1, -1, 0.818731, 1.051271]])
+    close(aggregate(per_token, OWN, "token_mean"), -0.0825)
+    close(aggregate(per_token, torch.ones_like(OWN), "token_mean"), -0.388333)
+    wide = clipped(ratio, ADVANTAGES, 0.2, 0.28)
+    close(wide[0, 0], -1.28)
+    close(aggregate(wide, OWN, "token_mean"), -0.1025)
+    close(aggregate(clipped(ratios(NEW, OLD, OWN), ADVANTAGES, 0.2, 0.2), OWN, "token_mean"), -0.0825)
+
+
+def slow_clipped(new, old, advantage, low, high):
+    """Loss of one token and its derivative by the new logprob, case by case."""
+    ratio = math.exp(new - old)
+    if advantage >= 0 and ratio > 1 + high:
+        return -advantage * (1 + high), 0.0
+    if advantage < 0 and ratio < 1 - low:
+        return -advantage * (1 - low), 0.0
+    return -advantage * ratio, -advantage * ratio
+
+
+bounds = st.floats(0.05, 0.5)
+
+
+@many
+@given(batches(logs, logs, numbers), bounds, bounds)
+def test_clipped_loss_and_gradient_agree_with_the_slow_ones(batch, low, high):
+    new, old, advantages, mask = batch
+    for edge in (1 - low, 1 + high):  # On the kink itself the derivative is not defined.
+        assume(((new - old).exp() - edge).abs().min() > 1e-9)
+    new.requires_grad_()
+    per_token = clipped(ratios(new, old, mask), advantages, low, high)
+    aggregate(per_token, mask, "token_mean").backward()
+    share = 1 / max(int(mask.sum()), 1)
+    for loss, grad, a, b, advantage, mine in each(per_token.detach(), new.grad, new.detach(), old, advantages, mask):
+        if not mine:
+            assert grad == 0.0
+            continue
+        value, slope = slow_clipped(a, b, advantage, low, high)
+        assert loss == pytest.approx(value, abs=1e-9)
+        assert grad == pytest.approx(slope * share, abs=1e-9)
+
+
+@many
+@given(batches(logs, logs, numbers.filter(bool)), bounds, bounds)
+def test_clip_fraction_counts_the_generated_tokens_without_gradient(batch, low, high):
+    new, old, advantages, mask = batch
+    for edge in (1 - low, 1 + high):
+        assume(((new - old).exp() - edge).abs().min() > 1e-9)
+    slopes = [slow_clipped(a, b, c, low, high)[1] for a, b, c, mine in each(new, old, advantages, mask) if mine]
+    expected = sum(slope == 0 for slope in slopes) / max(len(slopes), 1)
+    found = clip_fraction(ratios(new, old, mask), advantages, mask, low, high)
+    assert found.item() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64, torch.bfloat16])
+@many
+@given(st.lists(st.floats(-50, 0), min_size=1, max_size=9))
+def test_an_unmoved_policy_has_ratio_exactly_one_and_the_plain_gradient(dtype, values):
+    new = tensor([values], dtype=dtype, requires_grad=True)
+    mask = torch.ones(1, len(values), dtype=torch.bool)
+    ratio = ratios(new, new.detach().clone(), mask)
+    assert (ratio == 1).all()
+    advantages = torch.full_like(ratio, 2.0)
+    assert clip_fraction(ratio, advantages, mask, 0.2, 0.2).item() == 0.0
+    clipped(ratio, advantages, 0.2, 0.2).sum().backward()
+    assert (new.grad == -2.0).all()
+
+
+@pytest.mark.parametrize("difference", [50.0, 100.0, 1e4])
+def test_a_generated_token_far_from_the_old_policy_gives_finite_numbers(difference):
+    # float32: exp(89) is inf, and the gradient of a clipped inf would be nan for the whole batch.
+    new = tensor([[difference, difference, -difference, -difference]], requires_grad=True)
+    advantages = tensor([[1.0, -1.0, 1.0, -1.0]])
+    per_token = clipped(ratios(new, torch.zeros(1, 4), torch.ones(1, 4, dtype=torch.bool)), advantages, 0.2, 0.2)
+    per_token.sum().backward()
+    assert torch.isfinite(per_token).all()
+    assert torch.isfinite(new.grad).all()
+    assert per_token[0, 0].item() == pytest.approx(-1.2)
+    assert new.grad[0, 0].item() == new.grad[0, 3].item() == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize(
+    ("new_value", "old_value"),
+    [(-INF, -1.0), (-1.0, -INF), (-INF, -INF), (1e4, 0.0), (0.0, 1e4), (math.nan, -1.0), (-1.0, math.nan), (INF, -INF)],
+)
+def test_masked_tokens_get_no_gradient_whatever_stands_there(new_value, old_value, dtype):
+    mask = tensor([[True, False, True]])
+    new = tensor([[-1.0, new_value, -0.5]], dtype=dtype, requires_grad=True)
+    old = tensor([[-1.1, old_value, -0.5]], dtype=dtype)
+    advantages = tensor([[1.0, math.nan, -1.0]], dtype=dtype)
+    ratio = ratios(new, old, mask)
+    weights = importance_weights(old, new.detach(), mask, 2.0)
+    loss = aggregate(clipped(ratio, advantages, 0.2, 0.2) * weights, mask, "token_mean")
+    loss = loss + 0.1 * aggregate(k3(new, old, mask), mask, "seq_mean")
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(new.grad).all()
+    assert new.grad[0, 1].item() == 0.0
+    assert (new.grad[mask] != 0).all()
+    assert torch.isfinite(k1(old, new.detach(), mask)).all()
+    assert torch.isfinite(clip_fraction(ratio.detach(), advantages, mask, 0.2, 0.2))
+
+
+# Aggregation ------------------------------------------------------------------------------------------------------
+
+
+def ragged_golden():
+    per_token = tensor([[1, 1, 9, 9, 9, 9], [-0.5] * 6], dtype=F64)
+    return per_token, tensor([[True, True, False, False, False, False], [True] * 6])
+
+
+def test_aggregation_golden():
+    per_token, mask = ragged_golden()
+    close(aggregate(per_token, mask, "token_mean"), -0.125)  # (2 - 3) / 8
+    close(aggregate(per_token, mask, "seq_mean"), 0.25)  # (1 - 0.5) / 2
+
+
+def slow_aggregate(per_token, mask, how):
+    rows = [
+        [v for v, mine in zip(r, m, strict=True) if mine]
+        for r, m in zip(per_token.tolist(), mask.tolist(), strict=True)
+    ]
+    rows = [r for r in rows if r]
+    if not rows:
+        return 0.0
+    if how == "token_mean":
+        return sum(map(sum, rows)) / sum(map(len, rows))
+    return sum(sum(r) / len(r) for r in rows) / len(rows)
+
+
+kinds = st.sampled_from(["token_mean", "seq_mean"])
+
+
+@many
+@given(batches(numbers), kinds)
+def test_aggregation_agrees_with_the_slow_one(batch, how):
+    per_token, mask = batch
+    assert aggregate(per_token, mask, how).item() == pytest.approx(slow_aggregate(per_token, mask, how), abs=1e-9)
+
+
+@many
+@given(batches(numbers), kinds, st.data())
+def test_micro_batches_add_up_to_the_whole(batch, how, data):
+    per_token, mask = batch
+    cuts = data.draw(st.lists(st.booleans(), min_size=len(mask) - 1, max_size=len(mask) - 1))
+    edges = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), len(mask)]
+    whole = per_token.clone().requires_grad_()
+    aggregate(whole, mask, how).backward()
+    parts, total = per_token.clone().requires_grad_(), 0.0
+    for start, stop in itertools.pairwise(edges):
+        own = mask[start:stop]
+        width = int(own.any(0).nonzero().max()) + 1 if own.any() else 1  # Padded to the micro-batch's own width.
+        loss = aggregate(parts[start:stop, :width], own[:, :width], how, Normalizer.of(mask))
+        loss.backward()
+        total += loss.item()
+    assert total == pytest.approx(aggregate(per_token, mask, how).item(), abs=1e-12)
+    torch.testing.assert_close(parts.grad, whole.grad, rtol=0, atol=1e-12)
+
+
+def test_equal_weights_for_micro_batches_would_be_wrong():
+    # Why the Normalizer exists: the mean of the micro-batches' own token means is 0.25, the mini-batch's is -0.125.
+    per_token, mask = ragged_golden()
+    naive = sum(aggregate(per_token[b : b + 1], mask[b : b + 1], "token_mean") for b in range(2)) / 2
+    exact = sum(aggregate(per_token[b : b + 1], mask[b : b + 1], "token_mean", Normalizer.of(mask)) for b in range(2))
+    close(naive, 0.25)
+    close(exact, -0.125)
+
+
+@pytest.mark.parametrize("how", ["token_mean", "seq_mean"])
+def test_all_zero_masks_give_zero_not_nan(how):
+    per_token = tensor([[math.nan, INF]], dtype=F64, requires_grad=True)
+    loss = aggregate(per_token, tensor([[False, False]]), how)
+    loss.backward()
+    assert loss.item() == 0.0
+    assert per_token.grad.tolist() == [[0.0, 0.0]]
+    assert clip_fraction(per_token, per_token, tensor([[False, False]]), 0.2, 0.2).item() == 0.0
+
+
+def test_a_row_without_generated_tokens_changes_no_mean():
+    per_token, mask = ragged_golden()
+    more = torch.cat([per_token, torch.full((1, 6), 4.0, dtype=F64)])
+    wide = torch.cat([mask, torch.zeros(1, 6, dtype=torch.bool)])
+    close(aggregate(more, wide, "token_mean"), -0.125)
+    close(aggregate(more, wide, "seq_mean"), 0.25)
+    assert Normalizer.of(wide) == Normalizer(tokens=8, sequences=2)
+
+
+# Value loss and importance weights --------------------------------------------------------------------------------
+
+
+def test_value_loss_golden():
+    values, old, returns = (tensor([v], dtype=F64) for v in ([0.25, 0.9], [0.2, 0.3], [1.0, 1.0]))
+    per_token = value_loss(values, old, returns, 0.5)
+    # 0.5 * 0.75^2 = 0.28125; V = 0.9 is clipped to 0.8: 0.5 * max(0.01, 0.04) = 0.02.
+    close(per_token, [[0.28125, 0.02]])
+    close(aggregate(per_token, tensor([[True, True]]), "token_mean"), 0.150625)
+
+
+@many
+@given(batches(numbers, numbers, numbers), st.floats(0.05, 2))
+def test_value_loss_agrees_with_the_slow_one(batch, clip):
+    values, old, returns, _ = batch
+    for found, v, before, target in each(value_loss(values, old, returns, clip), values, old, returns):
+        near = min(max(v, before - clip), before + clip)
+        assert found == pytest.approx(0.5 * max((v - target) ** 2, (near - target) ** 2), abs=1e-9)
+
+
+@many
+@given(batches(logs, logs), st.floats(1, 4))
+def test_importance_weights_agree_with_the_slow_ones(batch, cap):
+    old, sampler, mask = batch
+    old.requires_grad_()
+    found = importance_weights(old, sampler, mask, cap)
+    assert not found.requires_grad
+    for weight, a, b, mine in each(found, old.detach(), sampler, mask):
+        assert weight == pytest.approx(min(math.exp(a - b), cap) if mine else 1.0)
+
+
+@many
+@given(batches(logs, logs))
+def test_importance_weights_can_be_switched_off(batch):
+    old, sampler, mask = batch
+    assert (importance_weights(old, sampler, mask, None) == 1).all()
+    assert (importance_weights(old, old, mask, 2.0) == 1).all()

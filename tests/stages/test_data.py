@@ -1,0 +1,113 @@
+"""Stages `data` and `validate`: from a configuration to the files the next stages read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tasks.data.settings import DataConf
+from tasks.stages import data, validate
+from tasks.store import DataError, read_json
+from tests.data.rows import lines, passage, question
+
+SHARED_KEYS = "validation_split: dev\nevaluate_splits: [dev, test]\n"
+FOLDER = f"kind: folder\n{SHARED_KEYS}folder: {{leakage: error, unscorable: drop}}\n"
+WORLD = f"""kind: world
+{SHARED_KEYS}world:
+  seed: 1
+  regions: {{train: 2, dev: 1, test: 1}}
+  entities: {{person: 12, film: 6, company: 4, university: 4, city: 6, country: 4}}
+  distractors: 6
+  questions: {{train: 20, dev: 5, test: 10}}
+  hop_shares: [0.5, 0.5]
+  held_out_share: 0.3
+"""
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Callable[..., Any]:
+    """A stage context over a root with one data configuration, named `mine`."""
+
+    def make(conf: str, data_folder: str = "conf/data") -> Any:
+        (tmp_path / "conf" / "data").mkdir(parents=True)
+        (tmp_path / "conf" / "data" / "mine.yaml").write_text(conf)
+        logged: list[tuple[int, dict[str, float]]] = []
+        params = SimpleNamespace(data="mine", data_folder=data_folder)
+        return SimpleNamespace(
+            params=params, root=tmp_path, logged=logged, log=lambda step, metrics: logged.append((step, metrics))
+        )
+
+    return make
+
+
+def test_world_passes_its_own_checks(context: Callable[..., Any]) -> None:
+    ctx = context(WORLD)
+    data._body(ctx)
+    validate._body(ctx)
+    manifest = read_json(ctx.root / "artifacts" / "data" / "manifest.json")
+    assert manifest["kind"] == "world"
+    assert manifest["questions"]["world"]["splits"] == {"train": 20, "dev": 5, "test": 10}
+    assert manifest["questions"]["world"]["gold_complete"] == 35
+    outcome = read_json(ctx.root / "artifacts" / "validation.json")
+    assert (outcome["questions"]["rows"], outcome["passages"]["rows"]) == (35, manifest["corpus"]["rows"])
+    assert ctx.logged[0][1]["questions_test"] == 10
+
+
+def test_folder_in_two_runs_gives_the_same_bytes(context: Callable[..., Any]) -> None:
+    ctx = context(FOLDER, "given")
+    given = ctx.root / "given"
+    given.mkdir()
+    (given / "corpus.jsonl").write_text(lines([passage(n) for n in range(3)]))
+    (given / "questions.jsonl").write_text(lines([question(n) for n in range(4)] + [question(5, answers=["-"])]))
+    made = []
+    for _ in range(2):
+        data._body(ctx)
+        validate._body(ctx)
+        files = sorted((ctx.root / "artifacts").rglob("*.json*"))
+        made.append({path.relative_to(ctx.root): path.read_bytes() for path in files})
+    assert made[0] == made[1]
+    assert len(made[0]) == 4
+    assert str(ctx.root).encode() not in b"".join(made[0].values())
+
+
+def test_a_violation_stops_validate_without_a_result(context: Callable[..., Any]) -> None:
+    ctx = context(FOLDER)
+    folder = ctx.root / "artifacts" / "data"
+    folder.mkdir(parents=True)
+    (folder / "corpus.jsonl").write_text(lines([passage(1)]))
+    (folder / "questions.jsonl").write_text(json.dumps(question(1, hops=7)) + "\n")
+    with pytest.raises(DataError, match=r"questions\.jsonl: row 1: column 'hops': found 7 \(int\)"):
+        validate._body(ctx)
+    assert not (ctx.root / "artifacts" / "validation.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("conf", "message"),
+    [
+        (FOLDER.replace("leakage", "leekage"), "mine.yaml: folder: unknown key 'leekage'. Did you mean 'leakage'"),
+        (FOLDER.replace("error", "ignore"), "leakage: found 'ignore', expected one of 'error', 'drop_train'"),
+        (FOLDER.replace("kind: folder", "kind: files"), "kind: found 'files', expected one of 'world', 'folder'"),
+        (FOLDER.replace("kind: folder", "kind: world"), "world=None: expected the section 'world', because kind"),
+        (FOLDER.replace("[dev, test]", "[train]"), "evaluate_splits=.*: expected dev and/or test"),
+    ],
+)
+def test_misspelt_settings(context: Callable[..., Any], conf: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        data._body(context(conf))
+
+
+def test_folder_without_a_name(context: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match="data_folder is empty"):
+        data._body(context(FOLDER, ""))
+
+
+@pytest.mark.parametrize("name", ["world", "folder"])
+def test_the_configurations_of_the_house_can_be_read(name: str) -> None:
+    from tasks import conf
+
+    assert conf.load(DataConf, "data", name, root=Path(__file__).parents[2]).kind == name

@@ -1,0 +1,285 @@
+"""Strict settings: every mistake a person can make in YAML is named, none is repaired in silence."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks import conf
+from tasks.conf import Evaluate, Params, fill, merge, plain, require
+
+
+@dataclass(frozen=True)
+class Inner:
+    size: int = 2
+
+
+@dataclass(frozen=True)
+class Settings:
+    learning_rate: float
+    num_steps: int
+    name: str
+    kind: Literal["fast", "slow"]
+    is_on: bool = True
+    cap: float | None = None
+    sizes: tuple[int, ...] = ()
+    shares: dict[str, float] = dataclasses.field(default_factory=dict)
+    inner: Inner = Inner()
+
+    def __post_init__(self) -> None:
+        require(self.num_steps >= 1, "num_steps", self.num_steps, "at least 1")
+
+
+ROOT = Path(__file__).parents[1]
+GOOD = "learning_rate: 0.1\nnum_steps: 3\nname: x\nkind: fast\n"
+
+
+def read(text, cls=Settings):
+    return fill(cls, yaml.safe_load(text), "conf/x.yaml")
+
+
+def test_a_good_file():
+    assert read(GOOD) == Settings(0.1, 3, "x", "fast")
+    more = read(GOOD + "is_on: false\ncap: 2\nsizes: [1, 2]\nshares: {a: 1, b: 0.5}\ninner: {size: 7}\n")
+    assert more == Settings(0.1, 3, "x", "fast", False, 2.0, (1, 2), {"a": 1.0, "b": 0.5}, Inner(7))
+    assert [type(v) for v in (more.cap, more.shares["a"])] == [float, float]
+    assert read(GOOD + "cap: null").cap is None
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e-6", 1e-6), ("1E-6", 1e-6), ("1.0e-6", 1e-6), ("-2e3", -2000.0), ("3", 3.0), ("1e+2", 100.0)],
+)
+def test_numbers_as_people_write_them(text, value):
+    # YAML 1.1 reads 1e-6 as text.
+    found = read(GOOD.replace("0.1", text)).learning_rate
+    assert found == value
+    assert isinstance(found, float)
+    assert read(GOOD + f"cap: {text}").cap == value
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        (("num_steps", "num_stesp"), ["unknown key 'num_stesp'", "Did you mean 'num_steps'?", "Known: learning_rate"]),
+        (("name: x", "name: x\nzzzz: 1"), ["unknown key 'zzzz'", "Known: "]),
+        (("name: x", "name: x\n7: 1"), ["unknown key 7"]),
+        (("name: x\n", ""), ["key 'name' is missing", "text"]),
+        (("num_steps: 3\n", ""), ["key 'num_steps' is missing", "an integer"]),
+        (("fast", "fats"), ["kind", "'fats'", "'fast', 'slow'"]),
+        (("3", "3.0"), ["num_steps", "3.0 (float)", "an integer"]),
+        (("3", "true"), ["num_steps", "True (bool)", "an integer"]),
+        (("3", "'3'"), ["num_steps", "'3' (str)", "an integer"]),
+        (("3", "1e3"), ["num_steps", "'1e3'", "an integer"]),
+        (("3", "null"), ["num_steps", "None", "an integer"]),
+        (("3", "[3]"), ["num_steps", "[3]", "an integer"]),
+        (("3", "0"), ["num_steps=0", "expected at least 1"]),
+        (("0.1", "true"), ["learning_rate", "True (bool)", "a number"]),
+        (("0.1", "fast"), ["learning_rate", "'fast'", "a number"]),
+        (("0.1", "nan"), ["learning_rate", "nan", "a number"]),
+        (("0.1", "inf"), ["learning_rate", "inf", "a number"]),
+        (("0.1", ".nan"), ["learning_rate", "nan", "a number"]),
+        (("0.1", "1_0e1"), ["learning_rate", "1_0e1", "a number"]),
+        (("0.1", "null"), ["learning_rate", "None", "a number"]),
+        (("name: x", "name: 5"), ["name", "5 (int)", "text"]),
+        (("name: x", "name: null"), ["name", "None", "text"]),
+        (("name: x", "name: no"), ["name", "False (bool)", "text"]),  # YAML's famous no
+        (("name: x", "name: x\nis_on: 1"), ["is_on", "1 (int)", "true or false"]),
+        (("name: x", "name: x\nis_on: 'yes'"), ["is_on", "'yes'", "true or false"]),
+        (("name: x", "name: x\ncap: high"), ["cap", "'high'", "a number"]),
+        (("name: x", "name: x\nsizes: 3"), ["sizes", "3", "a list of an integer"]),
+        (("name: x", "name: x\nsizes: 'ab'"), ["sizes", "'ab'", "a list"]),
+        (("name: x", "name: x\nsizes: [1, b]"), ["sizes[1]", "'b'", "an integer"]),
+        (("name: x", "name: x\nsizes: {a: 1}"), ["sizes", "a list"]),
+        (("name: x", "name: x\nshares: [1]"), ["shares", "[1]", "a mapping"]),
+        (("name: x", "name: x\nshares: {a: b}"), ["shares.a", "'b'", "a number"]),
+        (("name: x", "name: x\ninner: {sizes: 1}"), ["inner", "unknown key 'sizes'", "Did you mean 'size'?"]),
+        (("name: x", "name: x\ninner: {size: x}"), ["inner: size", "'x'", "an integer"]),
+        (("name: x", "name: x\ninner: 4"), ["inner", "4", "mapping"]),
+        (("name: x", "name: x\ninner: null"), ["inner", "None", "mapping"]),
+    ],
+)
+def test_a_mistake_is_named(change, parts):
+    text = GOOD.replace(*change)
+    assert text != GOOD
+    with pytest.raises(ValueError) as found:
+        read(text)
+    message = str(found.value)
+    assert message.startswith("conf/x.yaml: ")
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize("tree", [None, [], "text", 3])
+def test_a_section_must_be_a_mapping(tree):
+    with pytest.raises(ValueError, match=r"conf/x.yaml: found .* expected a mapping with the keys of Settings"):
+        fill(Settings, tree, "conf/x.yaml")
+
+
+good_settings = st.builds(
+    Settings,
+    learning_rate=st.floats(allow_nan=False, allow_infinity=False),
+    num_steps=st.integers(1, 9),
+    name=st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8),
+    kind=st.sampled_from(["fast", "slow"]),
+    is_on=st.booleans(),
+    cap=st.none() | st.floats(-1, 1),
+    sizes=st.lists(st.integers(), max_size=3).map(tuple),
+    shares=st.dictionaries(st.text("abc", min_size=1, max_size=3), st.floats(0, 1), max_size=3),
+    inner=st.builds(Inner, st.integers()),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(good_settings)
+def test_settings_survive_being_written_down(made):
+    assert fill(Settings, plain(made), "x") == made
+    assert read(yaml.safe_dump(plain(made))) == made
+
+
+keys = st.sampled_from(["a", "b", "c"])
+trees = st.recursive(st.integers(), lambda inner: st.dictionaries(keys, inner, max_size=3), max_leaves=8)
+mappings = st.dictionaries(keys, trees, max_size=3)
+
+
+def at(tree, path):
+    for key in path:
+        if not isinstance(tree, dict) or key not in tree:
+            return None
+        tree = tree[key]
+    return tree
+
+
+@settings(max_examples=150, deadline=None)
+@given(mappings, mappings, st.lists(keys, min_size=1, max_size=3))
+def test_merging(base, over, path):
+    before = (repr(base), repr(over))
+    found, new = at(merge(base, over), path), at(over, path)
+    assert (repr(base), repr(over)) == before
+    if new is not None and not isinstance(new, dict):
+        assert found == new
+    assert merge(base, None) == merge(base, {}) == base
+    assert merge({}, over) == over
+    assert merge(base, base) == base
+
+
+def test_merging_goes_key_by_key():
+    assert merge({"a": {"x": 1, "y": 2}, "b": 1}, {"a": {"y": 3}, "c": 4}) == {"a": {"x": 1, "y": 3}, "b": 1, "c": 4}
+    assert merge({"a": {"x": 1}}, {"a": 5}) == {"a": 5}
+    assert merge({"a": 5}, {"a": {"x": 1}}) == {"a": {"x": 1}}
+    assert merge({"a": [1, 2]}, {"a": [3]}) == {"a": [3]}
+
+
+# Files ------------------------------------------------------------------------------------------------------------
+
+PARAMS = """scale: small
+data: world
+data_folder: conf/data
+model: tiny
+retriever: bm25
+generator: plain
+methods: [grpo]
+seeds: [0, 1]
+evaluate: {splits: [dev, test], top_k: 3, max_questions: 0, num_bootstrap: 2000, sampled: true}
+"""
+
+
+@pytest.fixture
+def clone(tmp_path):
+    for name in ("scale/small", "data/world", "model/tiny", "retriever/bm25", "method/grpo", "method/ppo"):
+        path = tmp_path / "conf" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("inner: {size: 5}\nother: 1\n")
+    (tmp_path / "params.yaml").write_text(PARAMS)
+    return tmp_path
+
+
+def test_params(clone):
+    found = conf.params(clone)
+    assert (found.methods, found.seeds, found.evaluate.splits) == (("grpo",), (0, 1), ("dev", "test"))
+    assert fill(Params, plain(found), "x") == found
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        (("[grpo]", "[grop]"), ["unknown method 'grop'", "Did you mean 'grpo'?", "Known: grpo, ppo"]),
+        (("[grpo]", "[]"), ["methods", "at least one"]),
+        (("[grpo]", "grpo"), ["methods", "'grpo'", "a list of text"]),
+        (("[grpo]", "[grpo, grpo]"), ["methods", "different names"]),
+        (("[0, 1]", "[]"), ["seeds", "at least one integer"]),
+        (("[0, 1]", "[1, 1]"), ["seeds", "different integers"]),
+        (("[0, 1]", "[0, x]"), ["seeds[1]", "'x'"]),
+        (("model: tiny", "model: tyni"), ["unknown model 'tyni'", "Known: tiny"]),
+        (("scale: small", "scale: big"), ["unknown scale 'big'", "Known: small"]),
+        (("generator: plain", "generator: vlm"), ["generator", "'vlm'", "'plain', 'vllm'"]),
+        (("top_k: 3", "topk: 3"), ["evaluate", "unknown key 'topk'", "Did you mean 'top_k'?"]),
+        (("top_k: 3", "top_k: 0"), ["evaluate: top_k=0", "at least 1"]),
+        (("max_questions: 0", "max_questions: -1"), ["max_questions=-1", "0 (all) or more"]),
+        (("num_bootstrap: 2000", "num_bootstrap: 99"), ["num_bootstrap=99", "at least 100"]),
+        (("[dev, test]", "[train]"), ["splits", "dev and/or test"]),
+        (("[dev, test]", "[]"), ["splits", "dev and/or test"]),
+        (("[dev, test]", "[dev, train]"), ["splits", "dev and/or test"]),
+        (("seeds: [0, 1]\n", ""), ["'seeds' is missing"]),
+        (("seeds: [0, 1]\n", "seeds: [0, 1]\nseeds: [2]\n"), ["seeds", "twice"]),
+    ],
+)
+def test_a_mistake_in_params_is_named(clone, change, parts):
+    (clone / "params.yaml").write_text(PARAMS.replace(*change))
+    with pytest.raises(ValueError) as found:
+        conf.params(clone)
+    for part in ["params.yaml", *parts]:
+        assert part in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a: [1", "not valid YAML"),
+        (b"a: b: c", "not valid YAML"),
+        (b"", "found NoneType, expected a mapping"),
+        (b"- a\n- b\n", "found list, expected a mapping"),
+        (b"a: \xff\xfe", "not valid YAML|UTF-8"),
+        (b"!!python/object/apply:os.getcwd []", "not valid YAML"),
+        (b"a: {x: 1, x: 2}", "twice"),
+    ],
+)
+def test_a_file_that_is_not_a_mapping_is_named(tmp_path, content, message):
+    path = tmp_path / "x.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message) as found:
+        conf.read_yaml(path)
+    assert str(path) in str(found.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"params\.yaml: the file is missing\. Run from the root"):
+        conf.params(tmp_path)
+
+
+def test_loading_a_section(clone):
+    assert conf.load(Inner, "method", "grpo", "inner", clone) == Inner(5)
+    assert conf.section("method", "grpo", clone) == {"inner": {"size": 5}, "other": 1}
+    with pytest.raises(ValueError, match=r"conf/method/grpo\.yaml: section 'innner' is missing"):
+        conf.load(Inner, "method", "grpo", "innner", clone)
+    with pytest.raises(ValueError, match=r"conf/method/grpo\.yaml: unknown key 'inner'"):
+        conf.load(Inner, "method", "grpo", root=clone)
+    with pytest.raises(ValueError, match=r"conf/method/grpo\.yaml: other: found 1, expected a mapping"):
+        conf.load(Inner, "method", "grpo", "other", clone)
+    with pytest.raises(ValueError, match="unknown method 'dspo'"):
+        conf.load(Inner, "method", "dspo", root=clone)
+
+
+def test_yaml_merge_keys_still_work(tmp_path):
+    (tmp_path / "x.yaml").write_text("base: &b {x: 1, y: 2}\nmore:\n  <<: *b\n  y: 3\n")
+    assert conf.read_yaml(tmp_path / "x.yaml")["more"] == {"x": 1, "y": 3}
+
+
+def test_the_shipped_params_are_well_formed():
+    made = conf.fill(Params, conf.read_yaml(ROOT / conf.PARAMS), "params.yaml")
+    assert isinstance(made.evaluate, Evaluate)
