@@ -85,7 +85,7 @@ format: $(STAMP)
 	@$(BIN)/ruff check --quiet --fix .
 
 bench: $(BENCH_STAMP)
-	@$(BIN)/python -m tests.bench
+	@$(BIN)/python -m tests.benchmarks.bench_trl
 
 report: $(STAMP)
 	@cat reports/results.md 2>/dev/null || { echo "There is no report yet: make run"; exit 1; }

@@ -5,6 +5,7 @@ It knows no stage by name, nothing of what a stage computes, and nothing of Pref
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -98,12 +99,12 @@ def execute(name: str, root: Path, key: str, force: bool, say: Say, stopper: Sto
     started = time.monotonic()
     words = ["--wait-for-lock", "repro", "--single-item", *(["--force"] if force else []), name]
     bin_folder, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")
-    house = str(Path(__file__).resolve().parents[1])
     env = {
         **os.environ,
         "BREADCRUMB_RUN": key,
+        "BREADCRUMB_OWNER": str(os.getpid()),
         "PATH": f"{bin_folder}{os.pathsep}{path}",  # `python` in dvc.yaml is the one that runs the flow.
-        "PYTHONPATH": os.pathsep.join(filter(None, [house, os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": _python_path(),
         "PYTHONUNBUFFERED": "1",
     }
     child = subprocess.Popen(
@@ -137,6 +138,33 @@ def execute(name: str, root: Path, key: str, force: bool, say: Say, stopper: Sto
     if child.returncode:
         return Outcome(name, "failed", seconds, _reason(list(last), child.returncode))
     return Outcome(name, "executed" if executed else "cached", seconds)
+
+
+def start_tracking(root: Path, key: str) -> None:
+    """Start what sends the stages' records to the tracking server, so that it is warm when the first stage ends.
+
+    It ends soon after this process, and every stage can start it too: a failure here costs nothing.
+    """
+    if os.environ.get("BREADCRUMB_TRACKING", "on") == "off":
+        return
+    log = root / ".scratch/logs/tracking.txt"
+    with contextlib.suppress(OSError):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            subprocess.Popen(
+                [sys.executable, "-m", "tasks.stages.tracking", "follow", key, str(os.getpid())],
+                cwd=root,
+                env={**os.environ, "PYTHONPATH": _python_path()},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+
+def _python_path() -> str:
+    house = str(Path(__file__).resolve().parents[1])
+    return os.pathsep.join(filter(None, [house, os.environ.get("PYTHONPATH")]))
 
 
 NOISE = ("Use `dvc push`", "To track the changes", "\tgit add", "To enable auto staging", "\tdvc config", "> python")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +58,8 @@ def read(root: Path, force: tuple[str, ...] = ()) -> Dag:
         if not found:
             raise ValueError(f"dvc.yaml: there is no stage {one!r} to force. Known: {', '.join(sorted(stages))}.")
         changed |= found
-    needs = _in_order(edges, {name: position for position, name in enumerate(_as_written(root, stages.keys()))})
+    written = _as_written(root, stages)
+    needs = _in_order(edges, {name: position for position, name in enumerate(written)})
     stale: set[str] = set()
     for name, others in needs.items():
         if name in changed or stale & set(others):
@@ -65,10 +67,10 @@ def read(root: Path, force: tuple[str, ...] = ()) -> Dag:
     return Dag(needs, frozenset(stale))
 
 
-def _as_written(root: Path, names: object) -> list[str]:
+def _as_written(root: Path, names: Iterable[str]) -> list[str]:
     """Names by the place of their group in `dvc.yaml`, then by name."""
     groups = list(yaml.safe_load((root / "dvc.yaml").read_text(encoding="utf-8"))["stages"])
-    return sorted(names, key=lambda name: (groups.index(name.partition("@")[0]), name))  # type: ignore[call-overload]
+    return sorted(names, key=lambda name: (groups.index(name.partition("@")[0]), name))
 
 
 def _in_order(edges: dict[str, set[str]], position: dict[str, int]) -> dict[str, tuple[str, ...]]:
@@ -84,9 +86,9 @@ def _in_order(edges: dict[str, set[str]], position: dict[str, int]) -> dict[str,
 def repair(root: Path) -> list[str]:
     """Remove what a killed run left in the way; returns what was done, one line each.
 
-    Only for a caller that holds the pipeline lock and has seen no `working_dvc`. DVC frees its own lock with the process, but writes its
-    list of busy paths and `dvc.lock` in place, so a kill can leave them torn, or naming a process id that
-    now belongs to somebody else.
+    Only for a caller that holds the pipeline lock and has seen no `working_dvc`. DVC frees its own lock with
+    the process, but writes its list of busy paths and `dvc.lock` in place, so a kill can leave them torn, or
+    naming a process id that now belongs to somebody else.
     """
     done = _repair_busy_paths(root / ".dvc/tmp/rwlock") + _repair_lock_file(root)
     for folder in ("artifacts", "reports"):
@@ -117,7 +119,8 @@ def _holders(path: Path) -> list[dict[str, int]] | None:
     """Entries of DVC's list of busy paths; None when the file is torn."""
     try:
         busy = json.loads(path.read_text(encoding="utf-8"))
-        infos = [*busy.get("write", {}).values(), *(info for infos in busy.get("read", {}).values() for info in infos)]
+        readers = busy.get("read", {}).values()
+        infos = [*busy.get("write", {}).values(), *(info for infos in readers for info in infos)]
         return [{"pid": int(info["pid"])} for info in infos]
     except FileNotFoundError:
         return []

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from flows import dag, settings
-from flows.child import Outcome, Say, Stopper, execute
+from flows.child import Outcome, Say, Stopper, execute, start_tracking
 
 LOCK = Path(".scratch/pipeline.lock")
 TABLE = Path("reports/results.md")
@@ -131,7 +131,10 @@ def prepared(root: Path, answers: dict[str, Any], force: tuple[str, ...], max_pa
         for change in changes:
             print(f"params.yaml: {change}", flush=True)
         key = f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
-        yield Run(root, key, dag.read(root, force), force, max_parallel, changes)
+        graph = dag.read(root, force)
+        if graph.stale:
+            start_tracking(root, key)
+        yield Run(root, key, graph, force, max_parallel, changes)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ Needs a server: `make ui`, or `PREFECT_API_URL`. It registers and works; it defi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -33,11 +34,9 @@ def deploy(root: Path, cron: str = NIGHTLY, force: list[str] | None = None) -> l
         cron: when the nightly evaluation runs.
         force: groups of stages it repeats even if nothing changed, so that a drift would show.
     """
-    with get_client(sync_client=True) as client:
-        try:  # One run at a time for the whole clone: more would only be refused by its lock.
-            client.create_work_pool(WorkPoolCreate(name=POOL, type="process", concurrency_limit=1))
-        except ObjectAlreadyExists:
-            pass
+    with get_client(sync_client=True) as client, contextlib.suppress(ObjectAlreadyExists):
+        # One run at a time for the whole clone: more would only be refused by its lock.
+        client.create_work_pool(WorkPoolCreate(name=POOL, type="process", concurrency_limit=1))
     one = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.ENQUEUE)
     nightly = {"form": {"force": EVALUATIONS if force is None else force}}
     return [
@@ -76,7 +75,9 @@ def main() -> int:
     """Register, then work until Ctrl-C."""
     server = find_server(Path.cwd())
     if server is None:
-        print("error: there is no Prefect server to serve. Start one with `make ui` in another terminal.", file=sys.stderr)
+        print(
+            "error: there is no Prefect server to serve. Start one with `make ui` in another terminal.", file=sys.stderr
+        )
         return 1
     env = {**os.environ, "PREFECT_API_URL": server, "PREFECT_WORKER_QUERY_SECONDS": "1"}
     if os.environ.get("PREFECT_API_URL") != server:  # Prefect has read its settings already: start anew with it.

@@ -27,11 +27,10 @@ class EvaluateForm(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    splits: list[Literal["dev", "test"]] | None = Field(None, description="Splits to evaluate on.")
-    top_k: int | None = Field(None, ge=1, le=100, description="Passages a search returns.")
-    max_questions: int | None = Field(None, ge=0, description="Play at most this many questions; 0 plays all.")
-    num_bootstrap: int | None = Field(None, ge=100, description="Resamples behind each interval.")
-    sampled: bool | None = Field(None, description="Also play once at temperature 1.")
+    top_k: int | None = Field(default=None, ge=1, le=100, description="Passages a search returns.")
+    max_questions: int | None = Field(default=None, ge=0, description="Play at most this many questions; 0 plays all.")
+    num_bootstrap: int | None = Field(default=None, ge=100, description="Resamples behind each interval.")
+    sampled: bool | None = Field(default=None, description="Also play once at temperature 1.")
 
 
 class Form(BaseModel):
@@ -39,17 +38,19 @@ class Form(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    scale: names_of("scale") | None = Field(None, description="Sizes and budgets.")  # type: ignore[valid-type]
-    data: names_of("data") | None = Field(None, description="Where questions come from.")  # type: ignore[valid-type]
-    data_folder: str | None = Field(None, description="Folder of real data, read in place; only with data: folder.")
-    model: names_of("model") | None = Field(None, description="The policy.")  # type: ignore[valid-type]
-    retriever: names_of("retriever") | None = Field(None, description="The search engine.")  # type: ignore[valid-type]
-    generator: Literal["plain", "vllm"] | None = Field(None, description="What writes the policy's text.")
-    methods: list[names_of("method")] | None = Field(None, min_length=1, description="RL methods.")  # type: ignore[misc]
-    seeds: list[int] | None = Field(None, min_length=1, description="One run of every method for each seed.")
+    scale: names_of("scale") | None = Field(default=None, description="Sizes and budgets.")  # type: ignore[valid-type]
+    data: names_of("data") | None = Field(default=None, description="Where questions come from.")  # type: ignore[valid-type]
+    data_folder: str | None = Field(
+        default=None, description="Folder of real data, read in place; only with data: folder."
+    )
+    model: names_of("model") | None = Field(default=None, description="The policy.")  # type: ignore[valid-type]
+    retriever: names_of("retriever") | None = Field(default=None, description="The search engine.")  # type: ignore[valid-type]
+    generator: Literal["plain", "vllm"] | None = Field(default=None, description="What writes the policy's text.")
+    methods: list[names_of("method")] | None = Field(default=None, min_length=1, description="RL methods.")  # type: ignore[valid-type]
+    seeds: list[int] | None = Field(default=None, min_length=1, description="One run of every method for each seed.")
     evaluate: EvaluateForm = Field(default_factory=EvaluateForm, description="How results are measured.")
     force: list[str] = Field(default_factory=list, description="Stages to run even if nothing changed.")
-    max_parallel: int = Field(2, ge=1, le=64, description="Independent stages at once.")
+    max_parallel: int = Field(default=2, ge=1, le=64, description="Independent stages at once.")
 
     def answers(self) -> dict[str, Any]:
         """Settings that were given, by dotted key."""

@@ -29,12 +29,12 @@ def main() -> int:
     artifacts = (MLFLOW / "artifacts").resolve().as_uri()
     quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     address = f"http://127.0.0.1:{prefect}/api"
+    where = ["--backend-store-uri", database, "--artifacts-destination", artifacts]
     servers = {
         "Prefect": _start("prefect", ["server", "start", "--host", "127.0.0.1", "--port", prefect], address),
         "MLflow": _start(
             "mlflow",
-            ["server", "--host", "127.0.0.1", "--port", mlflow, "--workers", "1"]
-            + ["--backend-store-uri", database, "--artifacts-destination", artifacts],
+            ["server", "--host", "127.0.0.1", "--port", mlflow, "--workers", "1", *where],
             address,
             **quiet,
         ),

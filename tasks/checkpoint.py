@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tasks.store import DataError, read_json, replacing_folder, sha256, write_json
 
 log = logging.getLogger(__name__)
+_FILES = {"tensors.safetensors", "values.json"}
 
 
 @dataclass
@@ -43,14 +45,17 @@ def save(folder: Path, state: State, keep: int = 2) -> Path:
         OSError: the disk is full or unwritable; nothing half-written stays and older checkpoints are untouched.
     """
     path = folder / f"step-{state.step:08d}"
+    for unfinished in folder.glob(".step-*"):  # What a killed run was writing; a folder has one writer.
+        shutil.rmtree(unfinished, ignore_errors=True)
     try:
         with replacing_folder(path) as work:
-            tensors = {name: t.detach().contiguous().clone() for name, t in state.tensors.items()}
+            # Copies, because safetensors refuses shared memory; on the CPU, because a GPU has no room for two.
+            tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in state.tensors.items()}
             save_file(tensors, work / "tensors.safetensors")
             write_json(work / "values.json", {"step": state.step, "values": state.values})
             files = {f.name: sha256(f) for f in sorted(work.iterdir())}
             write_json(work / "manifest.json", {"files": files})
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         raise OSError(
             f"{path}: the checkpoint could not be written ({error}). Free disk space and start again: "
             f"the run continues from the checkpoint before this one."
@@ -82,7 +87,11 @@ def load(path: Path) -> State:
     Raises:
         DataError: a file is missing, or its checksum differs from the manifest's.
     """
-    for name, expected in read_json(path / "manifest.json")["files"].items():
+    manifest = read_json(path / "manifest.json")
+    files = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(files, dict) or set(files) != _FILES:
+        raise DataError(f"{path}: manifest.json does not list {' and '.join(sorted(_FILES))}, the checkpoint is torn.")
+    for name, expected in files.items():
         if not (path / name).is_file():
             raise DataError(f"{path}: {name} is missing, the checkpoint is torn.")
         if sha256(path / name) != expected:

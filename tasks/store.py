@@ -34,8 +34,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
     if not path.is_file():
         raise DataError(f"{path}: the file is missing.")
     number = 0
-    opened: IO[bytes] = gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-    with opened as lines:
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
         try:
             for number, line in enumerate(lines, 1):
                 if line.strip():
@@ -48,7 +47,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
 
 def _parse(line: bytes, path: Path, number: int) -> Row:
     try:
-        row = json.loads(line.decode("utf-8"))
+        row = json.loads(line.decode("utf-8").rstrip("\r\n"))  # A column after the line's end would be its first.
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: row {number}: byte {error.start} is not UTF-8. Save the file as UTF-8.") from None
     except json.JSONDecodeError as error:
@@ -110,7 +109,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)
+        Path(name).chmod(0o644)
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
@@ -122,7 +121,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     """A folder that becomes `path` (replacing what was there) when the block ends well."""
     path.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    os.chmod(work, 0o755)
+    work.chmod(0o755)
     try:
         yield work
         if path.exists():

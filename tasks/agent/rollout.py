@@ -132,9 +132,7 @@ class Player:
         trajectories: list[Trajectory] = []
         for first in range(0, len(questions), at_once):
             some = range(first, min(first + at_once, len(questions)))
-            rows = [
-                _Row(questions[i], f"{questions[i].id}#{i}", prompts[i]) for i in some for _ in range(group_size)
-            ]
+            rows = [_Row(questions[i], f"{questions[i].id}#{i}", prompts[i]) for i in some for _ in range(group_size)]
             seeded = replace(sampling, stop=self.grammar.stop, seed=sampling.seed * 1_000_003 + first)
             session = self.generator.open([prompts[i] for i in some], group_size, seeded, conf.max_total_tokens)
             self._play(session, rows)
@@ -185,8 +183,14 @@ class Player:
         row.logprobs.extend(call.logprobs)
 
     def _react(
-        self, session: Session, row: _Row, i: int, action: Action, hits: list[Hit] | RetrievalError | None, is_last: bool
-    ) -> None:  # fmt: skip
+        self,
+        session: Session,
+        row: _Row,
+        i: int,
+        action: Action,
+        hits: list[Hit] | RetrievalError | None,
+        is_last: bool,
+    ) -> None:
         start = row.turns[-1].observation_end if row.turns else 0
         end = len(row.response)
         text = self._decode(row.response[start:end])
@@ -200,8 +204,8 @@ class Player:
         else:
             observation = self._observation(hits) if hits is not None else self._encode(self.grammar.invalid_message)
             executed = hits is not None
-            if row.total + len(observation) + 1 > self.conf.max_total_tokens:
-                row.status, observation = "overflow", []
+            if row.total + len(observation) + 1 > self.conf.max_total_tokens:  # The policy never sees it.
+                row.status, observation, executed, hits = "overflow", [], False, None
             turn = replace(
                 turn, observation_end=end + len(observation), observation=self._decode(observation),
                 executed=executed, hits=tuple(hits or ()),

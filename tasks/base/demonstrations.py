@@ -68,15 +68,20 @@ def hops_of(question: Question) -> list[Hop]:
     hops = question.decomposition or (Hop(question.question, question.answers[0]),)
     answers = [hop.answer for hop in hops]
     return [
-        Hop(_resolve(h.question, answers), h.answer, h.support_passage_id, tuple(_resolve(q, answers) for q in _queries(h)))
-        for h in hops
-    ]  # fmt: skip
+        Hop(
+            question=_resolve(hop.question, answers),
+            answer=hop.answer,
+            support_passage_id=hop.support_passage_id,
+            queries=tuple(_resolve(query, answers) for query in _queries(hop)),
+        )
+        for hop in hops
+    ]
 
 
 def topic(hop: Hop) -> str:
     """The word for what a hop looks up: after `>>` where the data has it, else the last word of its query."""
-    _, found, relation = hop.question.partition(">>")
-    return relation.strip() if found else hop.queries[0].rstrip(" ?").split()[-1]
+    relation = hop.question.partition(">>")[2].strip()
+    return relation or (hop.queries[0].rstrip(" ?").split() or [hop.queries[0]])[-1]
 
 
 def expert_plan(question: Question) -> list[Step]:
@@ -89,10 +94,11 @@ def expert_plan(question: Question) -> list[Step]:
 def single_hops(question: Question) -> list[Question]:
     """Every hop of a question as a question of its own (reading practice without any chain)."""
     return [
-        Question(f"{question.id}/{i}", question.dataset, question.split, hop.question, (hop.answer,), 1,
-                 decomposition=(hop,))
+        Question(
+            f"{question.id}/{i}", question.dataset, question.split, hop.question, (hop.answer,), 1, decomposition=(hop,)
+        )
         for i, hop in enumerate(hops_of(question))
-    ]  # fmt: skip
+    ]
 
 
 def imperfect_plan(question: Question, topics: Sequence[str], conf: ImperfectConf, rng: random.Random) -> list[Step]:
@@ -111,27 +117,31 @@ def _sloppy_plan(hops: list[Hop], topics: Sequence[str], conf: ImperfectConf, rn
     flaws = [[rng.random() < p for p in (conf.wrong_relation, conf.repeat)] for _ in hops]
     over = rng.random() < conf.over_search
     if not over and not any(map(any, flaws)):
-        rng.choice(flaws)[rng.randrange(2)] = True
+        rng.choice(flaws)[1] = True  # At least a repeated search, which misleads nobody about the chain.
     steps: list[Step] = []
     for i, (hop, (wrong, repeat)) in enumerate(zip(hops, flaws, strict=True)):
-        step = _search(hop, hops[i - 1] if i else None)
+        before = hops[i - 1] if i else None
+        step = _search(hop, before)
         if wrong:
-            steps.append(_astray(hop, rng.choice(topics), step))
+            steps.append(_astray(hop, before, rng.choice(topics)))
         steps.extend([step] * (2 if repeat else 1))
     if over:
         steps.append(steps[-1])
     return [*steps, _answer(hops[-1])]
 
 
-def _astray(hop: Hop, other: str, right: Step) -> Step:
-    """The right entity, another relation."""
-    wanted = topic(hop)
-    return Step(right.think.replace(wanted, other), Action("search", right.action.content.replace(wanted, other)))
+def _astray(hop: Hop, before: Hop | None, other: str) -> Step:
+    """The right entity, another relation: the last place where the query names the wanted one."""
+    head, named, tail = hop.queries[0].rpartition(topic(hop))
+    return Step(_next(before, other), Action("search", head + (other if named else "") + tail))
 
 
 def _search(hop: Hop, before: Hop | None) -> Step:
-    found = f"{topic(before)} found , " if before else ""
-    return Step(f"{found}next {topic(hop)}", Action("search", hop.queries[0]))
+    return Step(_next(before, topic(hop)), Action("search", hop.queries[0]))
+
+
+def _next(before: Hop | None, wanted: str) -> str:
+    return f"{topic(before)} found , next {wanted}" if before else f"next {wanted}"
 
 
 def _answer(hop: Hop) -> Step:
@@ -161,9 +171,11 @@ class Renderer:
     template: str
 
     def render(
-        self, questions: Sequence[Question], plans: Sequence[Sequence[Step]],
+        self,
+        questions: Sequence[Question],
+        plans: Sequence[Sequence[Step]],
         progress: Callable[[int], object] = lambda done: None,
-    ) -> list[Example]:  # fmt: skip
+    ) -> list[Example]:
         """One example per plan, in order; plans over the rollout's budgets are cut after their last whole turn."""
         examples: list[Example] = []
         for first in range(0, len(plans), 512):
@@ -189,8 +201,8 @@ class Renderer:
                 body = "".join(f"{d}\n" for d in documents(self.grammar, found))
                 kept = self._encode(body)[: self.conf.max_observation_tokens]
                 seen = self._encode(self.grammar.opening) + kept + self._encode(self.grammar.closing)
-            over = len(prompt) + len(ids) + len(own) + len(seen) > self.conf.max_total_tokens
-            if over or searches > self.conf.max_turns:
+            room = self.conf.max_total_tokens - len(prompt) - len(ids) - (found is not None)  # A turn follows a search.
+            if len(own) > self.conf.max_call_tokens or len(own) + len(seen) > room or searches > self.conf.max_turns:
                 break
             ids += own + seen
             mask += [True] * len(own) + [False] * len(seen)

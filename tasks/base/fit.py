@@ -108,7 +108,9 @@ class Fit:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         if not math.isfinite(value):
-            raise ValueError(f"supervised training: the loss became {value} at step {self.step}. Lower lr in conf/scale.")
+            raise ValueError(
+                f"supervised training: the loss became {value} at step {self.step}. Lower lr in conf/scale."
+            )
         return value
 
     def _save(self) -> None:

@@ -1,7 +1,7 @@
-"""Make the start policy: random weights -> recall -> reading -> imperfect behaviour; or check a given folder.
+"""Make the start policy: random weights -> recall -> reading -> wasteful chains -> lazy behaviour.
 
-No demonstration of the imperfect phase solves a multi-hop question cleanly, and the reading phase has one
-hop only, so a clean multi-hop solution is nothing the start policy was ever shown.
+No demonstration solves a multi-hop question cleanly: reading has one hop only, every longer chain wastes a
+search or stops early. What reinforcement learning adds is to finish chains, and to finish them without waste.
 """
 
 from __future__ import annotations
@@ -51,25 +51,28 @@ def make_tiny(
         scratch: checkpoints.
         log: receives (step, metrics).
     """
-    torch.set_num_threads(conf.num_threads)
     chosen = random.Random(f"{seed}/base/questions").sample(list(questions), min(conf.max_questions, len(questions)))
     tokenizer = build_tokenizer(_texts(questions, passages, template), tiny.max_vocab)
     model = new_model(tiny, tokenizer, seed)
     grammar = SearchGrammar(reserved=tuple(tokenizer.all_special_tokens))
     renderer = Renderer(rollout, tokenizer, retriever, grammar, template)
     fit = Fit(model, scratch, conf.checkpoint_every, conf.max_batch_tokens, log)
-    tokens = sorted({i for question in chosen[:2000] for i in tokenizer.encode(question.question)})
-    fit.run("recall", conf.recall, lambda step: _recall(f"{seed}/recall/{step}", conf.recall.batch, tokens))
+    words = range(256, tokenizer.vocab_size)  # A wide pool: with few tokens, copying is learned much later.
+    fit.run("recall", conf.recall, lambda step: _recall(f"{seed}/recall/{step}", conf.recall.batch, words))
     if "read" not in fit.finished:
         single = list({hop.question: hop for question in chosen for hop in single_hops(question)}.values())
         read = _usable(renderer.render(single, [expert_plan(q) for q in single]))
         fit.run("read", conf.read, _sampler(read, conf.read.batch, f"{seed}/read"))
-    if "imperfect" not in fit.finished:
-        rng = random.Random(f"{seed}/imperfect/plans")
-        topics = sorted({topic(hop) for question in chosen for hop in hops_of(question)})
-        plans = [imperfect_plan(question, topics, conf.mixture, rng) for question in chosen]
-        imperfect = _usable(renderer.render(chosen, plans))
-        fit.run("imperfect", conf.imperfect, _sampler(imperfect, conf.imperfect.batch, f"{seed}/imperfect"))
+    topics = sorted({topic(hop) for question in chosen for hop in hops_of(question)})
+    for name, phase, mixture in (
+        ("wasteful", conf.wasteful, conf.wasteful_mixture),
+        ("lazy", conf.lazy, conf.lazy_mixture),
+    ):
+        if name not in fit.finished:
+            rng = random.Random(f"{seed}/{name}/plans")
+            plans = [imperfect_plan(question, topics, mixture, rng) for question in chosen]
+            examples = _usable(renderer.render(chosen, plans))
+            fit.run(name, phase, _sampler(examples, phase.batch, f"{seed}/{name}"))
     return TinyPolicy(model.eval(), tokenizer, fit.history)
 
 
@@ -87,6 +90,7 @@ def new_model(tiny: TinyConf, tokenizer: Any, seed: int) -> Any:
         intermediate_size=tiny.intermediate_size,
         max_position_embeddings=tiny.max_positions,
         tie_word_embeddings=True,
+        initializer_range=tiny.initializer_range,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

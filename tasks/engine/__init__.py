@@ -40,7 +40,8 @@ class OptimizerConf:
     def __post_init__(self) -> None:
         require(self.lr > 0, "lr", self.lr, "a positive number")
         require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "0 or more")
-        require(len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "betas", self.betas, "two numbers in [0, 1)")
+        are_shares = len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas)
+        require(are_shares, "betas", self.betas, "two numbers in [0, 1)")
         require(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "a positive number")
 
 
@@ -51,12 +52,20 @@ class Policy(Protocol):
         """[B, T] natural log of each generated token under the current (or the frozen start) policy, no gradient."""
         ...
 
-    def accumulate(self, batch: Experience, loss: Callable[[Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]) -> dict[str, float]:
-        """Forward one micro-batch, call `loss(logprobs [B, T], entropy [B, T])`, add its gradient; returns its metrics."""
+    def accumulate(
+        self,
+        batch: Experience,
+        loss: Callable[[Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]],
+        entropy_gradient: bool = True,
+    ) -> dict[str, float]:
+        """Forward one micro-batch, call `loss(logprobs [B, T], entropy [B, T])`, add its gradient; returns its metrics.
+
+        `entropy_gradient`: whether the entropy carries gradient; a loss that only reports it saves the work.
+        """
         ...
 
     def step(self) -> float:
-        """One optimizer step on the accumulated gradients, which are then cleared; the gradient norm before clipping."""
+        """One optimizer step on the accumulated gradients, then cleared; returns their norm before clipping."""
         ...
 
     def export(self, folder: Path) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ class LoraConf:
 
     def __post_init__(self) -> None:
         require(self.rank >= 0, "rank", self.rank, "0 (off) or more")
+        require(self.dropout == 0, "dropout", self.dropout, "0: the ratio of a policy that has not moved must be 1")
 
 
 def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
@@ -77,7 +78,9 @@ class _Trainee:
     def __init__(self, module: nn.Module, conf: OptimizerConf, dtype: Dtype) -> None:
         self.module, self.conf = module, conf
         self.device = next(module.parameters()).device
-        wants = dtype == "bfloat16" or (dtype == "auto" and self.device.type == "cuda" and torch.cuda.is_bf16_supported())
+        wants = dtype == "bfloat16" or (
+            dtype == "auto" and self.device.type == "cuda" and torch.cuda.is_bf16_supported()
+        )
         self.use_bfloat16 = wants
         self.trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
         self.optimizer = torch.optim.AdamW(
@@ -87,6 +90,23 @@ class _Trainee:
 
     def autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, torch.bfloat16) if self.use_bfloat16 else nullcontext()
+
+    @contextmanager
+    def recomputing(self) -> Iterator[None]:
+        """The forward of an update: layers set to gradient checkpointing obey, which they do in training mode only.
+
+        The mode of their children stays: dropout remains off. Outside, a generator may use its cache.
+        """
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        layers = [m for m in self.module.modules() if isinstance(m, GradientCheckpointingLayer)]
+        for layer in layers:
+            layer.training = bool(layer.gradient_checkpointing)
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.training = False
 
     def step(self) -> float:
         """One optimizer step; gradients are cleared. A non-finite gradient norm is an error, never a silent step."""
@@ -127,11 +147,12 @@ class PlainPolicy(_Trainee):
         dtype: of the forward pass.
         needs_reference: keep a frozen copy of the start weights.
         keep_activations: False recomputes layer activations in the backward pass (gradient checkpointing).
+        seed: of the adapters' random start.
     """
 
     def __init__(
         self, model: Any, tokenizer: Any, conf: OptimizerConf, lora: LoraConf, dtype: Dtype, needs_reference: bool,
-        keep_activations: bool = True,
+        keep_activations: bool = True, seed: int = 0,
     ) -> None:  # fmt: skip
         self.tokenizer, self.lora = tokenizer, lora
         self.reference: Any = None
@@ -140,9 +161,10 @@ class PlainPolicy(_Trainee):
         if lora.rank:
             from peft import LoraConfig, get_peft_model
 
-            model = get_peft_model(
-                model, LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=list(lora.targets))
-            )  # fmt: skip
+            with torch.random.fork_rng():
+                torch.manual_seed(seed)
+                adapters = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets))
+                model = get_peft_model(model, adapters)
         if not keep_activations:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.eval()  # Dropout would make ratios differ from 1 where the policy has not moved.
@@ -166,20 +188,23 @@ class PlainPolicy(_Trainee):
             return self._forward(model, batch.to(self.device))[0].cpu()
 
     def accumulate(
-        self, batch: Experience, loss: Callable[[Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
-    ) -> dict[str, float]:
+        self, batch: Experience, loss: Callable[[Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]],
+        entropy_gradient: bool = True,
+    ) -> dict[str, float]:  # fmt: skip
         """See `Policy.accumulate`."""
-        with self.autocast():
-            logprobs, entropy = self._forward(self.causal_lm, batch.to(self.device))
+        with self.autocast(), self.recomputing():
+            logprobs, entropy = self._forward(self.causal_lm, batch.to(self.device), entropy_gradient)
         value, metrics = loss(logprobs, entropy)
         if value.requires_grad:  # False where no token of the micro-batch was generated.
             value.backward()
         return {name: float(m) for name, m in metrics.items()}
 
-    def _forward(self, model: Any, batch: Experience) -> tuple[Tensor, Tensor]:
+    def _forward(self, model: Any, batch: Experience, entropy_gradient: bool = True) -> tuple[Tensor, Tensor]:
         hidden = model.get_decoder()(input_ids=batch.ids[:, :-1], use_cache=False).last_hidden_state
         chosen = batch.loss_mask[:, 1:]  # position t of the model predicts token t + 1
-        logprobs, entropy = token_logprobs(model.get_output_embeddings(), hidden[chosen], batch.ids[:, 1:][chosen])
+        logprobs, entropy = token_logprobs(
+            model.get_output_embeddings(), hidden[chosen], batch.ids[:, 1:][chosen], entropy_gradient
+        )
         return _scatter(logprobs, chosen), _scatter(entropy, chosen)
 
     def export(self, folder: Path) -> None:
@@ -200,10 +225,19 @@ def export_folder(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 class PlainCritic(_Trainee):
-    """See `Critic`: a copy of the start policy's decoder and a linear head that begins at 0."""
+    """See `Critic`: a copy of the start policy's decoder and a linear head that begins at 0.
 
-    def __init__(self, model: Any, conf: OptimizerConf, dtype: Dtype) -> None:
+    Args:
+        model: causal LM on its device, without adapters: make the critic before a policy with LoRA.
+        conf: optimizer.
+        dtype: of the forward pass.
+        keep_activations: as for `PlainPolicy`.
+    """
+
+    def __init__(self, model: Any, conf: OptimizerConf, dtype: Dtype, keep_activations: bool = True) -> None:
         decoder = copy.deepcopy(model.get_decoder()).requires_grad_(True)
+        if not keep_activations:
+            decoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         head = nn.Linear(model.config.hidden_size, 1).to(model.device)
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
@@ -217,7 +251,7 @@ class PlainCritic(_Trainee):
 
     def accumulate(self, batch: Experience, loss: Callable[[Tensor], Tensor]) -> float:
         """See `Critic.accumulate`."""
-        with self.autocast():
+        with self.autocast(), self.recomputing():
             values = self._forward(batch.to(self.device))
         value = loss(values)
         value.backward()
@@ -231,21 +265,23 @@ class PlainCritic(_Trainee):
         return nn.functional.pad(values, (1, 0)) * batch.response_mask
 
 
-def token_logprobs(head: Any, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def token_logprobs(head: Any, hidden: Tensor, targets: Tensor, entropy_gradient: bool = True) -> tuple[Tensor, Tensor]:
     """Log-probability of each target and entropy of its distribution, natural log.
 
     Args:
         head: maps [n, d] to logits [n, V].
         hidden: [N, d].
         targets: [N] token ids.
+        entropy_gradient: whether entropies carry gradient; without, they cost one pass less.
 
     Returns:
-        [N] log-probabilities and [N] entropies, both with gradient.
+        [N] log-probabilities, with gradient, and [N] entropies.
     """
 
     def part(some: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         logprobs = head(some).float().log_softmax(-1)
-        return logprobs.gather(-1, ids[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
+        measured = logprobs if entropy_gradient else logprobs.detach()
+        return logprobs.gather(-1, ids[:, None])[:, 0], -(measured.exp() * measured).sum(-1)
 
     chunk = max(1, LOGIT_CHUNK // head.weight.shape[0])
     if len(targets) <= chunk:

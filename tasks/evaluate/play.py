@@ -47,9 +47,15 @@ def choose(questions: Sequence[Question], splits: Sequence[str], limit: int, see
 
 
 def evaluate(
-    player: Player, questions: Sequence[Question], sampled: bool, policy: str, seed: int, num_recorded: int, scratch: Path,
+    player: Player,
+    questions: Sequence[Question],
+    sampled: bool,
+    policy: str,
+    seed: int,
+    num_recorded: int,
+    scratch: Path,
     progress: Callable[[str, int], object] = lambda mode, done: None,
-) -> Evaluation:  # fmt: skip
+) -> Evaluation:
     """Play and score all questions.
 
     Args:
@@ -63,7 +69,8 @@ def evaluate(
     """
     scores: list[dict[str, Any]] = []
     trajectories: list[dict[str, Any]] = []
-    every = max(1, len(questions) // max(num_recorded, 1))
+    num_recorded = min(num_recorded, len(questions))
+    recorded = {i * len(questions) // num_recorded for i in range(num_recorded)}
     chunk = player.conf.batch_rows
     for mode in MODES if sampled else ("greedy",):
         for first in range(0, len(questions), chunk):
@@ -74,9 +81,10 @@ def evaluate(
                 rows = []
                 for i, (trajectory, question) in enumerate(zip(played, some, strict=True), first):
                     row: dict[str, Any] = {"score": score_row(trajectory, question, mode)}
-                    if i % every == 0 and i // every < num_recorded:
+                    if i in recorded:
                         shown = trajectory_row(trajectory, question, player.tokenizer, None, None)
-                        shown |= {"policy": policy, "seed": seed, "step": None, "mode": mode, "outcome": row["score"]["em"]}
+                        shown |= {"policy": policy, "seed": seed, "step": None, "mode": mode}
+                        shown["outcome"] = row["score"]["em"]
                         row["trajectory"] = shown
                     rows.append(row)
                 write_jsonl(path, rows)

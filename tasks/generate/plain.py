@@ -6,7 +6,8 @@ one buffer, right-padded, active rows first: a row that stops is swapped behind 
 every forward reads a view and copies nothing. Draws are a function of (seed, row, position): which other
 rows are still playing does not matter to them.
 
-Refuses architectures whose head is not `output_embeddings(decoder(...))` (logit scaling, soft caps).
+Refuses architectures whose head is not `output_embeddings(decoder(...))` (logit scaling, soft caps), and
+attention it cannot give its mask to (sliding windows, implementations other than sdpa).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from transformers.cache_utils import Cache
 from tasks.generate import Call, Sampling
 
 _GROW = 64
+_STOP_TOKENS = 32  # more than the bytes of any stop string, so that it fits however it was split
 
 
 class PlainGenerator:
@@ -32,9 +34,13 @@ class PlainGenerator:
         model: a Hugging Face causal LM.
         tokenizer: its tokenizer.
         shares_weights: the trainer updates this very module, so `update_weights` has nothing to do.
+
+    Raises:
+        ValueError: an architecture that would be read wrongly here.
     """
 
     def __init__(self, model: Any, tokenizer: Any, shares_weights: bool = False) -> None:
+        _require_supported(model)
         self.model, self.tokenizer, self.shares_weights = model, tokenizer, shares_weights
         self.eos_ids = end_ids(model, tokenizer)
 
@@ -61,6 +67,29 @@ def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset(i for i in found if i is not None)
 
 
+@torch.inference_mode()
+def _require_supported(model: Any) -> None:
+    config = model.config
+    if config._attn_implementation != "sdpa":
+        raise ValueError(
+            f"attention implementation {config._attn_implementation!r}: the plain generator expects 'sdpa', others "
+            f"read its mask differently. Load the model without attn_implementation, or set generator: vllm."
+        )
+    if getattr(config, "sliding_window", None):
+        raise ValueError(
+            f"sliding_window={config.sliding_window}: the plain generator attends to all tokens. "
+            f"Set generator: vllm in params.yaml."
+        )
+    probe = torch.arange(min(4, config.vocab_size), device=model.device)[None]
+    expected = model(input_ids=probe, use_cache=False).logits
+    found = model.get_output_embeddings()(model.get_decoder()(input_ids=probe, use_cache=False).last_hidden_state)
+    if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3):
+        raise ValueError(
+            f"{type(model).__name__}: its logits are not head(decoder(ids)) (scaled or capped), which generator and "
+            f"trainer expect. Use a model of another architecture, such as Qwen2."
+        )
+
+
 class PlainSession:
     """See `Session`. Slots are positions in the cache; `slot[row]` says where a row lives now."""
 
@@ -68,8 +97,12 @@ class PlainSession:
         self, owner: PlainGenerator, prompts: Sequence[Sequence[int]], group_size: int, sampling: Sampling,
         max_total_tokens: int,
     ) -> None:  # fmt: skip
-        if not all(prompts):
-            raise ValueError("a prompt has no tokens: expected at least one per prompt.")
+        for number, prompt in enumerate(prompts):
+            if not 0 < len(prompt) < max_total_tokens:
+                raise ValueError(
+                    f"prompt {number}: found {len(prompt)} tokens, expected 1 to {max_total_tokens - 1}, so that at "
+                    f"least one token can be written. Shorten the prompt or raise max_total_tokens."
+                )
         self.model, self.tokenizer, self.eos_ids = owner.model, owner.tokenizer, owner.eos_ids
         self.sampling, self.max_total_tokens = sampling, max_total_tokens
         self.num_prefilled = self.num_generated = 0
@@ -77,6 +110,7 @@ class PlainSession:
         self.row_of, self.slot = list(range(rows)), list(range(rows))
         self.length = np.zeros(rows, dtype=np.int64)  # [slots] tokens in the cache
         self.pending: list[list[int]] = [[p[-1]] for p in prompts for _ in range(group_size)]  # by row
+        self.written: list[list[int]] = [[] for _ in range(rows)]  # by row, since its last observation
         self.cache = RowCache(self.model.config.num_hidden_layers)
         generator = torch.Generator().manual_seed(sampling.seed)
         self.uniforms = torch.rand(rows, max_total_tokens + 1, generator=generator).numpy()
@@ -87,16 +121,26 @@ class PlainSession:
         heads = [list(p[:-1]) for p in prompts]
         self.num_prefilled += sum(map(len, heads)) + len(self.pending)
         lengths = np.array([len(h) for h in heads])
-        if lengths.max() > 0:
+        if lengths.size and lengths.max() > 0:
             self._forward(heads, np.zeros(len(heads), dtype=np.int64))
             self.cache.repeat(group_size)
         self.cache.slots = len(self.pending)
         self.length = np.repeat(lengths, group_size)
 
     def append(self, rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
-        """See `Session.append`."""
+        """See `Session.append`.
+
+        Raises:
+            ValueError: a row would exceed `max_total_tokens`; nothing is added to any row.
+        """
+        for row, ids in zip(rows, token_ids, strict=True):
+            if len(ids) > self._room(row):
+                raise ValueError(
+                    f"row {row}: {len(ids)} tokens more than max_total_tokens={self.max_total_tokens} allows."
+                )
         for row, ids in zip(rows, token_ids, strict=True):
             self.pending[row].extend(ids)
+            self.written[row] = []
             self.num_prefilled += len(ids)
 
     def close(self, rows: Sequence[int]) -> None:
@@ -104,13 +148,25 @@ class PlainSession:
 
     @torch.inference_mode()
     def generate(self, rows: Sequence[int], max_new_tokens: Sequence[int]) -> list[Call]:
-        """See `Session.generate`."""
+        """See `Session.generate`.
+
+        Raises:
+            ValueError: a repeated row, a budget below 1, a full row, or one that ended its text and was given nothing.
+        """
+        if len(set(rows)) != len(rows):
+            raise ValueError(f"rows={list(rows)}: expected different rows.")
+        for row, most in zip(rows, max_new_tokens, strict=True):
+            if most < 1 or self._room(row) < 1 or not self.pending[row]:
+                raise ValueError(
+                    f"row {row}: budget {most}, room for {self._room(row)} tokens below max_total_tokens="
+                    f"{self.max_total_tokens}, {len(self.pending[row])} tokens to read; expected at least 1 of each."
+                )
         for place, row in enumerate(rows):
             self._swap(place, self.slot[row])
         ids: dict[int, list[int]] = {row: [] for row in rows}
         logprobs: dict[int, list[float]] = {row: [] for row in rows}
         stopped = dict.fromkeys(rows, False)
-        budget = dict(zip(rows, max_new_tokens, strict=True))
+        budget = {row: min(n, self._room(row)) for row, n in zip(rows, max_new_tokens, strict=True)}
         active = len(rows)
         while active:
             playing = self.row_of[:active]
@@ -128,7 +184,8 @@ class PlainSession:
                 ids[row].append(token)
                 logprobs[row].append(score)
                 self.pending[row] = [token]
-                stopped[row] = self._completes_stop(ids[row])
+                self.written[row].append(token)
+                stopped[row] = self._completes_stop(self.written[row])
                 if stopped[row] or len(ids[row]) >= budget[row]:
                     finished.append(row)
             for row in finished:
@@ -136,12 +193,18 @@ class PlainSession:
                 self._swap(self.slot[row], active)
         return [Call(tuple(ids[row]), tuple(logprobs[row]), stopped[row]) for row in rows]
 
-    def _completes_stop(self, ids: list[int]) -> bool:
-        piece = self.tokenizer.convert_ids_to_tokens(ids[-1])
-        if not any(stop[-1] in piece for stop in self.sampling.stop):
+    def _room(self, row: int) -> int:
+        return self.max_total_tokens - int(self.length[self.slot[row]]) - len(self.pending[row])
+
+    def _completes_stop(self, written: list[int]) -> bool:
+        """Whether the last token completes a stop string, which may begin in an earlier call of the same turn."""
+        stops, piece = self.sampling.stop, self.tokenizer.convert_ids_to_tokens(written[-1])
+        if not any(stop[-1] in piece or not stop[-1].isascii() for stop in stops):
             return False
-        text = self.tokenizer.decode(ids[-32:], skip_special_tokens=False)
-        return any(stop in text for stop in self.sampling.stop)
+        recent = written[-_STOP_TOKENS:]
+        before = self.tokenizer.decode(recent[:-1], skip_special_tokens=False)
+        text = self.tokenizer.decode(recent, skip_special_tokens=False)
+        return any(text.count(stop) > before.count(stop) for stop in stops)
 
     def _swap(self, a: int, b: int) -> None:
         if a == b:
@@ -152,7 +215,7 @@ class PlainSession:
         self.slot[self.row_of[a]], self.slot[self.row_of[b]] = a, b
 
     def _forward(self, chunks: list[list[int]], starts: np.ndarray) -> Tensor:
-        """Read ragged chunks [n][<=c] into slots 0..n-1 from positions `starts`; hidden state of each last token [n, d]."""
+        """Read ragged chunks [n][<=c] into slots 0..n-1 from positions `starts`; each last token's state [n, d]."""
         device = self.model.device
         sizes = np.array([len(c) for c in chunks])
         width = int(sizes.max())
@@ -163,7 +226,7 @@ class PlainSession:
         used = int(starts.max()) + width
         self.cache.place(positions, used)
         seen = torch.arange(used, device=device) <= positions[:, None, :, None]  # [n, 1, c, used]
-        out = self.model.get_decoder()(
+        out: Tensor = self.model.get_decoder()(
             input_ids=torch.from_numpy(filled).to(device),
             attention_mask=seen,
             position_ids=positions,
@@ -202,7 +265,7 @@ def inverse_cdf(probs: Tensor, uniforms: Tensor) -> Tensor:
 
 def _nucleus(probs: Tensor, top_p: float) -> Tensor:
     """Zero outside the smallest set of tokens whose mass reaches top_p; [n, V]."""
-    order = probs.sort(-1, descending=True, stable=True)
+    order = probs.sort(dim=-1, descending=True, stable=True)
     kept = order.values.cumsum(-1) - order.values < top_p
     return torch.zeros_like(probs).scatter(-1, order.indices, order.values * kept)
 

@@ -48,11 +48,19 @@ def load(
     tree = conf.section("method", name, root)
     for key in ("module", "title", "prompt"):
         if not isinstance(tree.get(key), str):
-            raise ValueError(f"{path}: key {key!r} is missing or not text. Add it; see conf/method/search_r1_grpo.yaml.")
+            raise ValueError(
+                f"{path}: key {key!r} is missing or not text. Add it; see conf/method/search_r1_grpo.yaml."
+            )
     try:
         module = importlib.import_module(f"tasks.methods.{tree['module']}")
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        if error.name != f"tasks.methods.{tree['module']}":
+            raise  # Something the method itself needs.
         raise ValueError(f"{path}: module={tree['module']!r}: there is no tasks/methods/{tree['module']}.py.") from None
+    if "{question}" not in (template or tree["prompt"]):
+        raise ValueError(f"{path}: prompt has no {{question}}: the policy would never see it. Add {{question}}.")
+    for named in tree.get("scales") or {}:
+        conf.path_of("scale", named, root)
     own = {key: value for key, value in tree.items() if key not in _OWN}
     settings = conf.fill(module.Conf, own, str(path))
     try:

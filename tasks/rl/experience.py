@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,14 +54,14 @@ class Experience:
     def rows(self, index: Sequence[int]) -> Experience:
         """These trajectories, trimmed to the longest of them."""
         width = int(self.lengths[list(index)].max())
-        cut = {}
+        cut: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Tensor):
                 value = value[list(index)]
                 cut[field.name] = value[:, :width] if value.dim() == 2 else value
             elif isinstance(value, tuple):
-                cut[field.name] = tuple(value[i] for i in index)  # type: ignore[assignment]
+                cut[field.name] = tuple(value[i] for i in index)
         return replace(self, **cut)
 
     def to(self, device: torch.device) -> Experience:
@@ -119,7 +120,11 @@ def microbatches(lengths: Sequence[int], rows: Sequence[int], max_tokens: int) -
     """
     batches: list[list[int]] = []
     for row in sorted(rows, key=lambda r: (lengths[r], r)):
-        if not batches or (len(batches[-1]) + 1) * lengths[row] > max_tokens or lengths[row] > 2 * lengths[batches[-1][0]]:
+        if (
+            not batches
+            or (len(batches[-1]) + 1) * lengths[row] > max_tokens
+            or lengths[row] > 2 * lengths[batches[-1][0]]
+        ):
             batches.append([])
         batches[-1].append(row)
     return batches

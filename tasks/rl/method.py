@@ -26,10 +26,26 @@ Tokens = Literal["generated", "response"]
 
 
 class Advantage(Protocol):
-    """Fills `advantages` (and `returns`, for a critic)."""
+    """Fills `advantages` (and `returns`, for a critic).
 
-    needs_values: bool
-    needs_reference: bool
+    `needs_old_logprobs`: it reads them, so all must exist before the first update; otherwise the first
+    mini-batch's are taken from its own update, whose ratio is then exactly 1.
+    """
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether a critic must be trained."""
+        ...
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether reference logprobs must be there."""
+        ...
+
+    @property
+    def needs_old_logprobs(self) -> bool:
+        """Whether old logprobs must be there."""
+        ...
 
     def __call__(self, experience: Experience) -> Experience: ...
 
@@ -37,7 +53,15 @@ class Advantage(Protocol):
 class Loss(Protocol):
     """The policy's loss of one micro-batch, summing over micro-batches to the mini-batch's exact loss."""
 
-    needs_reference: bool
+    @property
+    def needs_reference(self) -> bool:
+        """Whether reference logprobs must be there."""
+        ...
+
+    @property
+    def needs_entropy_gradient(self) -> bool:
+        """Whether the entropy is part of the loss, not only a metric."""
+        ...
 
     def __call__(
         self, batch: Experience, logprobs: Tensor, entropy: Tensor, normalizer: Normalizer
@@ -67,6 +91,10 @@ class Method:
     temperature: float
     top_p: float
 
+    def __post_init__(self) -> None:
+        require(self.temperature >= 0, "temperature", self.temperature, "0 (greedy) or more")
+        require(0 < self.top_p <= 1, "top_p", self.top_p, "a number in (0, 1]")
+
     @property
     def needs_reference(self) -> bool:
         """Whether a frozen copy of the start policy must be held."""
@@ -81,6 +109,7 @@ class GroupAdvantage:
     spread: Literal["sample", "population"] = "sample"
     needs_values: bool = False
     needs_reference: bool = False
+    needs_old_logprobs: bool = False
 
     def __call__(self, experience: Experience) -> Experience:
         """Advantages [N, T], 0 off the loss mask."""
@@ -111,16 +140,22 @@ class TokenGae:
         require(self.kl_coefficient >= 0, "kl_coefficient", self.kl_coefficient, "0 or more")
 
     @property
-    def needs_reference(self) -> bool:  # type: ignore[override]
+    def needs_reference(self) -> bool:
+        """Only with a KL penalty."""
+        return self.kl_coefficient > 0
+
+    @property
+    def needs_old_logprobs(self) -> bool:
         """Only with a KL penalty."""
         return self.kl_coefficient > 0
 
     def __call__(self, experience: Experience) -> Experience:
         """Advantages and returns [N, T]."""
-        assert experience.values is not None and experience.old_logprobs is not None
+        assert experience.values is not None
         rewards = experience.rewards
         if self.kl_coefficient:
             assert experience.ref_logprobs is not None
+            assert experience.old_logprobs is not None
             penalty = losses.k1(experience.old_logprobs, experience.ref_logprobs, experience.loss_mask)
             rewards = rewards - self.kl_coefficient * penalty
         raw, returns = advantages.gae(
@@ -161,11 +196,17 @@ class TokenClip:
         """Only with a KL term."""
         return self.kl_coefficient > 0
 
+    @property
+    def needs_entropy_gradient(self) -> bool:
+        """Only with an entropy bonus."""
+        return self.entropy_coefficient > 0
+
     def __call__(
         self, batch: Experience, logprobs: Tensor, entropy: Tensor, normalizer: Normalizer
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and metric sums of one micro-batch; `logprobs`, `entropy`: [B, T]."""
-        assert batch.old_logprobs is not None and batch.advantages is not None
+        assert batch.old_logprobs is not None
+        assert batch.advantages is not None
         mask, old = batch.loss_mask, batch.old_logprobs
         ratio = losses.ratios(logprobs, old, mask)
         weight = losses.importance_weights(old, batch.sampler_logprobs, mask, self.importance_cap)
@@ -211,7 +252,8 @@ class ClippedValueLoss:
 
     def __call__(self, batch: Experience, values: Tensor, normalizer: Normalizer) -> Tensor:
         """Mean over the mini-batch's tokens; `values` [B, T]; `normalizer` is of this loss's mask."""
-        assert batch.values is not None and batch.returns is not None
+        assert batch.values is not None
+        assert batch.returns is not None
         per_token = losses.value_loss(values, batch.values, batch.returns, self.clip)
         return losses.aggregate(per_token, self.mask(batch), "token_mean", normalizer)
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tasks import conf
 from tasks.stages import parts
 from tasks.stages.runner import Context, run
 from tasks.store import replacing_folder, write_jsonl
+
+if TYPE_CHECKING:
+    from tasks.base.make import TinyPolicy
 
 
 def body(ctx: Context, seed: int) -> None:
@@ -18,7 +22,7 @@ def body(ctx: Context, seed: int) -> None:
     model_conf = parts.model_conf(ctx.params)
     if model_conf.pretrained is not None:
         model, tokenizer = load_policy(ctx.root / model_conf.pretrained.folder)
-        history = [{"step": 0, "metrics": {"loss": 0.0}}]
+        history = []  # Nothing was trained here.
     else:
         made = _tiny(ctx, seed)
         model, tokenizer, history = made.model, made.tokenizer, made.history
@@ -28,16 +32,18 @@ def body(ctx: Context, seed: int) -> None:
         write_jsonl(out / "metrics.jsonl", history)
 
 
-def _tiny(ctx: Context, seed: int):  # type: ignore[no-untyped-def]
+def _tiny(ctx: Context, seed: int) -> TinyPolicy:
     from tasks.base.make import make_tiny
     from tasks.base.settings import BaseConf
     from tasks.data.records import read_passages
 
     model_conf = parts.model_conf(ctx.params)
     assert model_conf.tiny is not None
-    settings = conf.load(BaseConf, "scale", ctx.params.scale, "base")
+    settings = conf.fill(BaseConf, *parts.scale_section(ctx.params, "base"))
+    parts.set_threads(settings.num_threads)
     ctx.track.log_params(conf.plain(settings))
-    bar = parts.Bar(ctx, settings.recall.max_steps + settings.read.max_steps + settings.imperfect.max_steps)
+    phases = (settings.recall, settings.read, settings.wasteful, settings.lazy)
+    bar = parts.Bar(ctx, sum(phase.max_steps for phase in phases))
     return make_tiny(
         model_conf.tiny, settings, parts.rollout_conf(ctx.params), parts.template(ctx.params),
         parts.questions(ctx.root, ("train",)), read_passages(ctx.root / parts.ARTIFACTS / "data" / "corpus.jsonl"),

@@ -31,11 +31,17 @@ def body(ctx: Context, policy: str, seed: int) -> None:
     grammar = parts.grammar(tokenizer)
     template = parts.template(params)
     if not is_base:
-        template = methods.load(policy, params.scale, parts.model_conf(params).prompt, grammar, ctx.root).method.template
+        own_prompt = parts.model_conf(params).prompt
+        template = methods.load(policy, params.scale, own_prompt, grammar, ctx.root).method.template
     splits = conf.load(DataConf, "data", params.data).evaluate_splits
     rollout = replace(parts.rollout_conf(params), top_k=params.evaluate.top_k)
-    parts.set_threads(conf.load(TrainConf, "scale", params.scale, "train").num_threads)
+    parts.set_threads(conf.fill(TrainConf, *parts.scale_section(params, "train")).num_threads)
     questions = choose(parts.questions(ctx.root, splits), splits, params.evaluate.max_questions)
+    if not questions:
+        raise ValueError(
+            f"conf/data/{params.data}.yaml: evaluate_splits={list(splits)}: artifacts/data has no question of these. "
+            f"Name a split that the data has."
+        )
     used = {"evaluate": conf.plain(params.evaluate), "splits": list(splits), "rollout": conf.plain(rollout)}
     ctx.track.log_params(used)
     ctx.track.set_tags({"policy": policy, "seed": seed, "data_sha256": parts.data_sha256(ctx.root)})
@@ -55,7 +61,8 @@ def body(ctx: Context, policy: str, seed: int) -> None:
     finally:
         generator.shutdown()
     greedy = [row for row in found.scores if row["mode"] == "greedy"]
-    ctx.log(0, {f"{key}_mean": sum(row[key] for row in greedy) / len(greedy) for key in ("em", "f1", "subem", "searches")})
+    shown = ("em", "f1", "subem", "searches")
+    ctx.log(0, {f"{key}_mean": sum(row[key] for row in greedy) / len(greedy) for key in shown})
     with replacing_folder(ctx.root / parts.ARTIFACTS / "evaluate" / f"{policy}-{seed}") as out:
         write_jsonl(out / "scores.jsonl", found.scores)
         write_jsonl(out / "trajectories.jsonl", found.trajectories)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from tasks import conf
 from tasks.agent.grammar import SearchGrammar
+from tasks.agent.prompts import PLACEHOLDER
 from tasks.agent.rollout import Player, RolloutConf
 from tasks.base.settings import ModelConf
 from tasks.data.records import read_questions
@@ -19,6 +21,7 @@ from tasks.store import digest, read_json, sha256
 from tasks.types import Question
 
 ARTIFACTS = Path("artifacts")
+SCALE_SECTIONS = ("base", "rollout", "train")
 
 
 def questions(root: Path, splits: Sequence[str]) -> list[Question]:
@@ -42,9 +45,26 @@ def retriever(root: Path) -> Retriever:
     return open_retriever(root / ARTIFACTS / "index", root / ARTIFACTS / "data" / "corpus.jsonl")
 
 
+def scale_section(params: conf.Params, name: str) -> tuple[dict[str, Any], str]:
+    """One section of `conf/scale/<name>.yaml` and where it stands, for messages.
+
+    Raises:
+        ValueError: the section is missing or empty, or the file has one that nothing reads.
+    """
+    tree, where = conf.section("scale", params.scale), f"{conf.CONF}/scale/{params.scale}.yaml"
+    for key in tree:
+        if key not in SCALE_SECTIONS:
+            raise ValueError(f"{where}: unknown key {key!r}. Known: {', '.join(SCALE_SECTIONS)}.")
+    if not isinstance(tree.get(name), dict):
+        raise ValueError(
+            f"{where}: {name}={tree.get(name)!r}: expected a section of settings. See conf/scale/laptop.yaml."
+        )
+    return tree[name], f"{where}: {name}"
+
+
 def rollout_conf(params: conf.Params) -> RolloutConf:
     """Budgets of the scale."""
-    return conf.load(RolloutConf, "scale", params.scale, "rollout")
+    return conf.fill(RolloutConf, *scale_section(params, "rollout"))
 
 
 def model_conf(params: conf.Params) -> ModelConf:
@@ -60,7 +80,13 @@ def grammar(tokenizer: Any) -> SearchGrammar:
 def template(params: conf.Params) -> str:
     """Prompt of a policy that serves no method (the start policy): the model's own, else the first method's."""
     own = model_conf(params).prompt
-    return own if own is not None else str(conf.section("method", params.methods[0])["prompt"])
+    if own is not None:
+        return own
+    name = params.methods[0]
+    found = conf.section("method", name).get("prompt")
+    if not isinstance(found, str) or PLACEHOLDER not in found:
+        raise ValueError(f"{conf.CONF}/method/{name}.yaml: prompt={found!r}: expected text with {PLACEHOLDER}.")
+    return found
 
 
 def make_generator(params: conf.Params, model: Any, tokenizer: Any, folder: Path, shares_weights: bool) -> Generator:
@@ -76,17 +102,29 @@ def make_generator(params: conf.Params, model: Any, tokenizer: Any, folder: Path
 
 def make_player(
     rollout: RolloutConf, generator: Generator, tokenizer: Any, search: Retriever, grammar: SearchGrammar, template: str
-) -> Player:  # fmt: skip
+) -> Player:
     """A player whose first use has no cost yet."""
     return Player(rollout, generator, tokenizer, search, grammar, template)
 
 
 def set_threads(count: int) -> None:
-    """Fix torch's threads: on a CPU their number is part of the result."""
+    """Fix torch's threads (on a CPU their number is part of the result) and keep freed memory for the next step."""
     import torch
 
     os.environ["OMP_NUM_THREADS"] = str(count)
     torch.set_num_threads(count)
+    keep_freed_memory()
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to keep large freed blocks: a step's activations would be mapped and zeroed anew each time."""
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+        m_trim_threshold, m_mmap_threshold = -1, -3
+        libc.mallopt(m_mmap_threshold, 1 << 30)
+        libc.mallopt(m_trim_threshold, (1 << 31) - 1)
+    except (OSError, AttributeError):
+        pass  # Another C library: nothing to gain.
 
 
 class Bar:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tasks import conf
 from tasks.report import page, table
-from tasks.stages import runner
+from tasks.stages import runner, tracking
 
 ARTIFACTS, REPORTS = Path("artifacts"), Path("reports")
 
@@ -50,7 +50,12 @@ def main() -> None:
         root = Path()
         print(table.terminal(results(conf.params(root), root), table.read_ledger(root / runner.SCRATCH / "ledger")))
         return
-    runner.run("report", lambda context: print(write(context.params, context.root)))
+    runner.run("report", _body)
+
+
+def _body(context: runner.Context) -> None:
+    tracking.wait_for_ids(context.root)
+    print(write(context.params, context.root))
 
 
 if __name__ == "__main__":

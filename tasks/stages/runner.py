@@ -20,13 +20,11 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
-
-import yaml
 
 from tasks import conf, store
 
@@ -142,7 +140,7 @@ def fingerprint(root: Path, name: str) -> str:
             path = _resolve(file, values)
             tree = conf.read_yaml(root / path)
             settings.setdefault(path, {}).update({key: _lookup(tree, key) for key in keys} if keys else tree)
-    return store.digest(stage.get("cmd"), _resolve_all(values), deps, settings)
+    return store.digest(stage.get("cmd"), values["item"], deps, settings)
 
 
 def _stage(root: Path, name: str) -> tuple[conf.Tree, conf.Tree]:
@@ -169,15 +167,14 @@ def _stage(root: Path, name: str) -> tuple[conf.Tree, conf.Tree]:
 
 
 def _resolve(text: str, values: conf.Tree) -> str:
-    return re.sub(r"\$\{([\w.]+)\}", lambda match: str(_lookup(values, match[1])), text)
-
-
-def _resolve_all(values: conf.Tree) -> conf.Tree:
-    return dict(values["item"])
+    return re.sub(r"\$\{([\w.\[\]]+)\}", lambda match: str(_lookup(values, match[1])), text)
 
 
 def _lookup(tree: Any, key: str) -> Any:
-    for part in key.split("."):
+    for part in re.findall(r"\w+", key):
+        if isinstance(tree, list) and part.isdecimal() and int(part) < len(tree):
+            tree = tree[int(part)]
+            continue
         if not isinstance(tree, dict) or part not in tree:
             raise ValueError(f"dvc.yaml: key {key!r} is not in the settings. Add it to params.yaml or mend dvc.yaml.")
         tree = tree[part]
@@ -196,7 +193,7 @@ def _hashes(path: Path, root: Path) -> list[list[str]]:
 
 def progress(iterable: Iterable[T], total: int | None, desc: str) -> Iterator[T]:
     """See `Context.progress`; on standard error, so that standard output stays for results."""
-    if total is None and hasattr(iterable, "__len__"):
+    if total is None and isinstance(iterable, Sized):
         total = len(iterable)
     if sys.stderr.isatty():
         from tqdm import tqdm

@@ -1,12 +1,15 @@
 """The only importer of MLflow: one run for a pipeline run, below it one run a stage.
 
-A stage writes what it has to tell as rows of a local file, `.scratch/tracking/<stage>-<start>.jsonl`: that is
-the record. A helper process follows the file and sends the rows to MLflow, so a server that is absent, dies
-or hangs costs the stage nothing but a bounded wait at its end; rows not sent stay for
-`python -m tasks.stages.tracking upload`. Nothing here decides or changes a result, and no call raises.
+A stage writes what it has to tell as rows of a local file, `.scratch/tracking/<stage>-<start>-<process>.jsonl`:
+that is the record. One helper process a pipeline run, the sender, follows all these files and sends their rows
+to MLflow; it is a session of its own, so it outlives a stage that dies, and it ends soon after the pipeline run.
+A server that is absent, dies or hangs costs a stage nothing but a short bounded wait at its end; rows not sent
+stay for `python -m tasks.stages.tracking upload`. A run id that comes after its stage has ended is written into
+the stage's ledger later. Nothing here decides or changes a result, and no call raises.
 
 Environment: `MLFLOW_TRACKING_URI` names a server (default: a database in `.scratch/mlflow/`),
-`BREADCRUMB_TRACKING=off` keeps the local file only, `BREADCRUMB_RUN` names the pipeline run.
+`BREADCRUMB_TRACKING=off` keeps the local file only, `BREADCRUMB_RUN` names the pipeline run,
+`BREADCRUMB_OWNER` is the process id with which it ends.
 """
 
 from __future__ import annotations
@@ -14,11 +17,13 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,12 +36,20 @@ Row = dict[str, Any]
 
 FOLDER = Path(".scratch/tracking")
 EXPERIMENT = "breadcrumb"
-WAIT_AT_END_S = 10.0
-POLL_S = 0.3
+LEDGER = Path(".scratch/ledger")
+LOCKS = Path(".scratch/locks")  # A stage holds its lock from start to end; see `tasks.stages.runner`.
+WAIT_AT_END_S = 1.5
+WAIT_FOR_IDS_S = 6.0
+SECONDS_BETWEEN_LOOKS = 1.0
+LINGER_S = 2.0  # The sender's rest after the pipeline run has ended and everything is sent.
+OUTLIVE_S = 25.0  # The longest it goes on sending after that end.
+LEDGER_FOLLOWS_END_S = 120.0
+WAIT_TO_DETACH_S = 5.0
+POLL_S = 0.2
+MAX_ROWS = 200
 MAX_BATCH = 1000
 MAX_TRACES = 50
 MAX_ARTIFACT_MB = 200
-FAILED = 3
 HTTP_LIMITS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
@@ -53,16 +66,14 @@ class Track:
     def __init__(self, name: str, path: Path | None, root: Path, send: bool) -> None:
         self._name, self._path, self._root = name, path, root
         self._file: IO[str] | None = None
-        self._sender: subprocess.Popen[bytes] | None = None
+        self._is_sent = send
+        self._looked = time.monotonic()
         self._num_trajectories = 0
         if path is None:
             return
         with self._guard():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a", encoding="utf-8")
-        if send and self._file is not None:
-            with self._guard():
-                self._sender = _start_sender(path, root)
 
     def log_params(self, settings: object) -> None:
         """Settings actually used: a dataclass or a mapping; nested keys are joined with dots."""
@@ -96,20 +107,17 @@ class Track:
             self._write({"kind": "trajectory", "row": row})
 
     def end(self, status: str, seconds: float) -> str | None:
-        """Close the run as FINISHED, FAILED or KILLED; returns its MLflow id where it could be opened."""
+        """Close the run as FINISHED, FAILED or KILLED; returns its MLflow id where that is known by now."""
         self._write({"kind": "end", "status": status, "seconds": round(seconds, 2)})
-        if self._sender is None or self._path is None:
-            return None
         with self._guard():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._sender.wait(WAIT_AT_END_S)
-            if self._sender.poll() is None:
-                self._sender.kill()
-                self._sender.wait()
-                _mark_down(self._root, f"no answer within {WAIT_AT_END_S:.0f} s")
-                self._warn(f"no answer within {WAIT_AT_END_S:.0f} s")
-            self._look_after_sender()
-            return _read_state(self._path).get("run_id")
+            until = time.monotonic() + WAIT_AT_END_S
+            while self._path is not None and self._is_sent:
+                if run_id := _read_state(self._path).get("run_id"):
+                    return str(run_id)
+                self._look()
+                if time.monotonic() > until:
+                    break
+                time.sleep(0.03)
         return None
 
     def _write(self, row: Row) -> None:
@@ -118,20 +126,19 @@ class Track:
         with self._guard():
             self._file.write(json.dumps({"time": time.time(), **row}, ensure_ascii=False) + "\n")
             self._file.flush()
-            self._look_after_sender()
+            if time.monotonic() - self._looked > SECONDS_BETWEEN_LOOKS:
+                self._look()
 
-    def _look_after_sender(self) -> None:
-        if self._sender is not None and self._sender.poll() == FAILED and self._path is not None:
-            self._warn(_read_state(self._path).get("failed", "it could not be reached"))
-
-    def _warn(self, reason: str) -> None:
-        self._sender = None
-        print(
-            f"warning: tracking stopped: {reason}. The work goes on; the rows are kept in {FOLDER} and can be sent "
-            "later: python -m tasks.stages.tracking upload",
-            file=sys.stderr,
-            flush=True,
-        )
+    def _look(self) -> None:
+        """Give up, with one warning, when the sender has given up."""
+        self._looked = time.monotonic()
+        if not self._is_sent or self._path is None:
+            return
+        reason = _read_state(self._path).get("failed") or _reason_down(self._root)
+        if reason:
+            self._is_sent = False
+            _warn(reason)
+            _note_told(self._root)
 
     @contextlib.contextmanager
     def _guard(self) -> Iterator[None]:
@@ -148,13 +155,20 @@ def start(name: str, params: conf.Params, root: Path = Path(".")) -> Track:
 
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
     path = root / FOLDER / f"{name}-{stamp}-{os.getpid()}.jsonl"
-    send = os.environ.get("BREADCRUMB_TRACKING", "on") != "off" and not _is_down(root)
-    _forget_sent(root, name)
-    track = Track(name, path, root, send)
+    is_on = os.environ.get("BREADCRUMB_TRACKING", "on") != "off"
+    track = Track(name, path, root, is_on)
+    key, owner = _pipeline()
+    with track._guard():
+        _forget_sent(root, name)
+        if is_on and (reason := _reason_down(root)):
+            track._is_sent = False
+            if _note_told(root):
+                _warn(reason)
     commit, dirty = git_state(root)
     group, _, item = name.partition("@")
     settings = conf.plain(params)
-    track._write({"kind": "start", "stage": name, "pipeline": pipeline_key()})
+    where = address_digest(root) if is_on else None
+    track._write({"kind": "start", "stage": name, "pipeline": key, "owner": owner, "address": where})
     track.set_tags(
         {
             "stage": group,
@@ -167,6 +181,9 @@ def start(name: str, params: conf.Params, root: Path = Path(".")) -> Track:
         }
     )
     track.log_params({"params": settings})
+    with track._guard():
+        if track._is_sent and not _has_sender(root):  # After the first row is written; see `_follow`.
+            start_sender(root, key, owner)
     return track
 
 
@@ -199,26 +216,68 @@ def address(root: Path) -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(root / '.scratch/mlflow/mlflow.db').resolve()}"
 
 
+def address_digest(root: Path) -> str:
+    """Names the address without telling it: it may hold a password."""
+    return store.digest(address(root))
+
+
 def pipeline_key() -> str:
     """Name of the pipeline run this process belongs to: the flow hands it on, else the `dvc` that started us."""
-    if key := os.environ.get("BREADCRUMB_RUN"):
-        return key
+    return _pipeline()[0]
+
+
+def wait_for_ids(root: Path, timeout_s: float = WAIT_FOR_IDS_S) -> None:
+    """Wait until the ledger holds the run ids of the stages that have ended, as long as somebody is sending them."""
+    with contextlib.suppress(Exception):
+        where, until = address_digest(root), time.monotonic() + timeout_s
+        while time.monotonic() < until and _has_sender(root) and not _reason_down(root):
+            paths = [path for path in (root / FOLDER).glob("*.jsonl") if not _has_live_writer(path)]
+            states = [(path, _read_state(path)) for path in paths]
+            left = [path for path, state in states if not (state.get("settled") or state.get("failed"))]
+            if all(_start_row(path).get("address") != where for path in left):
+                return
+            time.sleep(0.1)
+
+
+def start_sender(root: Path, key: str, owner: int) -> None:
+    """Start the sender of this clone; one too many ends at once.
+
+    Args:
+        root: root of the clone.
+        key: name of the pipeline run.
+        owner: process id with which the pipeline run ends.
+    """
+    log = root / ".scratch/logs/tracking.txt"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "tasks.stages.tracking", "follow", key, str(owner)]
+    with log.open("ab") as output, contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.Popen(
+            command, cwd=root, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        ).wait(WAIT_TO_DETACH_S)
+
+
+def _pipeline() -> tuple[str, int]:
+    """Name of the pipeline run, and the process id with which it ends."""
+    key, owner = os.environ.get("BREADCRUMB_RUN"), os.environ.get("BREADCRUMB_OWNER", "")
+    if key:
+        return key, int(owner) if owner.isdecimal() else os.getpid()
     import psutil
 
     with contextlib.suppress(psutil.Error):
         for parent in psutil.Process().parents():
             words = [Path(word).name for word in parent.cmdline()[:3]]
             if "dvc" in words:
-                return f"dvc-{parent.pid}-{int(parent.create_time())}"
-    return ""
+                return f"dvc-{parent.pid}-{int(parent.create_time())}", parent.pid
+    return "", os.getpid()
 
 
-def _start_sender(path: Path, root: Path) -> subprocess.Popen[bytes]:
-    log = root / ".scratch/logs/tracking.txt"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "tasks.stages.tracking", "send", str(path.resolve())]
-    with log.open("ab") as output:
-        return subprocess.Popen(command, cwd=root, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+def _warn(reason: str) -> None:
+    print(
+        f"warning: tracking stopped: {reason}. The work goes on; the rows are kept in {FOLDER} and can be sent "
+        "later: python -m tasks.stages.tracking upload",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _state_path(path: Path) -> Path:
@@ -236,67 +295,213 @@ def _down_path(root: Path) -> Path:
     return root / FOLDER / "down.json"
 
 
-def _mark_down(root: Path, reason: str) -> None:
+def _mark_down(root: Path, pipelines: Iterable[str], reason: str) -> None:
     with contextlib.suppress(OSError):
-        store.write_json(_down_path(root), {"pipeline": pipeline_key(), "address": address(root), "reason": reason})
+        row = {"pipelines": sorted(pipelines), "address": address_digest(root), "reason": reason, "is_told": False}
+        store.write_json(_down_path(root), row)
 
 
-def _is_down(root: Path) -> bool:
-    """Whether this pipeline run has already found its tracking server unusable: then it is not asked again."""
+def _read_down(root: Path) -> Row:
+    """What is known of a tracking server this very pipeline run has found unusable; empty otherwise."""
     try:
-        down = store.read_json(_down_path(root))
+        down = dict(json.loads(_down_path(root).read_text(encoding="utf-8")))
     except (ValueError, OSError):
+        return {}
+    is_ours = pipeline_key() in down.get("pipelines", []) and down.get("address") == address_digest(root)
+    return down if is_ours else {}
+
+
+def _reason_down(root: Path) -> str:
+    return str(_read_down(root).get("reason", ""))
+
+
+def _note_told(root: Path) -> bool:
+    """Note that the user knows the server is unusable; whether that was news."""
+    down = _read_down(root)
+    if not down or down["is_told"]:
         return False
-    return bool(down.get("pipeline")) and (down["pipeline"], down["address"]) == (pipeline_key(), address(root))
+    with contextlib.suppress(OSError):
+        store.write_json(_down_path(root), {**down, "is_told": True})
+    return True
+
+
+def _start_row(path: Path) -> Row:
+    """The first row of a record: stage, pipeline, owner, address; empty while it is not written."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            return dict(json.loads(file.readline()))
+    except (OSError, ValueError):
+        return {}
+
+
+def _sender_lock(root: Path) -> Path:
+    return root / FOLDER / f"sender-{address_digest(root)}.lock"
+
+
+def _has_sender(root: Path) -> bool:
+    """Whether a sender is at work in this clone for our address."""
+    with _held(_sender_lock(root), fcntl.LOCK_SH) as is_free:
+        return not is_free
+
+
+@contextlib.contextmanager
+def _held(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[bool]:
+    """Hold a lock if it is free; whether it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
 
 
 def _forget_sent(root: Path, name: str) -> None:
     with contextlib.suppress(OSError):
         for path in (root / FOLDER).glob(f"{name}-*.jsonl"):
-            if _read_state(path).get("complete"):
+            if _read_state(path).get("settled"):
                 path.unlink()
                 _state_path(path).unlink(missing_ok=True)
 
 
-# From here on: the helper process. Only it imports MLflow.
+# From here on: the sender. Only it, and `upload`, import MLflow.
 
 
-class Sender:
-    """Sends the rows of one file to MLflow and remembers how far it came."""
+class Target:
+    """Where rows go: a client of the tracking server and our experiment in it."""
 
-    def __init__(self, path: Path, root: Path) -> None:
-        self.path, self.root = path, root
-        self.state = _read_state(path)
+    def __init__(self, root: Path) -> None:
+        self.root = root
         self.client: Any = None
         self.experiment = ""
 
-    def send(self, follow: bool) -> None:
-        """Send what is not yet sent; with `follow`, until the stage writes its end or dies."""
-        with self.path.open(encoding="utf-8") as file:
+    def connect(self) -> None:
+        """Open the server or make the database, once.
+
+        Raises:
+            Exception: whatever the server or MLflow answers.
+        """
+        if self.client is not None:
+            return
+        for key, value in HTTP_LIMITS.items():
+            os.environ.setdefault(key, value)
+        uri = address(self.root)
+        self.check()
+        import mlflow
+        from mlflow.tracking import MlflowClient
+
+        mlflow.set_tracking_uri(uri)
+        with _lock(self.root):  # Two processes that create the database at once collide.
+            if uri.startswith("sqlite:///"):
+                Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+            client = MlflowClient(uri)
+            found = client.get_experiment_by_name(EXPERIMENT)
+            if found is None:
+                local = uri.startswith("sqlite:///")
+                store_at = (self.root / ".scratch/mlflow/artifacts").resolve().as_uri() if local else None
+                self.experiment = client.create_experiment(EXPERIMENT, artifact_location=store_at)
+            else:
+                self.experiment = found.experiment_id
+        self.client = client
+
+    def check(self) -> None:
+        """Ask a server whether it is well.
+
+        Raises:
+            OSError: it is not.
+        """
+        uri = address(self.root)
+        if uri.startswith("http"):
+            probe(uri)
+
+
+class Sender:
+    """Sends the rows of one record to MLflow, remembers how far it came, and completes the stage's ledger."""
+
+    def __init__(self, path: Path, root: Path, target: Target) -> None:
+        self.path, self.root, self.target = path, root, target
+        self.state = _read_state(path)
+        self.stage = str(_start_row(path).get("stage", ""))
+        self._file: IO[str] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to do, or a failure made us leave it to `upload`."""
+        return bool(self.state.get("settled") or self.state.get("failed"))
+
+    def send(self) -> None:
+        """Send the rows that have come since the last call; if the stage is dead or has ended, close its run.
+
+        Raises:
+            Exception: whatever the server or MLflow answers.
+        """
+        if not self.state.get("complete"):
+            is_alive = _has_live_writer(self.path)  # Asked before reading, so that the last rows are not missed.
+            if not self._take():
+                return
+            assert self._file is not None
+            while rows := list(itertools.islice(_complete_rows(self._file), MAX_ROWS)):
+                self._apply(rows)
+                self._save(offset=self._file.tell())
+            if not is_alive and not self.state.get("complete"):
+                self._finish({"time": time.time(), "status": "KILLED", "seconds": None})
+        if self.state.get("complete") and not self.state.get("settled"):
+            self._settle()
+
+    def close(self) -> None:
+        """Let go of the record."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def fail(self, error: Exception) -> str:
+        """Keep the reason of a failure where the stage sees it; returns it."""
+        reason = " ".join(f"{hide('', address(self.root))}: {error}".split())[:300]
+        self._save(failed=reason)
+        print(f"{self.path.name}: {error!r}", flush=True)
+        return reason
+
+    def _take(self) -> bool:
+        """Open the record at the first row not sent; False if another process is sending it."""
+        if self._file is None:
+            file = self.path.open(encoding="utf-8")
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                return  # Another process is sending this file.
+            except BlockingIOError:
+                file.close()
+                return False
+            self.state = _read_state(self.path)
             file.seek(self.state.get("offset", 0))
-            parent = os.getppid()
-            while True:
-                alive = follow and os.getppid() == parent
-                rows = list(_complete_rows(file))
-                if rows:
-                    self._apply(rows)
-                    self._save(offset=file.tell())
-                if any(row["kind"] == "end" for row in rows):
-                    break
-                if not alive and not rows:
-                    if not _has_live_writer(self.path):
-                        self._finish({"time": time.time(), "status": "KILLED", "seconds": None})
-                    break
-                time.sleep(POLL_S)
+            self._file = file
+        return True
+
+    def _settle(self) -> None:
+        """Write the run id into the ledger that the stage wrote without it.
+
+        The stage's own lock keeps us from a ledger that the stage, or a later run of it, is about to write.
+        """
+        if self.state["status"] == "FINISHED":
+            with _held(self.root / LOCKS / f"{self.stage}.lock") as is_free:
+                if not is_free:
+                    return
+                path = self.root / LEDGER / f"{self.stage}.json"
+                with contextlib.suppress(ValueError, OSError):
+                    row = store.read_json(path)
+                    if row["mlflow_run_id"] is None and self._wrote(row):
+                        store.write_json(path, {**row, "mlflow_run_id": self.state["run_id"]})
+        self._save(settled=True, failed=None)
+        self.close()
+
+    def _wrote(self, row: Row) -> bool:
+        """Whether this record and the ledger tell of the same execution: no other ended then and took as long."""
+        later = datetime.datetime.fromisoformat(row["ended"]).timestamp() - self.state["ended"]
+        return bool(row["seconds"] == self.state["seconds"] and -2 < later < LEDGER_FOLLOWS_END_S)
 
     def _apply(self, rows: list[Row]) -> None:
-        if self.client is None:
-            self._connect()
-        if rows[0]["kind"] == "start":
+        self.target.connect()
+        self.client, self.experiment = self.target.client, self.target.experiment
+        if rows[0]["kind"] == "start" and "run_id" not in self.state:
             self._open(rows[0])
         run_id = self.state["run_id"]
         self._metrics(run_id, [row for row in rows if row["kind"] == "metrics"])
@@ -307,26 +512,6 @@ class Sender:
         for row in rows:
             if row["kind"] == "end":
                 self._finish(row)
-
-    def _connect(self) -> None:
-        uri = address(self.root)
-        if uri.startswith("http"):
-            probe(uri)
-        import mlflow
-        from mlflow.tracking import MlflowClient
-
-        mlflow.set_tracking_uri(uri)
-        with _lock(self.root):  # Two processes that create the database at once collide.
-            if uri.startswith("sqlite:///"):
-                Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-            self.client = MlflowClient(uri)
-            found = self.client.get_experiment_by_name(EXPERIMENT)
-            if found is None:
-                local = uri.startswith("sqlite:///")
-                store_at = (self.root / ".scratch/mlflow/artifacts").resolve().as_uri() if local else None
-                self.experiment = self.client.create_experiment(EXPERIMENT, artifact_location=store_at)
-            else:
-                self.experiment = found.experiment_id
 
     def _open(self, row: Row) -> None:
         tags = {"mlflow.runName": row["stage"]}
@@ -343,13 +528,13 @@ class Sender:
                 known = store.read_json(path)
             except ValueError:
                 known = {}
-            if known.get("address") == address(self.root):
+            if known.get("address") == address_digest(self.root):
                 self.client.update_run(known["run_id"], status="RUNNING")
                 return str(known["run_id"])
             run = self.client.create_run(
                 self.experiment, start_time=_ms(row), run_name=f"pipeline {row['pipeline']}", tags={"kind": "pipeline"}
             )
-            store.write_json(path, {"address": address(self.root), "run_id": run.info.run_id})
+            store.write_json(path, {"address": address_digest(self.root), "run_id": run.info.run_id})
             return str(run.info.run_id)
 
     def _metrics(self, run_id: str, rows: list[Row]) -> None:
@@ -421,14 +606,16 @@ class Sender:
         root.end(outputs={"answer": played.get("answer"), "outcome": played.get("outcome")})
 
     def _finish(self, row: Row) -> None:
-        if self.client is None:
-            self._connect()
-        if row["seconds"] is not None:
-            self.client.log_metric(self.state["run_id"], "seconds", row["seconds"])
-        self.client.set_terminated(self.state["run_id"], row["status"], _ms(row))
-        if parent := self.state.get("parent"):
-            self.client.set_terminated(parent, row["status"], _ms(row))
-        self._save(complete=True)
+        """Close the stage's run; a record without any whole row has none."""
+        if "run_id" in self.state:
+            self.target.connect()
+            client = self.target.client
+            if row["seconds"] is not None:
+                client.log_metric(self.state["run_id"], "seconds", row["seconds"])
+            client.set_terminated(self.state["run_id"], row["status"], _ms(row))
+            if parent := self.state.get("parent"):
+                client.set_terminated(parent, row["status"], _ms(row))
+        self._save(complete=True, status=row["status"], seconds=row["seconds"], ended=row["time"])
 
     def _save(self, **values: Any) -> None:
         self.state.update(values)
@@ -481,51 +668,167 @@ def _lock(root: Path) -> Iterator[None]:
         yield
 
 
+class Follower:
+    """Follows all records of this clone that go to our address, until the pipeline run has ended.
+
+    Args:
+        root: root of the clone.
+        key: name of the pipeline run that started us.
+        owner: process id with which it ends.
+    """
+
+    def __init__(self, root: Path, key: str, owner: int) -> None:
+        self.root, self.target = root, Target(root)
+        self.pipelines, self.owners = {key}, set(_processes([owner]))
+        self.senders: dict[Path, Sender] = {}
+        self.seen: set[Path] = set()
+        self.gone_since = 0.0  # When the last owner was found dead; 0 while one lives.
+
+    def follow(self) -> bool:
+        """Send until the owners are gone and everything is sent; False when the server cannot be used."""
+        threading.Thread(target=self._watch, daemon=True).start()
+        try:
+            self.target.connect()
+            while True:
+                self._find()
+                if not self._send_all():
+                    return False
+                rest = time.monotonic() - self.gone_since
+                if self.gone_since and rest > LINGER_S and not self.senders:
+                    return True
+                time.sleep(POLL_S)
+        except Exception as error:
+            self._give_up(f"{hide('', address(self.root))}: {error}")
+            return False
+
+    def has_work(self) -> bool:
+        """Whether a record has come that nobody sends."""
+        self._find()
+        return bool(self.senders)
+
+    def _find(self) -> None:
+        where = address_digest(self.root)
+        for path in sorted((self.root / FOLDER).glob("*.jsonl")):
+            if path in self.seen or not (first := _start_row(path)):
+                continue
+            self.seen.add(path)
+            sender = Sender(path, self.root, self.target)
+            if first.get("address") == where and not sender.is_over:
+                self.senders[path] = sender
+                self.pipelines.add(first["pipeline"])
+                self.owners |= _processes([first["owner"]])
+
+    def _send_all(self) -> bool:
+        for path, sender in list(self.senders.items()):
+            try:
+                sender.send()
+            except Exception as error:
+                reason = sender.fail(error)
+                try:
+                    self.target.check()  # One record may be at fault; the others go on if the server is well.
+                except OSError:
+                    self._give_up(reason)
+                    return False
+            if sender.is_over:
+                sender.close()
+                del self.senders[path]
+        return True
+
+    def _give_up(self, reason: str) -> None:
+        reason = " ".join(reason.split())[:300]
+        print(reason, flush=True)
+        _mark_down(self.root, self.pipelines - {""}, reason)
+        for sender in self.senders.values():
+            sender._save(failed=reason)
+
+    def _watch(self) -> None:
+        """Note when the owners are gone; end a sender that hangs on after that."""
+        while True:
+            if any(_is_same(pid, born) for pid, born in list(self.owners)):
+                self.gone_since = 0.0
+            else:
+                self.gone_since = self.gone_since or time.monotonic()
+                if time.monotonic() - self.gone_since > OUTLIVE_S:
+                    os._exit(1)  # What is not sent stays for `upload`.
+            time.sleep(0.5)
+
+
+def _processes(pids: Iterable[int]) -> set[tuple[int, float]]:
+    """Living processes among `pids`, with the time each was started: an id may be used again."""
+    import psutil
+
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            found.add((pid, psutil.Process(pid).create_time()))
+    return found
+
+
+def _is_same(pid: int, born: float) -> bool:
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return bool(process.create_time() == born and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def _follow(root: Path, key: str, owner: int) -> None:
+    """Be the sender of this clone unless there is one.
+
+    A stage writes its first row and then asks whether there is a sender; we free the lock and then look for
+    rows once more. So a row is never left without a sender.
+    """
+    while True:
+        for _ in range(10):  # A stage that asks whether we live holds the lock for a moment.
+            with _held(_sender_lock(root)) as is_free:
+                if is_free:
+                    follower = Follower(root, key, owner)
+                    if not follower.follow():
+                        return
+                    break
+            time.sleep(0.05)
+        else:
+            return
+        if not Follower(root, key, owner).has_work():
+            return
+
+
+def _detach() -> None:
+    """Leave the process that started us, so that whoever ends it and its children does not end us."""
+    if os.fork():
+        os._exit(0)
+    with contextlib.suppress(OSError):
+        os.nice(5)
+
+
 def upload(root: Path = Path(".")) -> tuple[int, int]:
     """Send every record that is not complete; returns how many were sent and how many failed."""
     sent = failed = 0
+    target = Target(root)
     for path in sorted((root / FOLDER).glob("*.jsonl")):
-        if _read_state(path).get("complete") or _has_live_writer(path):
+        sender = Sender(path, root, target)
+        if sender.state.get("settled") or _has_live_writer(path):
             continue
-        if _try_send(path, root, follow=False):
-            sent += 1
-        else:
+        try:
+            sender.send()
+            sent += bool(sender.state.get("complete"))
+        except Exception as error:
+            sender.fail(error)
             failed += 1
+        finally:
+            sender.close()
     return sent, failed
 
 
-def _close_killed(path: Path, root: Path) -> None:
-    """Give earlier runs of the same stage that were killed together with their sender their true state."""
-    name = path.name.rsplit("-", 2)[0]
-    for other in sorted((root / FOLDER).glob(f"{name}-*.jsonl")):
-        state = _read_state(other)
-        if other.name == path.name or "run_id" not in state or state.get("complete") or state.get("failed"):
-            continue
-        if not _has_live_writer(other):
-            _try_send(other, root, follow=False)
-
-
-def _try_send(path: Path, root: Path, follow: bool) -> bool:
-    for key, value in HTTP_LIMITS.items():
-        os.environ.setdefault(key, value)
-    sender = Sender(path, root)
-    try:
-        sender.send(follow)
-    except Exception as error:
-        reason = " ".join(f"{hide('', address(root))}: {error}".split())[:300]
-        sender._save(failed=reason)
-        _mark_down(root, reason)
-        print(f"{path.name}: {error!r}", flush=True)
-        return False
-    return True
-
-
 def main(words: Iterable[str]) -> int:
-    """`send FILE` follows a running stage's record; `upload` sends what is left from earlier runs."""
+    """`follow PIPELINE PROCESS` sends while that runs; `upload` sends what is left from earlier runs."""
     match list(words):
-        case ["send", path]:
-            _close_killed(Path(path), Path("."))
-            return 0 if _try_send(Path(path), Path("."), follow=True) else FAILED
+        case ["follow", key, owner]:
+            _detach()
+            _follow(Path("."), key, int(owner))
+            return 0
         case ["upload"]:
             sent, failed = upload()
             print(f"tracking: {sent} records sent to {hide('', address(Path('.')))}, {failed} failed.")

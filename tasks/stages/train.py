@@ -25,18 +25,18 @@ def body(ctx: Context, method: str, seed: int) -> None:
     model = model.to(pick_device())
     grammar = parts.grammar(tokenizer)
     loaded = methods.load(method, ctx.params.scale, model_conf.prompt, grammar, ctx.root)
-    scale = conf.section("scale", ctx.params.scale, ctx.root)
-    where = f"conf/scale/{ctx.params.scale}.yaml: train"
-    settings = conf.fill(TrainConf, conf.merge(scale["train"], loaded.overrides), where)
+    budget, where = parts.scale_section(ctx.params, "train")
+    settings = conf.fill(TrainConf, conf.merge(budget, loaded.overrides), where)
     rollout = parts.rollout_conf(ctx.params)
     parts.set_threads(settings.num_threads)
 
     composed = loaded.method
     lora = LoraConf(**conf.plain(model_conf.lora))
-    policy = PlainPolicy(
-        model, tokenizer, settings.policy, lora, settings.dtype, composed.needs_reference, settings.keep_activations
-    )
-    critic = PlainCritic(model, settings.critic, settings.dtype) if composed.advantage.needs_values else None
+    keep = settings.keep_activations
+    critic = None
+    if composed.advantage.needs_values:  # Made first: adapters of the policy would be copied with the decoder.
+        critic = PlainCritic(model, settings.critic, settings.dtype, keep)
+    policy = PlainPolicy(model, tokenizer, settings.policy, lora, settings.dtype, composed.needs_reference, keep, seed)
     generator = parts.make_generator(ctx.params, policy.causal_lm, tokenizer, start, shares_weights=True)
     search = parts.retriever(ctx.root)
     questions = parts.questions(ctx.root, ("train", data_conf.validation_split))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -130,7 +131,10 @@ class Trainer:
 
         Raises:
             RetrievalError: every trajectory of a step failed; the checkpoint before it is kept.
+            ValueError: no training question, or a policy that ends every call at once.
         """
+        if not self.questions:
+            raise ValueError("no question to train on: expected at least one of split 'train'. Check the data stage.")
         self._resume()
         if self.progress.step == 0 and not self.progress.history:
             self._report(0, self._validate())
@@ -155,13 +159,19 @@ class Trainer:
         sampling = Sampling(self.method.temperature, self.method.top_p, (), seed=self.seed * 100_003 + step)
         played = self.method.sampler.sample(self.player, questions, sampling)
         by_id = {q.id: q for q in questions}
-        usable = [t for t in played if t.status != "failed" and t.num_generated]
+        usable = whole_groups([t for t in played if t.status != "failed" and t.num_generated], self.method.sampler.size)
         self.progress.num_trajectories += len(played)
         failed = [t for t in played if t.status == "failed"]
         self.progress.num_failed += len(failed)
         if not usable:
-            reason = failed[0].error if failed else "the policy wrote nothing"
-            raise RetrievalError(f"step {step}: all {len(played)} trajectories failed ({reason}). Nothing was learned from them.")
+            if not failed:
+                raise ValueError(
+                    f"step {step}: the policy ended all {len(played)} trajectories without a token of its own."
+                )
+            raise RetrievalError(
+                f"step {step}: {len(failed)} of {len(played)} trajectories failed ({failed[0].error}), the rest are "
+                f"empty. Nothing was learned from them. Mend the search and start again: the run continues."
+            )
         scores = self._score(usable, [by_id[t.question_id] for t in usable])
         metrics = rollout_metrics(usable, scores, len(played))
         kept = self.method.filter.keep(usable, scores)
@@ -193,7 +203,7 @@ class Trainer:
         """Tensors of a step, with old (and reference) logprobs, values and advantages.
 
         Old logprobs are computed on the very micro-batches the update uses: before the first update the
-        ratio is then exactly 1.
+        ratio is then exactly 1. The first mini-batch's come from its own update where no advantage reads them.
         """
         experience = collate(trajectories, scores)
         self._plan = [
@@ -201,10 +211,11 @@ class Trainer:
             for rows in minibatches(len(experience), self.conf.minibatches, f"{self.seed}/minibatch/{step}")
         ]
         old, ref, values = (torch.zeros_like(experience.rewards) for _ in range(3))
-        for rows in (micro for mini in self._plan for micro in mini):
+        for number, rows in ((n, micro) for n, mini in enumerate(self._plan) for micro in mini):
             batch = experience.rows(rows)
             width = batch.ids.shape[1]
-            old[rows, :width] = self.policy.logprobs(batch)
+            if number > 0 or self.method.advantage.needs_old_logprobs:
+                old[rows, :width] = self.policy.logprobs(batch)
             if self.method.needs_reference:
                 ref[rows, :width] = self.policy.logprobs(batch, reference=True)
             if self.critic is not None:
@@ -217,19 +228,20 @@ class Trainer:
         return self.method.advantage(experience)
 
     def _learn(self, experience: Experience, step: int) -> dict[str, float]:
-        assert experience.old_logprobs is not None
-        gap = (experience.old_logprobs - experience.sampler_logprobs)[experience.loss_mask].abs()
-        metrics = {"logprob_gap_mean": float(gap.mean()), "logprob_gap_max": float(gap.max())}
         sums: dict[str, float] = {}
         norms, value_norms = [], []
-        for _ in range(self.conf.epochs):
-            for mini in self._plan:
-                self._update_policy(experience, mini, sums)
+        for epoch in range(self.conf.epochs):
+            for number, mini in enumerate(self._plan):
+                fresh = epoch == number == 0 and not self.method.advantage.needs_old_logprobs
+                self._update_policy(experience, mini, sums, fresh)
                 norms.append(self.policy.step())
                 if self.critic is not None:
                     self._update_critic(self.critic, experience, mini, sums)
                     value_norms.append(self.critic.step())
         updates = len(norms)
+        assert experience.old_logprobs is not None
+        gap = (experience.old_logprobs - experience.sampler_logprobs)[experience.loss_mask].abs()
+        metrics = {"logprob_gap_mean": float(gap.mean()), "logprob_gap_max": float(gap.max())}
         metrics |= {name: value / updates for name, value in sums.items()}
         metrics["grad_norm"] = sum(norms) / updates
         if value_norms:
@@ -237,18 +249,27 @@ class Trainer:
         self._hand_over(step)
         return metrics
 
-    def _update_policy(self, experience: Experience, mini: list[list[int]], sums: dict[str, float]) -> None:
+    def _update_policy(
+        self, experience: Experience, mini: list[list[int]], sums: dict[str, float], fresh: bool
+    ) -> None:
+        """Accumulate one mini-batch's gradient; `fresh`: its logprobs are the old ones and are kept as such."""
         normalizer = Normalizer.of(experience.loss_mask[[r for micro in mini for r in micro]])
+        method_loss = self.method.loss
         for rows in mini:
             batch = experience.rows(rows)
 
-            def loss(logprobs: Any, entropy: Any, batch: Experience = batch) -> Any:
-                return self.method.loss(batch.to(logprobs.device), logprobs, entropy, normalizer)
+            def loss(logprobs: Any, entropy: Any, batch: Experience = batch, rows: list[int] = rows) -> Any:
+                if fresh:
+                    batch = replace(batch, old_logprobs=logprobs.detach().cpu())
+                    experience.old_logprobs[rows, : batch.ids.shape[1]] = batch.old_logprobs  # type: ignore[index, assignment]
+                return method_loss(batch.to(logprobs.device), logprobs, entropy, normalizer)
 
-            for name, value in self.policy.accumulate(batch, loss).items():
+            for name, value in self.policy.accumulate(batch, loss, method_loss.needs_entropy_gradient).items():
                 sums[name] = sums.get(name, 0.0) + value
 
-    def _update_critic(self, critic: Critic, experience: Experience, mini: list[list[int]], sums: dict[str, float]) -> None:
+    def _update_critic(
+        self, critic: Critic, experience: Experience, mini: list[list[int]], sums: dict[str, float]
+    ) -> None:
         value_loss = self.method.value_loss
         assert value_loss is not None
         normalizer = Normalizer.of(value_loss.mask(experience.rows([r for micro in mini for r in micro])))
@@ -272,8 +293,14 @@ class Trainer:
         if not self.validation:
             return {}
         played = self.validator.play(self.validation, 1, Sampling(0.0, 1.0, (), seed=0))
-        ems = [text.exact_match(t.answer, q.answers) for t, q in zip(played, self.validation, strict=True)]
-        searches = sum(t.num_searches for t in played) / len(played)
+        # An outage says nothing about the policy, so its trajectories count neither way.
+        sound = [(t, q) for t, q in zip(played, self.validation, strict=True) if t.status != "failed"]
+        if not sound:
+            raise RetrievalError(
+                f"validation: all {len(played)} trajectories failed ({played[0].error}). Mend the search."
+            )
+        ems = [text.exact_match(t.answer, q.answers) for t, q in sound]
+        searches = sum(t.num_searches for t, _ in sound) / len(sound)
         return {"validation_em": sum(ems) / len(ems), "validation_num_searches": searches}
 
     def _report(self, step: int, metrics: dict[str, float]) -> None:
@@ -293,7 +320,9 @@ class Trainer:
         for i in range(min(self.conf.record_trajectories, len(trajectories))):
             start = len(trajectories[i].prompt_ids)
             advantages = experience.advantages[i, start : start + len(trajectories[i].response_ids)].tolist()
-            row = trajectory_row(trajectories[i], questions[trajectories[i].question_id], self.player.tokenizer, scores[i], advantages)
+            row = trajectory_row(
+                trajectories[i], questions[trajectories[i].question_id], self.player.tokenizer, scores[i], advantages
+            )
             rows.append(row | {"step": step, "mode": "sampled", "seed": self.seed})
         write_jsonl(self.scratch / "trajectories" / f"{step:08d}.jsonl", rows)
 
@@ -322,10 +351,20 @@ class Trainer:
         torch.set_rng_state(state.tensors["rng/torch"])
         record = state.values["progress"]
         self.progress = Progress(
-            state.step, record["history"], RolloutCost(**record["cost"]), record["num_trajectories"], record["num_failed"]
+            state.step,
+            record["history"],
+            RolloutCost(**record["cost"]),
+            record["num_trajectories"],
+            record["num_failed"],
         )
         self.player.cost = self.progress.cost
         self._hand_over(state.step)
+
+
+def whole_groups(trajectories: Sequence[Trajectory], size: int) -> list[Trajectory]:
+    """Without the members of a group that lost all others to failures: alone they have nothing to be compared with."""
+    members = Counter(t.group_id for t in trajectories)
+    return [t for t in trajectories if size == 1 or members[t.group_id] > 1]
 
 
 def _under(prefix: str, tensors: dict[str, Any]) -> dict[str, Any]:

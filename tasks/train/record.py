@@ -9,8 +9,12 @@ from tasks.types import Question, Scores, Trajectory
 
 
 def trajectory_row(
-    trajectory: Trajectory, question: Question, tokenizer: Any, scores: Scores | None, advantages: Sequence[float] | None
-) -> dict[str, Any]:  # fmt: skip
+    trajectory: Trajectory,
+    question: Question,
+    tokenizer: Any,
+    scores: Scores | None,
+    advantages: Sequence[float] | None,
+) -> dict[str, Any]:
     """One JSON-ready row.
 
     Args:
@@ -57,14 +61,14 @@ def trajectory_row(
 def pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     """Text of each token; bytes of one character split over tokens are shown on the token that completes it.
 
-    The pieces join to exactly the decoded text.
+    The pieces join to exactly the decoded text, so bytes that never make a character wait for the next that does.
     """
-    texts, shown, start = [], "", 0
+    texts, start = [], 0
     for i in range(len(ids)):
         decoded = tokenizer.decode(list(ids[start : i + 1]), skip_special_tokens=False)
-        if decoded.endswith("\ufffd") and i + 1 < len(ids) and i - start < 8:
+        if decoded.endswith("\ufffd") and i + 1 < len(ids):
             texts.append("")
             continue
-        texts.append(decoded[len(shown) :])
-        shown, start = "", i + 1
+        texts.append(decoded)
+        start = i + 1
     return texts

@@ -39,9 +39,18 @@ from pathlib import Path
 from typing import Any
 
 from tasks.rewards import on_last_token
-from tasks.store import read_jsonl
+from tasks.store import digest, read_jsonl
 from tasks.types import Question, Scores, Trajectory
-from tests.benchmarks.workload import SearchTool, ToolCallGrammar, Workload, prepare, queries_of, reward
+from tests.benchmarks.workload import (
+    FIT_STEPS,
+    WORLD,
+    SearchTool,
+    ToolCallGrammar,
+    Workload,
+    prepare,
+    queries_of,
+    reward,
+)
 
 MOST_CPU, MOST_PREFILL, MOST_DIFFERENCE = 0.5, 0.25, 0.1
 SIDES = ("ours", "trl")
@@ -79,8 +88,10 @@ class Meter:
         """Means per step after the warm-up."""
         assert len(self.marks) == workload.steps + 1, self.marks
         first, last = self.marks[workload.warm_up], self.marks[-1]
-        means = [(b - a) / workload.measured for a, b in zip(first, last, strict=True)]
-        return Measured(*means, rollouts=workload.rollouts)
+        cpu_s, generated, prefilled, positions, searches = (
+            (b - a) / workload.measured for a, b in zip(first, last, strict=True)
+        )
+        return Measured(cpu_s, generated, prefilled, positions, searches, workload.rollouts)
 
 
 def cpu_seconds() -> float:
@@ -117,9 +128,10 @@ def run_ours(folder: Path, workload: Workload) -> Measured:
     from tasks.rl.filters import KeepAll
     from tasks.rl.method import GroupAdvantage, Method, TokenClip
     from tasks.rl.samplers import IndependentGroup
+    from tasks.stages.parts import set_threads
     from tasks.train.loop import TrainConf, Trainer
 
-    torch.set_num_threads(workload.threads)
+    set_threads(workload.threads)  # as the train stage does
     model, tokenizer = load_policy(folder / "policy")
     template = json.loads((folder / "template.json").read_text(encoding="utf-8"))
     questions = list(read_questions(folder / "questions.jsonl"))
@@ -190,7 +202,9 @@ def _require_same_prompt(tokenizer: Any, template: str, question: str) -> None:
     )  # fmt: skip
     ours = tokenizer.encode(template.replace("{question}", question), add_special_tokens=False)
     if list(ours) != list(theirs):
-        raise ValueError(f"the two prompts differ: ours {tokenizer.decode(ours)!r}, TRL's {tokenizer.decode(theirs)!r}.")
+        raise ValueError(
+            f"the two prompts differ: ours {tokenizer.decode(ours)!r}, TRL's {tokenizer.decode(theirs)!r}."
+        )
 
 
 def run_trl(folder: Path, workload: Workload) -> Measured:
@@ -311,7 +325,9 @@ def table(runs: list[tuple[str, Measured]]) -> tuple[str, bool]:
         lines.append([label, *(f"{v:,.{digits}f}" for v in values), f"{ratio:.3f}", shown])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = "\n".join(
-        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True)))
+        "  ".join(
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
         for line in lines
     )
     return text, met and all(same_work(ours, peer) for ours, peer in pairs)
@@ -332,7 +348,17 @@ def _in_process(role: str, folder: Path, out: Path, workload: Workload) -> None:
         "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "true", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT),
     }  # fmt: skip
-    command = [sys.executable, "-m", "tests.benchmarks.bench_trl", "--role", role, "--folder", str(folder), "--out", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.benchmarks.bench_trl",
+        "--role",
+        role,
+        "--folder",
+        str(folder),
+        "--out",
+        str(out),
+    ]
     subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, **fixed})
 
 
@@ -340,7 +366,9 @@ def main() -> int:
     """Entry point; returns the exit status."""
     parser = argparse.ArgumentParser(description="Ours against TRL's GRPOTrainer, side by side.")
     parser.add_argument("--role", choices=["all", "prepare", *SIDES], default="all", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, default=ROOT / ".scratch" / "bench", help="kept fitted policy and results")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / ".scratch" / "bench", help="kept fitted policy and results"
+    )
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     workload = Workload()
@@ -351,7 +379,7 @@ def main() -> int:
         measured = {"ours": run_ours, "trl": run_trl}[args.role](args.folder, workload)
         args.out.write_text(json.dumps(asdict(measured)), encoding="utf-8")
         return 0
-    folder = args.folder / "workload"
+    folder = args.folder / f"workload-{digest(asdict(workload), asdict(WORLD), FIT_STEPS)}"
     _in_process("prepare", folder, folder, workload)
     runs = []
     for number, side in enumerate(ORDER, 1):

@@ -23,7 +23,7 @@ from tasks.store import replacing_folder, write_json, write_jsonl
 from tasks.types import Action, Hit, Question, Trajectory
 
 END, START = "<|im_end|>", "<|im_start|>"
-_FIT_STEPS = 120
+FIT_STEPS = 120
 _CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 WORLD = WorldConf(
     seed=5,
@@ -58,7 +58,7 @@ class Workload:
     top_k: int = 3
     call_tokens: int = 64
     response_tokens: int = 900
-    batch_tokens: int = 8192
+    batch_tokens: int = 2048
     learning_rate: float = 1e-6
     threads: int = 1
     seed: int = 0
@@ -144,7 +144,7 @@ def observation_text(hits: Sequence[Hit]) -> str:
 
 
 def reward(queries: Sequence[str]) -> float:
-    """Share of letters early in the alphabet: meaningless, but it differs inside a group, so every rollout is trained."""
+    """Share of letters early in the alphabet: meaningless, but it differs inside a group, so all are trained."""
     letters = [c for c in "".join(queries).lower() if c.isalpha()]
     return sum(c < "m" for c in letters) / max(1, len(letters))
 
@@ -197,7 +197,7 @@ def _tokenizer(frames: list[str]) -> Any:
 
     texts = [text for p in passages(WORLD) for text in (p.title, p.text, f" {p.title}")]
     texts += [q.question for q in questions(WORLD)]
-    tokenizer = build_tokenizer([*texts, *frames], 1600)
+    tokenizer = build_tokenizer([*texts, *frames * 100], 1600)
     tokenizer.add_special_tokens({"eos_token": AddedToken(END, special=True)})
     tokenizer.add_tokens([AddedToken(START, special=True)], special_tokens=True)
     tokenizer.add_tokens([AddedToken(t, normalized=False) for t in ("<tool_call>", "</tool_call>")])
@@ -228,7 +228,7 @@ def _fitted(tokenizer: Any, template: str, retriever: Retriever, workload: Workl
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.98))
     examples = list(_demonstrations(tokenizer, template, retriever, workload))
     rng = random.Random(workload.seed)
-    for step in range(_FIT_STEPS):
+    for step in range(FIT_STEPS):
         for group in optimizer.param_groups:
             group["lr"] = 2e-3 * min(1.0, (step + 1) / 20)
         loss = _loss(model, rng.sample(examples, 8))
@@ -237,7 +237,10 @@ def _fitted(tokenizer: Any, template: str, retriever: Retriever, workload: Workl
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if step % 20 == 19:
-            print(f"fitting a policy that calls the tool: step {step + 1} of {_FIT_STEPS}, loss {loss.item():.3f}", flush=True)
+            print(
+                f"fitting a policy that calls the tool: step {step + 1} of {FIT_STEPS}, loss {loss.item():.3f}",
+                flush=True,
+            )
     return model.eval()
 
 
@@ -252,7 +255,9 @@ def _loss(model: Any, demonstrations: list[tuple[list[int], list[bool]]]) -> Any
     return torch.nn.functional.cross_entropy(logits, ids[:, 1:][own])
 
 
-def _demonstrations(tokenizer: Any, template: str, retriever: Retriever, workload: Workload) -> Iterator[tuple[list[int], list[bool]]]:
+def _demonstrations(
+    tokenizer: Any, template: str, retriever: Retriever, workload: Workload
+) -> Iterator[tuple[list[int], list[bool]]]:
     """Exactly `max_searches` searches of the right query, then the answer: token ids, and which are the policy's."""
     grammar = ToolCallGrammar()
 
@@ -264,7 +269,7 @@ def _demonstrations(tokenizer: Any, template: str, retriever: Retriever, workloa
         mask = [False] * len(ids)
         found = [hop.answer for hop in question.decomposition]
         for hop in question.decomposition[: workload.max_searches]:
-            query = re.sub(r"#(\d)", lambda match: found[int(match[1]) - 1], hop.queries[0])
+            query = _resolved(hop.queries[0], found)
             own = encode(grammar.render(Action("search", query)) + END)
             (hits,) = retriever.search([query], workload.top_k)
             seen = encode((grammar.opening + observation_text(hits) + grammar.closing).removeprefix(END))
@@ -272,3 +277,8 @@ def _demonstrations(tokenizer: Any, template: str, retriever: Retriever, workloa
             mask += [True] * len(own) + [False] * len(seen)
         own = encode(grammar.render(Action("answer", question.answers[0])) + END)
         yield ids + own, mask + [True] * len(own)
+
+
+def _resolved(query: str, answers: list[str]) -> str:
+    """`#1` is the first hop's answer, and so on."""
+    return re.sub(r"#(\d)", lambda match: answers[int(match[1]) - 1], query)

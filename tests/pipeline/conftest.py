@@ -1,6 +1,8 @@
 """A toy clone, and one that has already run."""
 
 import shutil
+import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,19 +16,30 @@ def toy(tmp_path: Path) -> Toy:
     return Toy(tmp_path / "clone")
 
 
+@dataclass(frozen=True)
+class First:
+    """The first run of the pipeline in a toy clone, with what it executed and left."""
+
+    toy: Toy
+    done: "subprocess.CompletedProcess[str]"
+    counts: list[str]
+    bytes: dict[str, bytes]
+
+
 @pytest.fixture(scope="session")
-def _finished(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+def first(tmp_path_factory: pytest.TempPathFactory) -> First:
+    """Made once; nobody changes it."""
     toy = Toy(tmp_path_factory.mktemp("finished") / "clone")
     done = toy.flow("--no-prefect")
     assert done.returncode == 0, done.stdout + done.stderr
-    return toy
+    return First(toy, done, toy.counts(), toy.bytes())
 
 
 @pytest.fixture
-def finished(_finished: Toy, tmp_path: Path) -> Toy:
+def finished(first: First, tmp_path: Path) -> Toy:
     """A copy of a toy clone whose pipeline has run once; nothing counted yet."""
     copy = object.__new__(Toy)
     copy.root = tmp_path / "finished"
-    shutil.copytree(_finished.root, copy.root, symlinks=True)
+    shutil.copytree(first.toy.root, copy.root, symlinks=True)
     copy.forget()
     return copy

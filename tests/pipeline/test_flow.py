@@ -6,24 +6,22 @@ import time
 
 import pytest
 
+from tests.pipeline.conftest import First
 from tests.pipeline.toy import NAMES, Toy, kill_group
 
 pytestmark = pytest.mark.slow
 
 
-def test_first_run_executes_all_and_the_second_none(toy: Toy) -> None:
-    first = toy.flow("--no-prefect")
-    assert first.returncode == 0, first.stdout + first.stderr
-    assert toy.counts() == NAMES
-    assert "hello from train@a-0" in first.stdout
-    assert "| evaluate@a-0 3 conf |" in first.stdout
-    assert not any("/work/" in line for line in first.stdout.splitlines())
-    before = toy.bytes()
-    second = toy.flow("--no-prefect")
+def test_first_run_executes_all_and_the_second_none(first: First, finished: Toy) -> None:
+    assert first.counts == NAMES
+    assert "hello from train@a-0" in first.done.stdout
+    assert "| evaluate@a-0 3 conf |" in first.done.stdout
+    assert not any("/work/" in line for line in first.done.stdout.splitlines())
+    second = finished.flow("--no-prefect")
     assert second.returncode == 0
-    assert toy.counts() == NAMES
+    assert finished.counts() == []
     assert "0 of 6 stages executed, 6 cached" in second.stdout
-    assert toy.bytes() == before
+    assert finished.bytes() == first.bytes
 
 
 def test_a_setting_re_executes_what_depends_on_it_and_keeps_comments(finished: Toy) -> None:
@@ -44,11 +42,11 @@ def test_a_new_method_executes_only_its_own_stages(finished: Toy) -> None:
     assert sorted(names) == ["evaluate@c-0", "report", "train@c-0"]
 
 
-def test_bare_dvc_repro_gives_the_same_bytes_and_leaves_the_flow_nothing_to_do(toy: Toy, finished: Toy) -> None:
+def test_bare_dvc_repro_gives_the_same_bytes_and_leaves_the_flow_nothing_to_do(toy: Toy, first: First) -> None:
     done = toy.command("dvc", "repro")
     assert done.returncode == 0, done.stderr
     assert toy.counts() == NAMES
-    assert toy.bytes() == finished.bytes()
+    assert toy.bytes() == first.bytes
     toy.forget()
     assert "0 of 6 stages executed" in toy.flow("--no-prefect").stdout
     assert toy.counts() == []
@@ -74,58 +72,65 @@ def test_force_repeats_a_group_and_gives_the_same_bytes(finished: Toy) -> None:
     assert finished.bytes() == before
 
 
-def test_two_runs_at_once_are_refused(toy: Toy) -> None:
-    toy.flag("slow-data")
-    first = toy.start("--no-prefect")
+def test_a_second_run_or_one_beside_bare_dvc_is_refused(finished: Toy) -> None:
+    finished.flag("slow-report")
+    first = finished.start("--no-prefect", "--force", "report")
     try:
-        toy.wait_for("data")
-        second = toy.flow("--no-prefect", "--set", "evaluate.top_k=9")
+        finished.wait_for("report")
+        second = finished.flow("--no-prefect", "--set", "evaluate.top_k=9")
         assert second.returncode == 1
         assert f"another pipeline run (process {first.pid}) is at work in this clone" in second.stderr
-        assert "top_k: 3 " in (toy.root / "params.yaml").read_text()
-        toy.flag("slow-data", on=False)
+        assert "top_k: 3 " in (finished.root / "params.yaml").read_text()
+        finished.flag("slow-report", on=False)
         assert first.wait(60) == 0
     finally:
         if first.poll() is None:
             kill_group(first)
-
-
-def test_a_run_beside_bare_dvc_is_refused(toy: Toy) -> None:
-    toy.flag("slow-data")
-    first = toy.command_in_background("dvc", "repro")
+    finished.flag("slow-report")
+    finished.forget()
+    bare = finished.command_in_background("dvc", "repro", "--force", "--single-item", "report")
     try:
-        toy.wait_for("data")
-        second = toy.flow("--no-prefect")
+        finished.wait_for("report")
+        second = finished.flow("--no-prefect")
         assert second.returncode == 1
-        assert f"another DVC command (process {first.pid}) is at work in this clone" in second.stderr
+        assert f"another DVC command (process {bare.pid}) is at work in this clone" in second.stderr
     finally:
-        kill_group(first)
+        kill_group(bare)
 
 
-@pytest.mark.parametrize("name", ["data", "evaluate@a-0"])
-def test_a_killed_run_leaves_nothing_in_the_way(toy: Toy, finished: Toy, name: str) -> None:
-    toy.flag(f"slow-{name}")
-    first = toy.start("--no-prefect")
-    toy.wait_for(name)
-    kill_group(first)
-    toy.flag(f"slow-{name}", on=False)
-    toy.forget()
+def test_runs_killed_in_their_first_and_a_later_stage_leave_nothing_in_the_way(toy: Toy, first: First) -> None:
+    for name in ("data", "evaluate@a-0"):
+        toy.flag(f"slow-{name}")
+        toy.forget()
+        run = toy.start("--no-prefect")
+        toy.wait_for(name)
+        kill_group(run)
+        toy.flag(f"slow-{name}", on=False)
+        toy.forget()
     again = toy.flow("--no-prefect")
     assert again.returncode == 0, again.stdout + again.stderr
-    assert name in toy.counts()
-    assert toy.bytes() == finished.bytes()
+    assert "evaluate@a-0" in toy.counts()
+    assert toy.bytes() == first.bytes
 
 
-def test_the_stages_of_a_flow_that_is_killed_alone_end_too(toy: Toy) -> None:
-    toy.flag("slow-data")
-    first = toy.start("--no-prefect")
-    toy.wait_for("data")
-    first.kill()
-    first.wait()
+def test_the_stages_of_a_flow_end_with_it_killed_or_terminated(finished: Toy) -> None:
+    finished.flag("slow-report")
+    killed = finished.start("--no-prefect", "--force", "report")
+    finished.wait_for("report")
+    killed.kill()  # The flow alone, not its group.
+    killed.wait()
     until = time.monotonic() + 10
-    while toy.processes() and time.monotonic() < until:
+    while finished.processes() and time.monotonic() < until:
         time.sleep(0.1)
-    assert toy.processes() == []
+    assert finished.processes() == []
+    finished.forget()
+    ended = finished.start("--no-prefect", "--force", "report")
+    finished.wait_for("report")
+    ended.terminate()
+    assert ended.wait(10) != 0
+    assert not finished.processes()
+    finished.flag("slow-report", on=False)
+    assert finished.flow("--no-prefect").returncode == 0
 
 
 def test_torn_files_of_a_killed_dvc_are_mended(finished: Toy) -> None:
@@ -149,27 +154,13 @@ def test_busy_paths_of_a_process_id_used_again_are_mended(finished: Toy) -> None
     assert finished.counts() == ["data"]
 
 
-def test_sigterm_ends_the_run_within_seconds(toy: Toy) -> None:
-    toy.flag("slow-data")
-    first = toy.start("--no-prefect")
-    toy.wait_for("data")
-    first.terminate()
-    assert first.wait(10) != 0
-    assert not toy.processes()
-    toy.flag("slow-data", on=False)
-    assert toy.flow("--no-prefect").returncode == 0
-
-
-def test_ledger_tells_what_a_stage_cost(finished: Toy) -> None:
+def test_ledger_tells_what_a_stage_cost_and_git_sees_only_sources(finished: Toy) -> None:
     row = json.loads((finished.root / ".scratch/ledger/train@a-0.json").read_text())
     assert row["stage"] == "train@a-0"
     assert row["seconds"] >= 0
     assert row["peak_rss_mb"] > 5
     assert row["git_dirty"] is True
     assert row["mlflow_run_id"] is None
-
-
-def test_git_sees_only_sources(finished: Toy) -> None:
     shown = subprocess.run(
         ["git", "-C", str(finished.root), "status", "--porcelain"], capture_output=True, text=True, check=True
     ).stdout

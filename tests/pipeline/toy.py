@@ -57,7 +57,6 @@ generator: plain
 methods: [a, b]      # two methods
 seeds: [0]
 evaluate:
-  splits: [dev, test]
   top_k: 3           # passages
   max_questions: 0
   num_bootstrap: 100

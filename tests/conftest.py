@@ -1,0 +1,37 @@
+"""Fixtures of several rooms: tokenizers and tiny random models, made once."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """Tags are single tokens; see `tests.tiny`."""
+    from tests.tiny import make_tokenizer
+
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def merging() -> Any:
+    """A byte-level BPE in which ">" merges with what follows; see `tests.tiny`."""
+    from tests.tiny import make_merging_tokenizer
+
+    return make_merging_tokenizer()
+
+
+@pytest.fixture
+def model(tokenizer: Any) -> Any:
+    """A tiny random Qwen2 in evaluation mode."""
+    import torch
+
+    from tests.tiny import make_model
+
+    torch.set_num_threads(1)
+    return make_model(tokenizer)

@@ -1,0 +1,221 @@
+"""Benchmark runs: every question is played and scored once, chunks survive a kill, a limit is fair to datasets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.agent.rollout import Player
+from tasks.evaluate.play import Evaluation, choose, evaluate, score_row
+from tasks.generate.plain import PlainGenerator
+from tasks.types import Action, Hit, Question, Trajectory, Turn
+from tests.tiny import make_player
+
+QUESTIONS = [
+    Question(f"d/{i:02d}", "d", "test", f"Who rules Avenor {i}", (f"Bristow {i}",), 1 + i % 3, type=f"t{i % 2}")
+    for i in range(11)
+]
+
+
+def _hit(name: str) -> Hit:
+    return Hit(name, 1.0, name, f"text of {name}")
+
+
+def _trajectory(**changes: Any) -> Trajectory:
+    """Prompt of 3; a search of 4 tokens that shows 2, an answer of 2 tokens."""
+    turns = (
+        Turn(Action("search", "x"), 0, 4, 6, executed=True, hits=(_hit("p1"), _hit("p7"))),
+        Turn(Action("answer", "the Bristow"), 6, 8, 8),
+    )
+    mask = (True,) * 4 + (False,) * 2 + (True,) * 2
+    given = Trajectory("d/1", "d/1#0", (1, 2, 3), (5,) * 8, mask, (0.0,) * 8, turns, "answered", "the Bristow")
+    return replace(given, **changes)
+
+
+def _question(**changes: Any) -> Question:
+    given = Question(
+        "d/1", "d", "test", "Who", ("Bristow", "Bristow Town"), 2, "bridge",
+        gold_passage_ids=("p1", "p2", "p3"), gold_method="annotated", gold_complete=True,
+    )  # fmt: skip
+    return replace(given, **changes)
+
+
+def test_scores_of_an_answered_question_by_hand() -> None:
+    assert score_row(_trajectory(), _question(), "greedy") == {
+        "question_id": "d/1",
+        "dataset": "d",
+        "split": "test",
+        "hops": 2,
+        "type": "bridge",
+        "mode": "greedy",
+        "em": 1.0,  # the article is dropped
+        "f1": 1.0,
+        "subem": 1.0,
+        "searches": 1,
+        "actions": 2,
+        "valid_actions": 2,
+        "recall": pytest.approx(1 / 3),  # p1 of p1, p2, p3
+        "status": "answered",
+        "generated_tokens": 6,
+        "prefill_tokens": 5,  # 3 of the prompt, 2 of the observation
+        "answer": "the Bristow",
+    }
+
+
+def test_partial_answers_and_failures_by_hand() -> None:
+    row = score_row(_trajectory(answer="Bristow Town Hall"), _question(), "sampled")
+    assert (row["em"], row["f1"], row["subem"], row["mode"]) == (0.0, pytest.approx(2 * 2 / 5), 1.0, "sampled")
+    failed = _trajectory(status="failed", answer=None, turns=(Turn(Action("search", "x"), 0, 4, 4),))
+    row = score_row(failed, _question(), "greedy")
+    assert [row[key] for key in ("em", "f1", "subem", "recall", "searches", "actions")] == [0.0, 0.0, 0.0, 0.0, 0, 1]
+    assert (row["status"], row["answer"]) == ("failed", None)
+
+
+def test_invalid_actions_count_as_actions_only() -> None:
+    turns = (Turn(Action("invalid"), 0, 4, 6), Turn(Action("invalid"), 6, 8, 8))
+    row = score_row(_trajectory(turns=turns, status="open", answer=None), _question(), "greedy")
+    assert (row["actions"], row["valid_actions"], row["searches"]) == (2, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        _question(gold_passage_ids=(), gold_method="none", gold_complete=False),
+        _question(gold_complete=False),  # Some are unknown: a share of the known ones would flatter.
+    ],
+)
+def test_recall_is_null_where_gold_is_not_known(question: Question) -> None:
+    assert score_row(_trajectory(), question, "greedy")["recall"] is None
+
+
+def _evaluate(tokenizer: Any, model: Any, scratch: Path, sampled: bool = True, **changes: Any) -> Evaluation:
+    settings = {"questions": QUESTIONS, "policy": "m", "seed": 3, "num_recorded": 4, "batch_rows": 4, **changes}
+    player = make_player(PlainGenerator(model, tokenizer), tokenizer, batch_rows=settings.pop("batch_rows"))
+    scratch.mkdir(exist_ok=True)
+    return evaluate(player, sampled=sampled, scratch=scratch, **settings)
+
+
+def test_every_question_is_played_once_a_mode_last_chunk_included(tokenizer: Any, model: Any, tmp_path: Path) -> None:
+    seen: list[tuple[str, int]] = []
+    found = _evaluate(tokenizer, model, tmp_path, progress=lambda mode, done: seen.append((mode, done)))
+    expected = [(q.id, mode) for q in QUESTIONS for mode in ("greedy", "sampled")]
+    assert [(row["question_id"], row["mode"]) for row in found.scores] == expected
+    assert seen == [(mode, done) for mode in ("greedy", "sampled") for done in (4, 8, 11)]
+    by_id = {q.id: q for q in QUESTIONS}
+    for row in found.scores:
+        question = by_id[row["question_id"]]
+        assert (row["hops"], row["type"], row["split"]) == (question.hops, question.type, "test")
+    assert {row["mode"] for row in _evaluate(tokenizer, model, tmp_path / "g", sampled=False).scores} == {"greedy"}
+
+
+def test_recorded_trajectories_are_spread_over_the_questions(tokenizer: Any, model: Any, tmp_path: Path) -> None:
+    found = _evaluate(tokenizer, model, tmp_path)
+    ids = [row["question_id"] for row in found.trajectories if row["mode"] == "greedy"]
+    assert ids == ["d/00", "d/02", "d/05", "d/08"]  # i * 11 // 4
+    assert ids == [row["question_id"] for row in found.trajectories if row["mode"] == "sampled"]
+    scores = {(row["question_id"], row["mode"]): row for row in found.scores}
+    for row in found.trajectories:
+        score = scores[row["question_id"], row["mode"]]
+        assert (row["policy"], row["seed"], row["step"]) == ("m", 3, None)
+        assert (row["outcome"], row["answer"], row["status"]) == (score["em"], score["answer"], score["status"])
+        assert len(row["turns"]) == score["actions"]
+        assert sum(len(turn["tokens"]) for turn in row["turns"]) == score["generated_tokens"]
+    many = _evaluate(tokenizer, model, tmp_path / "many", num_recorded=60, sampled=False)
+    assert [row["question_id"] for row in many.trajectories] == [q.id for q in QUESTIONS]
+    assert _evaluate(tokenizer, model, tmp_path / "none", num_recorded=0).trajectories == []
+
+
+def test_the_same_run_gives_the_same_rows_and_another_seed_other_draws(
+    tokenizer: Any, model: Any, tmp_path: Path
+) -> None:
+    first = _evaluate(tokenizer, model, tmp_path / "a")
+    assert _evaluate(tokenizer, model, tmp_path / "b") == first
+    other = _evaluate(tokenizer, model, tmp_path / "c", seed=4)
+
+    def drawn(found: Evaluation, mode: str) -> list[Any]:
+        return [row["turns"] for row in found.trajectories if row["mode"] == mode]
+
+    assert drawn(other, "greedy") == drawn(first, "greedy")
+    assert drawn(other, "sampled") != drawn(first, "sampled")
+    assert drawn(first, "sampled") != drawn(first, "greedy")
+
+
+def test_greedy_rows_do_not_depend_on_the_size_of_a_chunk(tokenizer: Any, model: Any, tmp_path: Path) -> None:
+    first = _evaluate(tokenizer, model, tmp_path / "a", sampled=False)
+    for size in (1, 3, 100):
+        found = _evaluate(tokenizer, model, tmp_path / str(size), sampled=False, batch_rows=size)
+        assert found.scores == first.scores
+
+
+class KilledError(Exception):
+    """Stands for SIGKILL."""
+
+
+@pytest.mark.parametrize("chunks", [0, 1, 2, 3, 5])
+def test_a_killed_evaluation_plays_only_what_is_missing(
+    tokenizer: Any, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunks: int
+) -> None:
+    expected = _evaluate(tokenizer, model, tmp_path / "unbroken")
+    whole, played = Player.play, []
+
+    def dying(self: Player, questions: Sequence[Question], *args: Any) -> list[Trajectory]:
+        if len(played) == chunks:
+            raise KilledError
+        played.append([q.id for q in questions])
+        return whole(self, questions, *args)
+
+    monkeypatch.setattr(Player, "play", dying)
+    with pytest.raises(KilledError):
+        _evaluate(tokenizer, model, tmp_path / "killed")
+    first, played[:] = list(played), []
+    chunks = 99
+    found = _evaluate(tokenizer, model, tmp_path / "killed")
+    assert found == expected
+    assert Counter(i for some in [*first, *played] for i in some) == {q.id: 2 for q in QUESTIONS}
+
+
+def _mixed(sizes: dict[str, int]) -> list[Question]:
+    return [
+        Question(f"{name}/{i:03d}", name, "train" if i % 5 == 4 else "test", "?", ("a",), 1)
+        for name, size in sizes.items()
+        for i in range(size)
+    ]
+
+
+def test_a_limit_takes_equal_parts_and_what_a_small_dataset_lacks_from_the_others() -> None:
+    questions = _mixed({"large": 100, "middle": 50, "small": 5})
+    found = choose(questions, ("test",), 40)
+    assert Counter(q.dataset for q in found) == {"large": 18, "middle": 18, "small": 4}
+    assert [q.id for q in found] == sorted(q.id for q in found)
+    assert all(q.split == "test" for q in found)
+    assert found == choose(questions[::-1], ("test",), 40)  # Whatever the order they come in.
+    assert found != choose(questions, ("test",), 40, seed=1)
+    assert not all(q.id < "large/030" for q in found if q.dataset == "large")  # A sample, not the first ones.
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcd"), st.integers(1, 12), min_size=1),
+    st.integers(0, 60),
+    st.sampled_from([("test",), ("dev", "test"), ("train", "test")]),
+)
+def test_a_choice_is_of_the_right_size_and_fair(sizes: dict[str, int], limit: int, splits: tuple[str, ...]) -> None:
+    questions = _mixed(sizes)
+    eligible = Counter(q.dataset for q in questions if q.split in splits)
+    found = choose(questions, splits, limit)
+    assert len(found) == len({q.id for q in found}) == min(limit or 999, eligible.total())
+    taken = Counter(q.dataset for q in found)
+    for name, other in ((a, b) for a in eligible for b in eligible):  # Only an exhausted dataset gives less.
+        assert taken[name] + 1 >= taken[other] or taken[name] == eligible[name]
+
+
+def test_no_limit_takes_all_and_a_larger_limit_keeps_what_a_smaller_took() -> None:
+    questions = _mixed({"a": 20, "b": 10})
+    assert len(choose(questions, ("test",), 0)) == 24
+    assert {q.id for q in choose(questions, ("test",), 6)} <= {q.id for q in choose(questions, ("test",), 12)}

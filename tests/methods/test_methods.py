@@ -1,0 +1,124 @@
+"""Method files: the two of Search-R1 as written down, and every way a file can be wrong."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tasks import methods
+from tasks.rewards.answer import AnswerReward, FormatAnswerReward
+from tasks.rl.method import ClippedValueLoss, GroupAdvantage, TokenClip, TokenGae
+from tests.tiny import TEMPLATE, make_method
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A copy of conf/ to spoil."""
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    return tmp_path
+
+
+def change(root: Path, remove: str = "", **values: Any) -> None:
+    path = root / "conf" / "method" / "search_r1_grpo.yaml"
+    tree = yaml.safe_load(path.read_text()) | values
+    tree.pop(remove, None)
+    path.write_text(yaml.safe_dump(tree))
+
+
+def test_grpo_as_written_down() -> None:
+    """search_r1 sections 4 to 7: group of 5, k3 in the loss, no critic."""
+    loaded = methods.load("search_r1_grpo", "paper", root=ROOT)
+    method = loaded.method
+    assert method.sampler.size == 5
+    assert method.advantage == GroupAdvantage(eps=1e-6, spread="sample")
+    assert method.loss == TokenClip(
+        0.2, 0.2, "token_mean", kl_coefficient=0.001, entropy_coefficient=0.0, importance_cap=2.0
+    )
+    assert method.value_loss is None
+    assert method.rewards == (AnswerReward("em"),)
+    assert (method.temperature, method.top_p) == (1.0, 1.0)
+    assert loaded.overrides == {"policy": {"lr": 1e-6}}
+
+
+def test_ppo_as_written_down() -> None:
+    """One rollout, gamma = lambda = 1, k1 in the reward and none in the loss, value clip 0.5."""
+    method = methods.load("search_r1_ppo", "laptop", root=ROOT).method
+    assert method.sampler.size == 1
+    assert method.advantage == TokenGae(1.0, 1.0, 0.001, whiten_over="generated")
+    assert method.loss == TokenClip(0.2, 0.2, "token_mean", kl_coefficient=0.0)
+    assert method.value_loss == ClippedValueLoss(0.5, over="generated")
+
+
+def test_the_published_prompt() -> None:
+    """search_r1 section 2, its misprint included; the methods share it."""
+    texts = {methods.load(name, "smoke", root=ROOT).method.template for name in ("search_r1_grpo", "search_r1_ppo")}
+    (text,) = texts
+    assert text.startswith(
+        "Answer the given question. You must conduct reasoning inside <think> and </think> first every time"
+    )
+    assert "You can search as many times as your want." in text
+    assert text.endswith("For example, <answer> Beijing </answer>. Question: {question}\n")
+
+
+def test_as_released_values_are_options(tokenizer: Any) -> None:
+    method = make_method(
+        "ppo", tokenizer, whiten_over="response", value_loss_over="response", entropy_coefficient=0.001, top_p=0.95,
+        reward="format",
+    )  # fmt: skip
+    assert isinstance(method.advantage, TokenGae)
+    assert method.advantage.whiten_over == "response"
+    assert method.value_loss == ClippedValueLoss(0.5, over="response")
+    assert method.rewards == (FormatAnswerReward(),)
+    assert method.top_p == 0.95
+
+
+def test_a_model_brings_its_own_prompt(root: Path) -> None:
+    assert methods.load("search_r1_grpo", "smoke", TEMPLATE, root=root).method.template == TEMPLATE
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"clipp": 0.2}, "clipp"),
+        ({"clip": "wide"}, "clip"),
+        ({"clip": 1.4}, r"search_r1_grpo\.yaml: .*clip_low=1\.4"),
+        ({"top_p": 0}, r"search_r1_grpo\.yaml: .*top_p=0"),
+        ({"temperature": -0.5}, "temperature"),
+        ({"algorithm": "grp"}, "algorithm"),
+        ({"module": "nowhere"}, r"module='nowhere': there is no tasks/methods/nowhere\.py"),
+        ({"module": 3}, "module"),
+        ({"prompt": "Answer."}, r"prompt has no \{question\}"),
+        ({"scales": {"papr": {}}}, "unknown scale 'papr'.*Did you mean|unknown scale 'papr'"),
+    ],
+)
+def test_wrong_files(root: Path, values: dict[str, Any], message: str) -> None:
+    change(root, **values)
+    with pytest.raises(ValueError, match=message):
+        methods.load("search_r1_grpo", "smoke", root=root)
+
+
+@pytest.mark.parametrize("key", ["module", "title", "prompt", "clip", "group_size"])
+def test_missing_keys(root: Path, key: str) -> None:
+    change(root, remove=key)
+    with pytest.raises(ValueError, match=key):
+        methods.load("search_r1_grpo", "smoke", root=root)
+
+
+def test_unknown_method(root: Path) -> None:
+    with pytest.raises(ValueError, match="unknown method 'search_r1_grop'"):
+        methods.load("search_r1_grop", "smoke", root=root)
+
+
+def test_a_library_that_a_method_lacks_is_not_a_misspelt_method(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> Any:
+        raise ModuleNotFoundError("No module named 'judge'", name="judge")
+
+    monkeypatch.setattr("importlib.import_module", absent)
+    with pytest.raises(ModuleNotFoundError, match="judge"):
+        methods.load("search_r1_grpo", "smoke", root=root)

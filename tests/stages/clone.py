@@ -1,0 +1,84 @@
+"""A copy of the house in a temporary folder, with its real stages at their smallest size."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+HOUSE = Path(__file__).resolve().parents[2]
+SMOKE = {
+    "scale: laptop": "scale: smoke",
+    "data: world": "data: smoke",
+    "seeds: [0, 1]": "seeds: [0]",
+    "num_bootstrap: 2000": "num_bootstrap: 100",
+}
+
+
+@dataclass(frozen=True)
+class Clone:
+    """One copy; everything in it may be changed."""
+
+    root: Path
+
+    @classmethod
+    def make(cls, root: Path, smoke: bool = True) -> Clone:
+        """Copy sources and settings; `smoke` sets the smallest sizes in `params.yaml`."""
+        root.mkdir(parents=True)
+        ignore = shutil.ignore_patterns("__pycache__", "cache", "tmp", "config.local")
+        for name in ("tasks", "flows", "conf", ".dvc"):
+            shutil.copytree(HOUSE / name, root / name, ignore=ignore)
+        for name in ("dvc.yaml", "params.yaml", ".dvcignore", ".gitignore"):
+            shutil.copyfile(HOUSE / name, root / name)
+        clone = cls(root)
+        for old, new in SMOKE.items() if smoke else ():
+            clone.change("params.yaml", old, new)
+        return clone
+
+    def copy(self, root: Path) -> Clone:
+        """A copy of this copy, artifacts included."""
+        shutil.copytree(self.root, root, symlinks=True)
+        return Clone(root)
+
+    def change(self, path: str, old: str, new: str) -> None:
+        """Replace text that must be there once at least."""
+        text = (self.root / path).read_text(encoding="utf-8")
+        assert old in text, f"{path} has no {old!r} any more"
+        (self.root / path).write_text(text.replace(old, new), encoding="utf-8")
+
+    def env(self) -> dict[str, str]:
+        """Environment of a command: the copy's own code, no tracking, nothing of the caller's servers."""
+        keep = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_", "BREADCRUMB_"))}
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        dvc = {"DVC_NO_ANALYTICS": "true", "DVC_SITE_CACHE_DIR": str(self.root / ".scratch/dvc-site")}
+        return {**keep, **dvc, "PATH": path, "PYTHONPATH": str(self.root), "BREADCRUMB_TRACKING": "off"}
+
+    def run(self, module: str, *words: str, timeout: float = 280) -> subprocess.CompletedProcess[str]:
+        """`python -m module words` in the copy."""
+        command = [sys.executable, "-m", module, *words]
+        return subprocess.run(
+            command, cwd=self.root, env=self.env(), capture_output=True, text=True, timeout=timeout, check=False
+        )
+
+    def stage(self, line: str) -> subprocess.CompletedProcess[str]:
+        """One stage, such as `base --seed 0`."""
+        name, *words = line.split()
+        return self.run(f"tasks.stages.{name}", *words)
+
+    def must(self, *lines: str) -> None:
+        """These stages, which must end well."""
+        for line in lines:
+            done = self.stage(line)
+            assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+
+    def files(self, *folders: str) -> dict[str, bytes]:
+        """Every file below these folders, hidden ones included; an empty folder counts as a file without bytes."""
+        found: dict[str, bytes] = {}
+        for folder in folders or ("artifacts", "reports"):
+            for path in sorted((self.root / folder).rglob("*")):
+                if path.is_file() or not any(path.iterdir()):
+                    found[str(path.relative_to(self.root))] = path.read_bytes() if path.is_file() else b""
+        return found

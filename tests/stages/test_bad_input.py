@@ -1,0 +1,172 @@
+"""What a person can get wrong: real stages end with code 1 and one line that says what and where, and write nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.data.rows import lines, passage, question
+from tests.stages.clone import Clone
+
+pytestmark = pytest.mark.slow
+
+BASE, TRAIN = "base --seed 0", "train --method search_r1_grpo --seed 0"
+EVALUATE = "evaluate --policy base --seed 0"
+PRETRAINED = "kind: pretrained\nprompt: null\npretrained: {folder: given}\nlora: {rank: 0}\n"
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory: pytest.TempPathFactory) -> Clone:
+    """A copy whose first stages have run; not to be changed."""
+    clone = Clone.make(tmp_path_factory.mktemp("ready") / "clone")
+    clone.must("data", "validate", "index", BASE)
+    return clone
+
+
+@pytest.fixture
+def clone(ready: Clone, tmp_path: Path) -> Clone:
+    """A copy of that copy, to spoil."""
+    return ready.copy(tmp_path / "clone")
+
+
+def _refused(clone: Clone, stage: str, *expected: str) -> None:
+    before = clone.files()
+    done = clone.stage(stage)
+    assert done.returncode == 1, done.stdout + done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1, done.stderr
+    for text in expected:
+        assert text in errors[0], errors[0]
+    assert "Traceback" not in done.stdout + done.stderr
+    assert str(clone.root) not in errors[0]
+    assert clone.files() == before
+
+
+@pytest.mark.parametrize(
+    ("stage", "path", "old", "new", "expected"),
+    [
+        ("index", "params.yaml", "  top_k:", "  topk:", "params.yaml: evaluate: unknown key 'topk'. Did you mean 'top"),
+        ("index", "params.yaml", "retriever:", "retreiver:", "params.yaml: unknown key 'retreiver'. Did you mean 'ret"),
+        ("index", "params.yaml", "  top_k: 3", "  top_k: three", "params.yaml: evaluate: top_k: found 'three' (str),"),
+        ("index", "params.yaml", "seeds: [0]", "seeds: []", "params.yaml: seeds=(): expected at least one integer"),
+        ("index", "params.yaml", "seeds: [0]", "seeds: [0", "params.yaml: not valid YAML"),
+        ("index", "params.yaml", "model: tiny", "model: tinny", "unknown model 'tinny'. Did you mean 'tiny'?"),
+        ("index", "params.yaml", "retriever: bm25", "retriever: bm52", "unknown retriever 'bm52'. Did you mean 'bm25'"),
+        ("index", "params.yaml", "search_r1_ppo", "serch_r1_ppo", "unknown method 'serch_r1_ppo'. Did you mean 'searc"),
+        ("index", "params.yaml", "scale: smoke", "scale: smok", "unknown scale 'smok'. Did you mean 'smoke'?"),
+        ("index", "params.yaml", "data: smoke", "data: smokes", "unknown data 'smokes'. Did you mean 'smoke'?"),
+        ("index", "conf/retriever/bm25.yaml", "k1:", "k2:", "conf/retriever/bm25.yaml: unknown key 'k2'"),
+        ("index", "conf/retriever/bm25.yaml", "backend: bm25", "backend: bm", "backend='bm': expected one of bm25, de"),
+        ("data", "conf/data/smoke.yaml", "distractors:", "distractor:", "smoke.yaml: world: unknown key 'distractor'."),
+        ("data", "conf/data/smoke.yaml", "kind:", "knd:", "conf/data/smoke.yaml: unknown key 'knd'. Did you mean 'kin"),
+        (BASE, "conf/model/tiny.yaml", "num_layers:", "layers:", "conf/model/tiny.yaml: tiny: unknown key 'layers'"),
+        (BASE, "conf/scale/smoke.yaml", "base:", "bass:", "conf/scale/smoke.yaml: unknown key 'bass'. Known: base, ro"),
+        (BASE, "conf/scale/smoke.yaml", "  max_questions:", "  max_question:", "smoke.yaml: base: unknown key 'max_qu"),
+        (BASE, "conf/scale/smoke.yaml", "  max_turns:", "  turns:", "smoke.yaml: rollout: unknown key 'turns'"),
+        (BASE, "conf/scale/smoke.yaml", "max_prompt_tokens: 256", "max_prompt_tokens: 5", "the budget max_prompt_toke"),
+        (TRAIN, "conf/scale/smoke.yaml", "  num_steps:", "  num_step:", "smoke.yaml: train: unknown key 'num_step'. D"),
+        (TRAIN, "conf/method/search_r1_grpo.yaml", "clip:", "clipp:", "search_r1_grpo.yaml: unknown key 'clipp'. Did"),
+        (TRAIN, "conf/method/search_r1_grpo.yaml", "module: search_r1", "module: search_r2", "no tasks/methods/search"),
+        (TRAIN, "conf/method/search_r1_grpo.yaml", "{question}", "", "prompt has no {question}"),
+    ],
+)  # fmt: skip
+def test_settings(clone: Clone, stage: str, path: str, old: str, new: str, expected: str) -> None:
+    if "prompt has no" in expected:  # The tiny model brings its own prompt; without it the method's counts.
+        clone.change("conf/model/tiny.yaml", 'prompt: "Question: {question}\\n"', "prompt: null")
+    clone.change(path, old, new)
+    _refused(clone, stage, expected)
+
+
+def _without(*patterns: str) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        gone = [path for pattern in patterns for path in folder.glob(pattern)]
+        assert gone
+        for path in gone:
+            path.unlink()
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [
+        (_without("tokenizer*", "vocab*", "merges*"), "given: no tokenizer found"),
+        (_without("*.safetensors"), "given: no safetensors weights found"),
+        (_without("config.json"), "given: no model configuration found"),
+        (shutil.rmtree, "given: the model folder is missing"),
+    ],
+    ids=["tokenizer", "weights", "configuration", "folder"],
+)
+def test_a_model_folder_that_is_not_whole(clone: Clone, spoil: Callable[[Path], None], expected: str) -> None:
+    (clone.root / "conf/model/mine.yaml").write_text(PRETRAINED)
+    clone.change("params.yaml", "model: tiny", "model: mine")
+    shutil.copytree(clone.root / "artifacts/base/0/policy", clone.root / "given")
+    spoil(clone.root / "given")
+    _refused(clone, BASE, expected)
+
+
+def test_a_whole_model_folder_is_taken_over_as_it_is(clone: Clone) -> None:
+    (clone.root / "conf/model/mine.yaml").write_text(PRETRAINED)
+    clone.change("params.yaml", "model: tiny", "model: mine")
+    policy = clone.root / "artifacts/base/0/policy"
+    shutil.copytree(policy, clone.root / "given")
+    clone.must(BASE)
+    assert (policy / "model.safetensors").read_bytes() == (clone.root / "given/model.safetensors").read_bytes()
+    assert (policy / "tokenizer.json").read_bytes() == (clone.root / "given/tokenizer.json").read_bytes()
+    assert (clone.root / "artifacts/base/0/metrics.jsonl").read_bytes() == b""
+
+
+def test_an_evaluation_question_over_the_budget(clone: Clone) -> None:
+    path = clone.root / "artifacts/data/questions.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    last = [row for row in rows if row["split"] == "test"][-1]
+    last["question"] = "word " * 400 + "?"
+    path.write_text(lines(rows))
+    _refused(
+        clone, EVALUATE, f"question {last['id']!r}: its prompt has ", "the budget max_prompt_tokens is 256", "Raise"
+    )
+
+
+def test_no_question_of_the_evaluated_splits(clone: Clone) -> None:
+    path = clone.root / "artifacts/data/questions.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text(lines([row for row in rows if row["split"] != "test"]))
+    _refused(clone, EVALUATE, "conf/data/smoke.yaml: evaluate_splits=['test']", "no question of these")
+
+
+@pytest.mark.parametrize(
+    ("questions", "corpus", "expected"),
+    [
+        (lines([question(0), question(1)]), "", "given/corpus.jsonl: no passage in it, expected at least one"),
+        (lines([question(0)]) + '{"id": \n', lines([passage(1)]), "given/questions.jsonl: row 2: column 8: not JSON"),
+        (lines([question(0), question(1)]), lines([passage(1)]) + "[1]\n", "corpus.jsonl: row 2: found list, expected"),
+        (lines([question(0), question(1, answers=[])]), lines([passage(1)]), "questions.jsonl: row 2: field 'answers'"),
+        (lines([question(0), question(1, hopps=1)]), lines([passage(1)]), "row 2: unknown field 'hopps'. Did you mean"),
+        (lines([question(0), question(1)]), lines([passage(2)]), "field 'gold_passage_ids': found 'p1', expected the"),
+        (lines([question(0), question(1), question(0)]), lines([passage(1)]), "row 3: field 'id': found 'd/0' again,"),
+    ],
+    ids=["empty corpus", "broken row", "not an object", "no answer", "unknown field", "unknown gold", "twice"],
+)  # fmt: skip
+def test_a_folder_of_data_that_breaks_a_rule(clone: Clone, questions: str, corpus: str, expected: str) -> None:
+    (clone.root / "given").mkdir()
+    (clone.root / "given/questions.jsonl").write_text(questions)
+    (clone.root / "given/corpus.jsonl").write_text(corpus)
+    clone.change("params.yaml", "data: smoke", "data: folder")
+    clone.change("params.yaml", "data_folder: conf/data", "data_folder: given")
+    _refused(clone, "data", expected)
+
+
+def test_an_index_of_another_corpus(clone: Clone) -> None:
+    path = clone.root / "artifacts/data/corpus.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    _refused(clone, "recall", "artifacts/index: built from another corpus: artifacts/data/corpus.jsonl")
+
+
+def test_a_stage_before_its_time(tmp_path: Path) -> None:
+    clone = Clone.make(tmp_path / "clone")
+    _refused(clone, "index", "artifacts/data: the stage needs this and it is missing. Run `make run`, which makes it.")
+    _refused(clone, EVALUATE, "artifacts/base/0/policy: the model folder is missing")

@@ -1,0 +1,87 @@
+"""A sample of real questions and passages through every stage, from a folder, at the smallest size."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.stages.clone import HOUSE, Clone
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+REAL = HOUSE.parent / "shared" / "data" / "real"
+NUM_QUESTIONS, NUM_OTHERS = 300, 2000
+Row = dict[str, Any]
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        yield from map(json.loads, lines)
+
+
+def _sample(folder: Path) -> list[Row]:
+    """Write questions of every dataset (half of them train rows), their passages, and others; the questions."""
+    rng = random.Random(0)
+    questions = [row for path in sorted(REAL.glob("*/questions.jsonl.gz")) for row in _rows(path)]
+    train = [row for row in questions if row["split"] == "train"]
+    held_out = [row for row in questions if row["split"] != "train"]
+    chosen = rng.sample(train, NUM_QUESTIONS // 2) + rng.sample(held_out, NUM_QUESTIONS // 2)
+    needed = {i for row in chosen for i in (*row["gold_passage_ids"], *row["silver_passage_ids"])}
+    needed |= {hop["support_passage_id"] for row in chosen for hop in row["decomposition"]}
+    passages = list(_rows(REAL / "corpus.jsonl.gz"))
+    others = set(rng.sample(range(len(passages)), NUM_OTHERS))
+    kept = [row for i, row in enumerate(passages) if row["id"] in needed or i in others]
+    for name, rows in (("questions", chosen), ("corpus", kept)):
+        with gzip.open(folder / f"{name}.jsonl.gz", "wt", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    return chosen
+
+
+def _read(path: Path) -> list[Row]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="no folder of real data beside the clone")
+def test_real_data_goes_through_every_stage(tmp_path: Path) -> None:
+    folder = tmp_path / "given"
+    folder.mkdir()
+    chosen = _sample(folder)
+    clone = Clone.make(tmp_path / "clone")
+    clone.change("params.yaml", "data: smoke", "data: folder")
+    clone.change("params.yaml", "data_folder: conf/data", f"data_folder: {folder}")
+    clone.change("params.yaml", "[search_r1_ppo, search_r1_grpo]", "[search_r1_grpo]")
+    clone.must(
+        "data", "validate", "index", "recall", "base --seed 0", "train --method search_r1_grpo --seed 0",
+        "evaluate --policy base --seed 0", "evaluate --policy search_r1_grpo --seed 0", "report",
+    )  # fmt: skip
+    artifacts = clone.root / "artifacts"
+
+    manifest = json.loads((artifacts / "data/manifest.json").read_text())
+    left_out = {*manifest["unscorable"]["rows_dropped"], *manifest["leakage"]["train_rows_dropped"]}
+    held_out = {row["id"] for row in chosen if row["split"] != "train"} - left_out
+    assert len(held_out) > 140
+    assert manifest["corpus"]["rows"] > NUM_OTHERS
+
+    recall = json.loads((artifacts / "recall.json").read_text())["datasets"]
+    complete = Counter(row["dataset"] for row in chosen if row["gold_complete"] and row["id"] not in left_out)
+    assert complete
+    assert all(recall[name]["num_questions"] == count for name, count in complete.items())
+    assert all(0.2 < recall[name]["recall@10"] <= 1 for name, count in complete.items() if count > 20)
+
+    for policy in ("base", "search_r1_grpo"):
+        scores = _read(artifacts / f"evaluate/{policy}-0/scores.jsonl")
+        greedy = [row for row in scores if row["mode"] == "greedy"]
+        assert {row["question_id"] for row in greedy} == held_out
+        assert len(greedy) == len(held_out) == len(scores) / 2
+    trained_on = {row["question_id"] for row in _read(artifacts / "train/search_r1_grpo-0/trajectories.jsonl")}
+    assert trained_on <= {row["id"] for row in chosen if row["split"] == "train"}
+    report = (clone.root / "reports/results.md").read_text(encoding="utf-8")
+    assert all(name in report for name in complete)
+    assert str(tmp_path).encode() not in b"".join(clone.files("artifacts").values())

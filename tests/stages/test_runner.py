@@ -1,0 +1,158 @@
+"""What surrounds a stage's body: messages, exit codes, signals, resume folder, progress lines."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks.stages import runner
+from tests.pipeline.toy import CONF, DVC_YAML, HOUSE, PARAMS_YAML
+
+SCRIPT = """\
+import errno, os, sys, time
+from tasks.stages.runner import run
+
+def body(ctx):
+    if sys.argv[1] == "fine":
+        print(ctx.scratch.name, os.environ["OMP_NUM_THREADS"], os.environ["DO_NOT_TRACK"], os.environ["HF_HUB_OFFLINE"])
+    if sys.argv[1] == "wrong":
+        raise ValueError("conf/x.yaml: lr=3: expected less.")
+    if sys.argv[1] == "bug":
+        raise KeyError("gone")
+    if sys.argv[1] == "full":
+        raise OSError(errno.ENOSPC, "No space left on device", "artifacts/x")
+    if sys.argv[1] == "slow":
+        try:
+            print("started", flush=True)
+            time.sleep(60)
+        finally:
+            print("left in good order", flush=True)
+
+run("train@a-0", body, clean=len(sys.argv) > 2)
+"""
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A clone whose inputs of `train` exist."""
+    (tmp_path / "dvc.yaml").write_text(DVC_YAML)
+    (tmp_path / "params.yaml").write_text(PARAMS_YAML)
+    (tmp_path / "toy.py").write_text(SCRIPT)
+    (tmp_path / "artifacts/data").mkdir(parents=True)
+    (tmp_path / "artifacts/data/out.txt").write_text("data")
+    for kind, names in CONF.items():
+        (tmp_path / "conf" / kind).mkdir(parents=True)
+        for name in names:
+            (tmp_path / "conf" / kind / f"{name}.yaml").write_text("name: x\n")
+    return tmp_path
+
+
+def _run(clone: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    env = {"PYTHONPATH": str(HOUSE), "BREADCRUMB_TRACKING": "off", "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "toy.py", *words]
+    return subprocess.run(command, cwd=clone, env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_a_stage_that_ends_well(clone: Path) -> None:
+    done = _run(clone, "fine")
+    assert done.returncode == 0, done.stderr
+    name, threads, quiet, offline = done.stdout.split()
+    assert name == f"train@a-0-{runner.fingerprint(clone, 'train@a-0')}"
+    assert (threads, quiet, offline) == ("1", "true", "1")
+    assert (clone / ".scratch/work" / name).is_dir()
+    assert (clone / ".scratch/ledger/train@a-0.json").is_file()
+    assert _run(clone, "fine", "clean").returncode == 0
+    assert not (clone / ".scratch/work" / name).exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "line", "shows_traceback"),
+    [
+        ("wrong", "error: conf/x.yaml: lr=3: expected less.", False),
+        ("full", "error: no space left on the disk while writing artifacts/x. Free some and run again", False),
+        ("bug", "error: train@a-0: unexpected KeyError: 'gone'", True),
+    ],
+)
+def test_a_failure_is_one_line_and_a_log(clone: Path, word: str, line: str, shows_traceback: bool) -> None:
+    done = _run(clone, word)
+    assert done.returncode == 1
+    assert any(shown.startswith(line) for shown in done.stderr.splitlines())
+    assert ("Traceback" in done.stderr) is shows_traceback
+    assert "Traceback" in (clone / ".scratch/logs/train@a-0.txt").read_text()
+    assert not (clone / ".scratch/ledger/train@a-0.json").exists()
+
+
+def test_sigterm_lets_the_body_leave_in_good_order(clone: Path) -> None:
+    env = {"PYTHONPATH": str(HOUSE), "BREADCRUMB_TRACKING": "off", "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "toy.py", "slow"]
+    with subprocess.Popen(command, cwd=clone, env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.read() == "left in good order\n"
+        assert process.wait(10) == 143
+
+
+def test_the_resume_folder_follows_what_the_stage_depends_on(clone: Path) -> None:
+    def change(path: str, old: str, new: str) -> None:
+        text = (clone / path).read_text()
+        assert old in text
+        (clone / path).write_text(text.replace(old, new))
+
+    first = runner.fingerprint(clone, "train@a-0")
+    assert runner.fingerprint(clone, "train@b-0") != first
+    change("params.yaml", "top_k: 3", "top_k: 4")  # train does not read it
+    assert runner.fingerprint(clone, "train@a-0") == first
+    seen = {first}
+    for path, old, new in [
+        ("params.yaml", "scale: small", "scale: large"),
+        ("artifacts/data/out.txt", "data", "other"),
+        ("toy.py", "left in", "gone in"),
+    ]:
+        change(path, old, new)
+        seen.add(runner.fingerprint(clone, "train@a-0"))
+    assert len(seen) == 4
+
+
+def test_a_stage_unknown_to_dvc_or_without_its_input_is_refused(clone: Path) -> None:
+    with pytest.raises(ValueError, match="there is no stage 'tarin'"):
+        runner.fingerprint(clone, "tarin@a-0")
+    with pytest.raises(ValueError, match="has 1 matrix items, stage 'train' has 2"):
+        runner.fingerprint(clone, "train@a")
+    (clone / "artifacts/data/out.txt").unlink()
+    (clone / "artifacts/data").rmdir()
+    with pytest.raises(ValueError, match="artifacts/data: the stage needs this and it is missing"):
+        runner.fingerprint(clone, "train@a-0")
+
+
+def test_real_stages_have_fingerprints_that_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_hashes", lambda path, root: [str(path.relative_to(root))])
+    names = [
+        "data",
+        "index",
+        "base@0",
+        "train@search_r1_grpo-0",
+        "evaluate@base-0",
+        "evaluate@search_r1_ppo-1",
+        "report",
+    ]
+    assert len({runner.fingerprint(HOUSE, name) for name in names}) == len(names)
+
+
+def test_progress_shows_lines_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runner, "SECONDS_BETWEEN_LINES", 0.05)
+
+    def slow() -> object:
+        for i in range(6):
+            time.sleep(0.03)
+            yield i
+
+    assert list(runner.progress(slow(), 6, "rollouts")) == list(range(6))  # type: ignore[arg-type, call-overload]
+    lines = capfd.readouterr().err.splitlines()
+    assert 2 <= len(lines) <= 4
+    assert lines[-1].startswith("rollouts: 6/6 (100%")

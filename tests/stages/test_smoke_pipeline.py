@@ -1,0 +1,97 @@
+"""The real pipeline at its smallest size: bare DVC and the flow agree to the byte, and only what changed runs again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.stages.clone import Clone
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+GROUPS = Counter({"data": 1, "validate": 1, "index": 1, "recall": 1, "base": 1, "train": 2, "evaluate": 3, "report": 1})
+FLOW = ("flows.reproduce", "--no-prefect")
+
+
+def _executed(clone: Clone) -> Counter[str]:
+    """How often stages of each group ended since `_forget`; the runner writes a ledger entry at the end of each."""
+    return Counter(path.stem.partition("@")[0] for path in (clone.root / ".scratch/ledger").glob("*.json"))
+
+
+def _forget(clone: Clone) -> None:
+    for path in (clone.root / ".scratch/ledger").glob("*.json"):
+        path.unlink()
+
+
+def _repository(root: Path) -> Clone:
+    clone = Clone.make(root)
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    return clone
+
+
+def _results(clone: Clone) -> dict[str, bytes]:
+    return {name: (clone.root / "reports" / name).read_bytes() for name in ("results.csv", "results.md")}
+
+
+@pytest.fixture(scope="module")
+def by_dvc(tmp_path_factory: pytest.TempPathFactory) -> Clone:
+    """`dvc repro` in a fresh clone."""
+    clone = _repository(tmp_path_factory.mktemp("dvc") / "clone")
+    done = clone.run("dvc", "repro", timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return clone
+
+
+def test_the_flow_gives_the_bytes_of_bare_dvc(by_dvc: Clone, tmp_path: Path) -> None:
+    """Another folder, another order of stages, settings written by the flow."""
+    assert _executed(by_dvc) == GROUPS
+    flow = Clone.make(tmp_path / "clone", smoke=False)
+    subprocess.run(["git", "init", "-q", str(flow.root)], check=True)
+    words = [w for s in ("scale=smoke", "data=smoke", "seeds=[0]", "evaluate.num_bootstrap=100") for w in ("--set", s)]
+    done = flow.run(*FLOW, *words, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert _executed(flow) == GROUPS
+    assert _results(flow) == _results(by_dvc)
+    ours, theirs = flow.files("artifacts"), by_dvc.files("artifacts")
+    assert [name for name in theirs if ours.get(name) != theirs[name]] == []
+    assert ours.keys() == theirs.keys()
+    for text in ("base", "Search-R1-PPO", "Search-R1-GRPO"):
+        assert text in done.stdout
+
+
+def test_no_output_names_the_place_where_it_was_made(by_dvc: Clone) -> None:
+    place = str(by_dvc.root).encode()
+    assert [name for name, content in by_dvc.files("artifacts").items() if place in content] == []
+    assert not any(place in content for content in _results(by_dvc).values())
+
+
+def test_only_what_a_change_reaches_runs_again(by_dvc: Clone, tmp_path: Path) -> None:
+    """In order: nothing changed; a folder left over; another top-k; back again."""
+    clone = by_dvc.copy(tmp_path / "clone")
+    before = _results(clone)
+
+    def repro() -> Counter[str]:
+        _forget(clone)
+        done = clone.run("dvc", "repro")
+        assert done.returncode == 0, done.stdout + done.stderr
+        return _executed(clone)
+
+    assert repro() == Counter()
+    for kind, name in (("evaluate", "search_r1_grpo"), ("train", "search_r1_grpo")):
+        left = clone.root / "artifacts" / kind / f"{name}-9"
+        (clone.root / "artifacts" / kind / f"{name}-0").rename(left)  # As seed 9 would have left it,
+        Clone(left).copy(clone.root / "artifacts" / kind / f"{name}-0")  # and everything of this run is there.
+    assert repro() in (Counter(), Counter({"report": 1}))
+    assert _results(clone) == before
+    assert "search_r1_grpo-9" not in (clone.root / "reports/index.html").read_text(encoding="utf-8")
+    clone.change("params.yaml", "top_k: 3", "top_k: 2")
+    assert repro() == Counter({"evaluate": 3, "report": 1})
+    summary = json.loads((clone.root / "artifacts/evaluate/base-0/summary.json").read_text(encoding="utf-8"))
+    assert summary["settings"]["rollout"]["top_k"] == 2
+    clone.change("params.yaml", "top_k: 2", "top_k: 3")
+    assert repro() == Counter()  # DVC still has the results.
+    assert _results(clone) == before

@@ -1,0 +1,254 @@
+"""A tiny random policy and scripted surroundings: what tests of rollout, engine and loop play with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tasks.agent.grammar import SearchGrammar
+from tasks.agent.rollout import Player, RolloutConf
+from tasks.base.tokenizer import END, PAD, build_tokenizer
+from tasks.engine import OptimizerConf
+from tasks.engine.plain import LoraConf, PlainCritic, PlainPolicy
+from tasks.generate import Call, Sampling
+from tasks.generate.plain import PlainGenerator
+from tasks.methods.search_r1 import Conf, build
+from tasks.retrieval import RetrievalError
+from tasks.rewards import on_last_token
+from tasks.rl.method import Method
+from tasks.train.loop import TrainConf, Trainer
+from tasks.types import Hit, Question, Scores, Trajectory
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+PLACES = ["Avenor", "Bristow", "Calmere", "Dunholt", "Elvane", "Farrow", "Gildern", "Hask"]
+TEXTS = [f"Who rules {a} ? {b} rules {a} , the town near {b} ." for a in PLACES for b in PLACES if a != b]
+TAGGED = [f"<think> so </think>\n<search> {a} </search>\n\n<answer> {b} </answer>\n\n" for a in PLACES for b in PLACES]
+TEMPLATE = "Question: {question}\n"
+
+
+def make_tokenizer() -> Any:
+    """The tiny policy's own tokenizer: tags are single tokens."""
+    return build_tokenizer([*TEXTS, TEMPLATE] * 2, 420)
+
+
+def make_merging_tokenizer() -> Any:
+    """A byte-level BPE without any literal, in which ">" merges with the signs and line ends around it."""
+    import json
+
+    from tokenizers import pre_tokenizers, trainers
+    from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
+
+    alphabet = {symbol: i for i, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    core = Qwen2Tokenizer(vocab=alphabet, merges=[]).backend_tokenizer
+    trainer = trainers.BpeTrainer(vocab_size=420, min_frequency=2, initial_alphabet=list(alphabet), show_progress=False)
+    core.train_from_iterator([*TEXTS, *TAGGED, "a></b>" * 9, "x></y>\n" * 9], trainer)
+    model = json.loads(core.to_str())["model"]
+    merges = [(left, right) for left, right in model["merges"]]
+    return Qwen2Tokenizer(
+        vocab=model["vocab"], merges=merges, unk_token=None, eos_token=END, pad_token=PAD,
+        clean_up_tokenization_spaces=False,
+    )  # fmt: skip
+
+
+def make_model(tokenizer: Any, seed: int = 0, kv_heads: int = 4, tied: bool = True, sharpness: float = 4.0) -> Any:
+    """A Qwen2 of two layers, hidden 32, and random weights drawn here, so that no library changes them.
+
+    `sharpness` scales matrices, so that predictions are not all alike.
+    """
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=kv_heads, intermediate_size=64, max_position_embeddings=512, tie_word_embeddings=tied,
+        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for _, parameter in sorted(model.named_parameters()):
+            if parameter.dim() > 1:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02 * sharpness)
+    return model.eval()
+
+
+def logits_of(model: Any, ids: Sequence[int]) -> torch.Tensor:
+    """[T, V] of a plain forward over one unpadded sequence."""
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0].float()
+
+
+def logprobs_of(model: Any, ids: Sequence[int], start: int) -> torch.Tensor:
+    """Logprobs of ids[start:], each given all before it, by a plain forward."""
+    table = logits_of(model, ids)[:-1].log_softmax(-1)
+    return table.gather(-1, torch.tensor(list(ids[1:]))[:, None])[start - 1 :, 0]
+
+
+def question(number: int = 0, text: str | None = None, answers: tuple[str, ...] = ("Bristow",)) -> Question:
+    """A training question about a place."""
+    return Question(f"q{number}", "world", "train", text or f"Who rules {PLACES[number % 8]} ?", answers, 1)
+
+
+def hit(text: str = "Bristow rules Avenor .", title: str = "Avenor", number: int = 0) -> Hit:
+    """A retrieved passage."""
+    return Hit(f"p{number}", 1.0, title, text)
+
+
+@dataclass
+class Shelf:
+    """A retriever: `hits` for every query; the first `failures` searches raise (-1: all)."""
+
+    hits: list[Hit] = field(default_factory=lambda: [hit()])
+    failures: int = 0
+    asked: list[list[str]] = field(default_factory=list)
+
+    def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
+        self.asked.append(list(queries))
+        if self.failures:
+            self.failures -= 1
+            raise RetrievalError("the index is away")
+        return [self.hits[:top_k] for _ in queries]
+
+
+@dataclass
+class Script:
+    """A generator that writes what it is told: `lines[row]` holds one piece of text (or ids) per call."""
+
+    tokenizer: Any
+    lines: list[list[str | list[int]]]
+    rows: list[list[int]] = field(default_factory=list)
+    opened: int = 0
+    num_prefilled: int = 0
+    num_generated: int = 0
+    closed: set[int] = field(default_factory=set)
+    appended: list[tuple[int, list[int]]] = field(default_factory=list)
+    longest: int = 0
+    stop: tuple[str, ...] = ()
+
+    def open(self, prompts: Any, group_size: int, sampling: Sampling, max_total_tokens: int) -> Script:
+        self.opened += 1
+        self.rows = [list(p) for p in prompts for _ in range(group_size)]
+        self.stop, self.longest = sampling.stop, max_total_tokens
+        return self
+
+    def generate(self, rows: Sequence[int], max_new_tokens: Sequence[int]) -> list[Call]:
+        calls = []
+        for row, budget in zip(rows, max_new_tokens, strict=True):
+            assert row not in self.closed
+            assert budget >= 1
+            line = self.lines[row].pop(0)
+            whole = self.tokenizer.encode(line) if isinstance(line, str) else line
+            ids = whole[:budget]
+            text = self.tokenizer.decode(ids)
+            self.rows[row] += ids
+            self.num_generated += len(ids)
+            assert len(self.rows[row]) <= self.longest
+            calls.append(Call(tuple(ids), (-0.5,) * len(ids), any(s in text for s in self.stop)))
+        return calls
+
+    def append(self, rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
+        for row, ids in zip(rows, token_ids, strict=True):
+            assert ids
+            self.rows[row] += ids
+            self.num_prefilled += len(ids)
+            self.appended.append((row, list(ids)))
+            assert len(self.rows[row]) < self.longest
+
+    def close(self, rows: Sequence[int]) -> None:
+        self.closed |= set(rows)
+
+
+def rollout_conf(**changes: Any) -> RolloutConf:
+    """Small budgets."""
+    base = {
+        "max_turns": 2, "max_prompt_tokens": 64, "max_call_tokens": 24, "max_observation_tokens": 40,
+        "max_total_tokens": 300, "top_k": 2, "batch_rows": 64,
+    }  # fmt: skip
+    return RolloutConf(**(base | changes))
+
+
+def make_player(
+    generator: Any, tokenizer: Any, shelf: Any = None, grammar: SearchGrammar | None = None, **changes: Any
+) -> Player:
+    """A player whose retries do not wait."""
+    grammar = grammar or SearchGrammar(reserved=tuple(tokenizer.all_special_tokens))
+    return Player(
+        rollout_conf(**changes), generator, tokenizer, shelf or Shelf(), grammar, TEMPLATE, sleep=lambda seconds: None
+    )
+
+
+def optimizer(**changes: Any) -> OptimizerConf:
+    """AdamW that moves visibly."""
+    base = {"lr": 1e-2, "warmup_steps": 0, "betas": (0.9, 0.95), "weight_decay": 0.0, "max_grad_norm": 1.0}
+    return OptimizerConf(**(base | changes))
+
+
+def make_policy(
+    model: Any, tokenizer: Any, rank: int = 0, dtype: Any = "float32", reference: bool = True, **more: Any
+) -> PlainPolicy:
+    """A policy around this very model."""
+    conf = more.pop("conf", None) or optimizer()
+    return PlainPolicy(model, tokenizer, conf, LoraConf(rank=rank), dtype, reference, **more)
+
+
+@dataclass(frozen=True)
+class EvenFirst:
+    """A bandit: 1 when the first token the policy wrote has an even id."""
+
+    def __call__(self, trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Scores]:
+        return [
+            on_last_token(t, float(t.response_ids[0] % 2 == 0), em=float(t.response_ids[0] % 2 == 0))
+            for t in trajectories
+        ]
+
+
+def make_method(algorithm: str, tokenizer: Any, **changes: Any) -> Method:
+    """Search-R1 with the bandit's reward; KL terms on, so that a reference is needed."""
+    base = {
+        "group_size": 1 if algorithm == "ppo" else 4, "reward": "em", "kl_coefficient": 0.001, "clip": 0.2,
+        "aggregation": "token_mean", "entropy_coefficient": 0.0, "importance_cap": 2.0, "temperature": 1.0,
+        "top_p": 1.0,
+    }  # fmt: skip
+    conf = Conf(algorithm=algorithm, **(base | changes))  # type: ignore[arg-type]
+    return build(conf, TEMPLATE, SearchGrammar(reserved=tuple(tokenizer.all_special_tokens)))
+
+
+def train_conf(**changes: Any) -> TrainConf:
+    """A few small steps."""
+    base = {
+        "num_steps": 4, "prompts_per_step": None, "rollouts_per_step": 16, "minibatches": 1, "epochs": 1,
+        "max_batch_tokens": 256, "policy": optimizer(), "critic": optimizer(), "dtype": "float32",
+        "keep_activations": True, "num_threads": 1, "checkpoint_every": 2, "validate_every": 2,
+        "validate_questions": 4, "record_trajectories": 3,
+    }  # fmt: skip
+    return TrainConf(**(base | changes))
+
+
+def make_trainer(
+    scratch: Path, algorithm: str = "grpo", seed: int = 0, share: bool = True, rewards: Any = (EvenFirst(),),
+    log: Callable[[int, dict[str, float]], None] = lambda step, metrics: None, shelf: Any = None,
+    rollout: dict[str, Any] | None = None,
+    sampler: Any = None, rank: int = 0, method: dict[str, Any] | None = None, **changes: Any,
+) -> Trainer:  # fmt: skip
+    """A whole run on the tiny policy, made anew each time."""
+    torch.set_num_threads(1)
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer)
+    composed = make_method(algorithm, tokenizer, **(method or {}))
+    composed = replace(composed, rewards=rewards or composed.rewards, sampler=sampler or composed.sampler)
+    conf = train_conf(**changes)
+    critic = PlainCritic(model, conf.critic, conf.dtype) if composed.advantage.needs_values else None
+    policy = make_policy(model, tokenizer, rank=rank, conf=conf.policy, keep_activations=conf.keep_activations)
+    generator = PlainGenerator(policy.causal_lm if share else make_model(tokenizer), tokenizer, shares_weights=share)
+    budgets = {"max_turns": 1, "max_call_tokens": 6} | (rollout or {})
+    return Trainer(
+        conf=conf, method=composed, policy=policy, critic=critic, generator=generator,
+        player=make_player(generator, tokenizer, shelf, **budgets),
+        validator=make_player(generator, tokenizer, None, **budgets),
+        questions=[question(i) for i in range(16)], validation=[question(i) for i in range(4)],
+        seed=seed, scratch=scratch, log=log,
+    )  # fmt: skip
