@@ -185,7 +185,7 @@ retriever: bm25
 generator: plain
 methods: [grpo]
 seeds: [0, 1]
-evaluate: {splits: [dev, test], top_k: 3, max_questions: 0, num_bootstrap: 2000, sampled: true}
+evaluate: {top_k: 3, max_questions: 0, num_bootstrap: 2000, sampled: true}
 """
 
 
@@ -201,7 +201,7 @@ def clone(tmp_path):
 
 def test_params(clone):
     found = conf.params(clone)
-    assert (found.methods, found.seeds, found.evaluate.splits) == (("grpo",), (0, 1), ("dev", "test"))
+    assert (found.methods, found.seeds, found.evaluate.top_k) == (("grpo",), (0, 1), 3)
     assert fill(Params, plain(found), "x") == found
 
 
@@ -222,9 +222,6 @@ def test_params(clone):
         (("top_k: 3", "top_k: 0"), ["evaluate: top_k=0", "at least 1"]),
         (("max_questions: 0", "max_questions: -1"), ["max_questions=-1", "0 (all) or more"]),
         (("num_bootstrap: 2000", "num_bootstrap: 99"), ["num_bootstrap=99", "at least 100"]),
-        (("[dev, test]", "[train]"), ["splits", "dev and/or test"]),
-        (("[dev, test]", "[]"), ["splits", "dev and/or test"]),
-        (("[dev, test]", "[dev, train]"), ["splits", "dev and/or test"]),
         (("seeds: [0, 1]\n", ""), ["'seeds' is missing"]),
         (("seeds: [0, 1]\n", "seeds: [0, 1]\nseeds: [2]\n"), ["seeds", "twice"]),
     ],

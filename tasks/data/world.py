@@ -70,7 +70,7 @@ class WorldConf:
     entities: dict[str, int]
     distractors: int
     questions: dict[str, int]
-    hop_shares: tuple[float,...]
+    hop_shares: tuple[float, ...]
     held_out_share: float
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ class Region:
     kinds: dict[str, str]
     facts: dict[str, dict[str, str]]
     passages: dict[str, Passage]
-    distractors: tuple[Passage,...]
+    distractors: tuple[Passage, ...]
 
 
 def write_world(conf: WorldConf, out: Path) -> None:
@@ -134,12 +134,12 @@ def regions(conf: WorldConf) -> Iterator[Region]:
             number += 1
 
 
-def is_held_out(conf: WorldConf, path: tuple[str,...]) -> bool:
+def is_held_out(conf: WorldConf, path: tuple[str, ...]) -> bool:
     """Whether only the test split may ask this composition of relations (innermost relation first)."""
     return len(path) > 1 and _fraction(conf.seed, "held out", *path) < conf.held_out_share
 
 
-def ask(start: str, path: tuple[str,...]) -> str:
+def ask(start: str, path: tuple[str, ...]) -> str:
     """The question's text, hops in the order of the search: `Who is X's director's mentor?`."""
     word = "Who" if RELATIONS[path[-1]][1] == "person" else "What"
     return f"{word} is {start}" + "".join(f"'s {relation}" for relation in path) + "?"
@@ -194,7 +194,7 @@ def _region_questions(conf: WorldConf, region: Region, first: int, stop: int) ->
         yield _question(region, titles, path, number)
 
 
-def _walk(rng: random.Random, region: Region, start: str, hops: int) -> tuple[list[str], tuple[str,...]]:
+def _walk(rng: random.Random, region: Region, start: str, hops: int) -> tuple[list[str], tuple[str, ...]]:
     titles, path = [start], []
     for _ in range(hops):
         relation = rng.choice(list(region.facts[titles[-1]]))
@@ -203,7 +203,7 @@ def _walk(rng: random.Random, region: Region, start: str, hops: int) -> tuple[li
     return titles, tuple(path)
 
 
-def _question(region: Region, titles: list[str], path: tuple[str,...], number: int) -> Question:
+def _question(region: Region, titles: list[str], path: tuple[str, ...], number: int) -> Question:
     support = [region.passages[title].id for title in titles[:-1]]
     subjects = [titles[0], *(f"#{i + 1}" for i in range(len(path) - 1))]
     hops = tuple(
@@ -259,7 +259,7 @@ class _Names:
 
 
 @functools.lru_cache(maxsize=16)  # The pool takes half a second; passages and questions share the words.
-def _words(seed: int, kind: int, count: int) -> tuple[str,...]:
+def _words(seed: int, kind: int, count: int) -> tuple[str, ...]:
     """`count` different invented words; kinds differ in their last syllable's vowel and coda, so no word is shared."""
     rng = random.Random(f"{seed}/words/{kind}")
     ends = [v + c for v in _VOWELS for c in _CODAS][kind :: len(KINDS)]

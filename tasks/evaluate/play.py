@@ -6,7 +6,6 @@ kept in a scratch folder, so a killed evaluation plays only what is missing. Sta
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,22 +27,6 @@ class Evaluation:
 
     scores: list[dict[str, Any]]
     trajectories: list[dict[str, Any]]
-
-
-def choose(questions: Sequence[Question], splits: Sequence[str], limit: int, seed: int = 0) -> list[Question]:
-    """The evaluation questions in order of id; with a limit, a seeded sample taken in equal parts from each dataset."""
-    found = sorted((q for q in questions if q.split in splits), key=lambda q: q.id)
-    if not limit or limit >= len(found):
-        return found
-    by_dataset: dict[str, list[Question]] = {}
-    for question in found:
-        by_dataset.setdefault(question.dataset, []).append(question)
-    for name, rows in by_dataset.items():
-        random.Random(f"{seed}/{name}").shuffle(rows)
-    taken: list[Question] = []
-    for depth in range(max(map(len, by_dataset.values()))):
-        taken += [rows[depth] for rows in by_dataset.values() if depth < len(rows)]
-    return sorted(taken[:limit], key=lambda q: q.id)
 
 
 def evaluate(

@@ -18,9 +18,10 @@ NUM_RECORDED = 60
 def body(ctx: Context, policy: str, seed: int) -> None:
     """Greedy and sampled play with the scale's budgets and the evaluation's top-k."""
     from tasks import methods
+    from tasks.data.sample import choose
     from tasks.data.settings import DataConf
     from tasks.engine.plain import load_policy, pick_device
-    from tasks.evaluate.play import choose, evaluate
+    from tasks.evaluate.play import evaluate
     from tasks.train.loop import TrainConf
 
     params = ctx.params

@@ -14,6 +14,7 @@ from tasks.store import replacing_folder, write_json, write_jsonl
 def body(ctx: Context, method: str, seed: int) -> None:
     """Load the start policy, run the loop, write policy, metrics, trajectories and summary."""
     from tasks import methods
+    from tasks.data.sample import choose
     from tasks.data.settings import DataConf
     from tasks.engine.plain import LoraConf, PlainCritic, PlainPolicy, load_policy, pick_device
     from tasks.train.loop import TrainConf, Trainer
@@ -40,7 +41,8 @@ def body(ctx: Context, method: str, seed: int) -> None:
     generator = parts.make_generator(ctx.params, policy.causal_lm, tokenizer, start, shares_weights=True)
     search = parts.retriever(ctx.root)
     questions = parts.questions(ctx.root, ("train", data_conf.validation_split))
-    validation = [q for q in questions if q.split == data_conf.validation_split][: settings.validate_questions]
+    wanted = settings.validate_questions
+    validation = choose(questions, (data_conf.validation_split,), wanted) if wanted else []
     used = {"train": conf.plain(settings), "rollout": conf.plain(rollout), "method": loaded.settings}
     ctx.track.log_params(used)
     ctx.track.set_tags({"method": method, "seed": seed, "data_sha256": parts.data_sha256(ctx.root)})

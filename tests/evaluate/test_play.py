@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.agent.rollout import Player
-from tasks.evaluate.play import Evaluation, choose, evaluate, score_row
+from tasks.data.sample import choose
+from tasks.evaluate.play import Evaluation, evaluate, score_row
 from tasks.generate.plain import PlainGenerator
 from tasks.types import Action, Hit, Question, Trajectory, Turn
 from tests.tiny import make_player

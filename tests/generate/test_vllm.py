@@ -222,8 +222,9 @@ def test_rows_never_exceed_their_budget(generator: VllmGenerator, tokenizer: Any
     (start,) = prompts(tokenizer, 1, 20)
     session = generator.open([start], 2, dataclasses.replace(SAMPLED, seed=3), 30)
     calls = session.generate([0, 1], [500, 4])
-    assert len(calls[0].token_ids) <= 10 and len(calls[1].token_ids) <= 4
-    with pytest.raises(ValueError, match="row 1: 520 tokens|row 1: .* exceed max_total_tokens=30"):
+    assert len(calls[0].token_ids) <= 10
+    assert len(calls[1].token_ids) <= 4
+    with pytest.raises(ValueError, match=r"row 1: 520 tokens|row 1: .* exceed max_total_tokens=30"):
         session.append([1], [start * 25])
     full = 30 - 20 - len(calls[1].token_ids)
     session.append([1], [start[:full]])

@@ -21,7 +21,8 @@ FORBIDDEN = {
     "a password": r"(?i)\b(?:password|passwd|api_key|secret|auth_token)\s*[:=]\s*[\"'][^\"'\s{$]{6,}[\"']",
     "how it was written": (
         rf"(?i)\b(?:{'chat' + 'gpt'}|{'co' + 'pilot'}|{'clau' + 'de'}|{'anthro' + 'pic'})\b"
-        rf"|\b(?:{'as an ' + 'ai'}|{'language ' + 'assistant'})\b|\bissue #?[0-9]+\b|\bhelper session|\b{'brief' + '.md'}\b"
+        rf"|\b(?:{'as an ' + 'ai'}|{'language ' + 'assistant'})\b"
+        rf"|\bissue #?[0-9]+\b|\bhelper session|\b{'brief' + '.md'}\b"
     ),
 }
 

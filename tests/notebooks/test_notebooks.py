@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom on a finished (made-up) run, reads results only and is committed without output."""
+"""Every notebook runs from top to bottom on a made-up finished run and is committed without output."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ def test_stage_writes_the_three_files(tmp_path: Path):
         path = tmp_path / "conf" / "method" / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"title: {TITLES[name]}\n" if name.endswith("grpo") else "clip_low: 0.2\n")
-    evaluate = conf.Evaluate(("test",), top_k=3, max_questions=0, num_bootstrap=100, sampled=True)
+    evaluate = conf.Evaluate(top_k=3, max_questions=0, num_bootstrap=100, sampled=True)
     params = conf.Params("laptop", "world", "", "tiny", "bm25", "plain", METHODS, (0, 1), evaluate)
     printed = report.write(params, tmp_path)
     assert [line.split()[0] for line in printed.splitlines()[2:5]] == ["base", "search_r1_ppo", "Search-R1-GRPO"]

@@ -12,7 +12,7 @@ from tasks import store
 Corpus = Callable[[Iterable[tuple[str, str]]], Path]
 
 
-@pytest.fixture()
+@pytest.fixture
 def corpus(tmp_path: Path) -> Corpus:
     """Writes (title, text) pairs as `corpus.jsonl`; passage i has id `p<i>`."""
 
@@ -25,7 +25,7 @@ def corpus(tmp_path: Path) -> Corpus:
     return write
 
 
-@pytest.fixture()
+@pytest.fixture
 def town_passages() -> list[tuple[str, str]]:
     """Ten short passages with shared words, a title match, two equal passages and one without a usable term."""
     return [

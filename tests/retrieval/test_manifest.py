@@ -15,7 +15,7 @@ from tasks.retrieval.bm25 import Settings
 from tasks.store import DataError
 
 
-@pytest.fixture()
+@pytest.fixture
 def built(corpus, town_passages) -> tuple[Path, Path]:
     path = corpus(town_passages)
     retrieval.build(path, path.parent / "index", Settings("bm25"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,10 +12,12 @@ from pathlib import Path
 
 HOUSE = Path(__file__).resolve().parents[2]
 SMOKE = {
-    "scale: laptop": "scale: smoke",
-    "data: world": "data: smoke",
-    "seeds: [0, 1]": "seeds: [0]",
-    "num_bootstrap: 2000": "num_bootstrap: 100",
+    "scale": "smoke",
+    "data": "smoke",
+    "methods": "[search_r1_ppo, search_r1_grpo]",
+    "seeds": "[0]",
+    "top_k": "3",
+    "num_bootstrap": "100",
 }
 
 
@@ -34,14 +37,21 @@ class Clone:
         for name in ("dvc.yaml", "params.yaml", ".dvcignore", ".gitignore"):
             shutil.copyfile(HOUSE / name, root / name)
         clone = cls(root)
-        for old, new in SMOKE.items() if smoke else ():
-            clone.change("params.yaml", old, new)
+        for key, value in SMOKE.items() if smoke else ():
+            clone.set(key, value)
         return clone
 
     def copy(self, root: Path) -> Clone:
         """A copy of this copy, artifacts included."""
         shutil.copytree(self.root, root, symlinks=True)
         return Clone(root)
+
+    def set(self, key: str, value: str) -> None:
+        """Write a setting of `params.yaml`, whatever it was; `key` is the last part of its name."""
+        path = self.root / "params.yaml"
+        text, count = re.subn(rf"(?m)^( *{key}:) .*$", lambda found: f"{found[1]} {value}", path.read_text("utf-8"))
+        assert count == 1, f"params.yaml has {count} keys {key!r}"
+        path.write_text(text, encoding="utf-8")
 
     def change(self, path: str, old: str, new: str) -> None:
         """Replace text that must be there once at least."""

@@ -76,7 +76,7 @@ def _refused(clone: Clone, stage: str, *expected: str) -> None:
 )  # fmt: skip
 def test_settings(clone: Clone, stage: str, path: str, old: str, new: str, expected: str) -> None:
     if "prompt has no" in expected:  # The tiny model brings its own prompt; without it the method's counts.
-        clone.change("conf/model/tiny.yaml", 'prompt: "Question: {question}\\n"', "prompt: null")
+        clone.change("conf/model/tiny.yaml", "prompt:", "prompt: null #")
     clone.change(path, old, new)
     _refused(clone, stage, expected)
 
@@ -103,7 +103,7 @@ def _without(*patterns: str) -> Callable[[Path], None]:
 )
 def test_a_model_folder_that_is_not_whole(clone: Clone, spoil: Callable[[Path], None], expected: str) -> None:
     (clone.root / "conf/model/mine.yaml").write_text(PRETRAINED)
-    clone.change("params.yaml", "model: tiny", "model: mine")
+    clone.set("model", "mine")
     shutil.copytree(clone.root / "artifacts/base/0/policy", clone.root / "given")
     spoil(clone.root / "given")
     _refused(clone, BASE, expected)
@@ -111,7 +111,7 @@ def test_a_model_folder_that_is_not_whole(clone: Clone, spoil: Callable[[Path], 
 
 def test_a_whole_model_folder_is_taken_over_as_it_is(clone: Clone) -> None:
     (clone.root / "conf/model/mine.yaml").write_text(PRETRAINED)
-    clone.change("params.yaml", "model: tiny", "model: mine")
+    clone.set("model", "mine")
     policy = clone.root / "artifacts/base/0/policy"
     shutil.copytree(policy, clone.root / "given")
     clone.must(BASE)
@@ -155,8 +155,8 @@ def test_a_folder_of_data_that_breaks_a_rule(clone: Clone, questions: str, corpu
     (clone.root / "given").mkdir()
     (clone.root / "given/questions.jsonl").write_text(questions)
     (clone.root / "given/corpus.jsonl").write_text(corpus)
-    clone.change("params.yaml", "data: smoke", "data: folder")
-    clone.change("params.yaml", "data_folder: conf/data", "data_folder: given")
+    clone.set("data", "folder")
+    clone.set("data_folder", "given")
     _refused(clone, "data", expected)
 
 

@@ -54,9 +54,8 @@ def test_real_data_goes_through_every_stage(tmp_path: Path) -> None:
     folder.mkdir()
     chosen = _sample(folder)
     clone = Clone.make(tmp_path / "clone")
-    clone.change("params.yaml", "data: smoke", "data: folder")
-    clone.change("params.yaml", "data_folder: conf/data", f"data_folder: {folder}")
-    clone.change("params.yaml", "[search_r1_ppo, search_r1_grpo]", "[search_r1_grpo]")
+    for key, value in (("data", "folder"), ("data_folder", str(folder)), ("methods", "[search_r1_grpo]")):
+        clone.set(key, value)
     clone.must(
         "data", "validate", "index", "recall", "base --seed 0", "train --method search_r1_grpo --seed 0",
         "evaluate --policy base --seed 0", "evaluate --policy search_r1_grpo --seed 0", "report",

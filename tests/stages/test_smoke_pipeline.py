@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stages.clone import Clone
+from tests.stages.clone import SMOKE, Clone
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -51,7 +51,8 @@ def test_the_flow_gives_the_bytes_of_bare_dvc(by_dvc: Clone, tmp_path: Path) -> 
     assert _executed(by_dvc) == GROUPS
     flow = Clone.make(tmp_path / "clone", smoke=False)
     subprocess.run(["git", "init", "-q", str(flow.root)], check=True)
-    words = [w for s in ("scale=smoke", "data=smoke", "seeds=[0]", "evaluate.num_bootstrap=100") for w in ("--set", s)]
+    settings = [f"{'evaluate.' if key in ('top_k', 'num_bootstrap') else ''}{key}={SMOKE[key]}" for key in SMOKE]
+    words = [word for setting in settings for word in ("--set", setting)]
     done = flow.run(*FLOW, *words, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     assert _executed(flow) == GROUPS
@@ -88,10 +89,10 @@ def test_only_what_a_change_reaches_runs_again(by_dvc: Clone, tmp_path: Path) ->
     assert repro() in (Counter(), Counter({"report": 1}))
     assert _results(clone) == before
     assert "search_r1_grpo-9" not in (clone.root / "reports/index.html").read_text(encoding="utf-8")
-    clone.change("params.yaml", "top_k: 3", "top_k: 2")
+    clone.set("top_k", "2")
     assert repro() == Counter({"evaluate": 3, "report": 1})
     summary = json.loads((clone.root / "artifacts/evaluate/base-0/summary.json").read_text(encoding="utf-8"))
     assert summary["settings"]["rollout"]["top_k"] == 2
-    clone.change("params.yaml", "top_k: 2", "top_k: 3")
+    clone.set("top_k", "3")
     assert repro() == Counter()  # DVC still has the results.
     assert _results(clone) == before
