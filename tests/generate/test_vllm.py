@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
