@@ -1,7 +1,7 @@
 """Make the start policy: random weights -> recall -> reading -> wasteful chains -> lazy behaviour.
 
 No demonstration solves a multi-hop question cleanly: reading has one hop only, every longer chain wastes a
-search or stops early. What reinforcement learning adds is to finish chains, and to finish them without waste.
+search or stops early. What reinforcement learning adds is to finish chains.
 """
 
 from __future__ import annotations
