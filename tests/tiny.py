@@ -221,9 +221,9 @@ def train_conf(**changes: Any) -> TrainConf:
     """A few small steps."""
     base = {
         "num_steps": 4, "prompts_per_step": None, "rollouts_per_step": 16, "minibatches": 1, "epochs": 1,
-        "max_batch_tokens": 256, "policy": optimizer(), "critic": optimizer(), "dtype": "float32",
-        "keep_activations": True, "num_threads": 1, "checkpoint_every": 2, "validate_every": 2,
-        "validate_questions": 4, "record_trajectories": 3,
+        "max_batch_tokens": 256, "policy": optimizer(), "critic": optimizer(), "old_logprobs": "trainer",
+        "dtype": "float32", "keep_activations": True, "num_threads": 1, "checkpoint_every": 2,
+        "validate_every": 2, "validate_questions": 4, "record_trajectories": 3,
     }  # fmt: skip
     return TrainConf(**(base | changes))
 

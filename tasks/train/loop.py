@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -46,6 +46,8 @@ class TrainConf:
         epochs: passes over a batch of rollouts.
         max_batch_tokens: tokens of one forward and backward, padding included.
         policy, critic: optimizers.
+        old_logprobs: `trainer` computes them again before the first update; `sampler` takes the generator's, one
+            forward pass less, right where both compute alike (float32, one library: they differ by rounding).
         dtype: of forward passes.
         keep_activations: false trades time for memory.
         num_threads: torch threads (part of the result on a CPU).
@@ -61,6 +63,7 @@ class TrainConf:
     max_batch_tokens: int
     policy: OptimizerConf
     critic: OptimizerConf
+    old_logprobs: Literal["trainer", "sampler"]
     dtype: Dtype
     keep_activations: bool
     num_threads: int
@@ -203,7 +206,7 @@ class Trainer:
         """Tensors of a step, with old (and reference) logprobs, values and advantages.
 
         Old logprobs are computed on the very micro-batches the update uses: before the first update the
-        ratio is then exactly 1. The first mini-batch's come from its own update where no advantage reads them.
+        ratio is then exactly 1. The first mini-batch's come from its own update where `_own_old_logprobs`.
         """
         experience = collate(trajectories, scores)
         self._plan = [
@@ -211,10 +214,13 @@ class Trainer:
             for rows in minibatches(len(experience), self.conf.minibatches, f"{self.seed}/minibatch/{step}")
         ]
         old, ref, values = (torch.zeros_like(experience.rewards) for _ in range(3))
+        taken = self.conf.old_logprobs == "sampler"
+        if taken:
+            old.copy_(experience.sampler_logprobs)
         for number, rows in ((n, micro) for n, mini in enumerate(self._plan) for micro in mini):
             batch = experience.rows(rows)
             width = batch.ids.shape[1]
-            if number > 0 or self.method.advantage.needs_old_logprobs:
+            if not taken and (number > 0 or not self._own_old_logprobs):
                 old[rows, :width] = self.policy.logprobs(batch)
             if self.method.needs_reference:
                 ref[rows, :width] = self.policy.logprobs(batch, reference=True)
@@ -227,20 +233,26 @@ class Trainer:
         )  # fmt: skip
         return self.method.advantage(experience)
 
+    @property
+    def _own_old_logprobs(self) -> bool:
+        """Whether the first mini-batch's old logprobs come from its own update: nothing reads them before it."""
+        return self.conf.old_logprobs == "sampler" or not self.method.advantage.needs_old_logprobs
+
     def _learn(self, experience: Experience, step: int) -> dict[str, float]:
         sums: dict[str, float] = {}
         norms, value_norms = [], []
         for epoch in range(self.conf.epochs):
             for number, mini in enumerate(self._plan):
-                fresh = epoch == number == 0 and not self.method.advantage.needs_old_logprobs
-                self._update_policy(experience, mini, sums, fresh)
+                self._update_policy(experience, mini, sums, epoch == number == 0 and self._own_old_logprobs)
                 norms.append(self.policy.step())
                 if self.critic is not None:
                     self._update_critic(self.critic, experience, mini, sums)
                     value_norms.append(self.critic.step())
         updates = len(norms)
         assert experience.old_logprobs is not None
-        gap = (experience.old_logprobs - experience.sampler_logprobs)[experience.loss_mask].abs()
+        # Where old logprobs are the generator's, only the first mini-batch was computed by both.
+        both = [r for mini in self._plan[: 1 if self.conf.old_logprobs == "sampler" else None] for m in mini for r in m]
+        gap = (experience.old_logprobs - experience.sampler_logprobs)[both][experience.loss_mask[both]].abs()
         metrics = {"logprob_gap_mean": float(gap.mean()), "logprob_gap_max": float(gap.max())}
         metrics |= {name: value / updates for name, value in sums.items()}
         metrics["grad_norm"] = sum(norms) / updates

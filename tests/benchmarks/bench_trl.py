@@ -175,8 +175,9 @@ def run_ours(folder: Path, workload: Workload) -> Measured:
         conf=TrainConf(
             num_steps=workload.steps, prompts_per_step=workload.questions, rollouts_per_step=None,
             minibatches=workload.updates, epochs=1, max_batch_tokens=workload.batch_tokens, policy=optimizer,
-            critic=optimizer, dtype="float32", keep_activations=True, num_threads=workload.threads,
-            checkpoint_every=10**6, validate_every=10**6, validate_questions=0, record_trajectories=0,
+            critic=optimizer, old_logprobs="sampler", dtype="float32", keep_activations=True,
+            num_threads=workload.threads, checkpoint_every=10**6, validate_every=10**6, validate_questions=0,
+            record_trajectories=0,
         ),
         method=method, policy=PlainPolicy(model, tokenizer, optimizer, LoraConf(), "float32", needs_reference=False),
         critic=None, generator=generator, player=player, validator=player, questions=questions, validation=(),

@@ -126,12 +126,12 @@ def steps_of(trainer: Trainer) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("old", "dtype"), [("trainer", "float32"), ("trainer", "bfloat16"), ("sampler", "bfloat16")])
 def test_before_the_first_update_of_a_batch_the_ratio_is_exactly_one(
-    tmp_path: Path, algorithm: str, dtype: str
+    tmp_path: Path, algorithm: str, old: str, dtype: str
 ) -> None:
     """One mini-batch of several micro-batches, however small the pieces."""
-    trainer = run(tmp_path, algorithm, dtype=dtype, max_batch_tokens=60)
+    trainer = run(tmp_path, algorithm, dtype=dtype, old_logprobs=old, max_batch_tokens=60)
     for metrics in steps_of(trainer):
         assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-6)  # a mean of ones in float32, summed in pieces
         assert metrics["clip_fraction"] == 0.0
@@ -178,6 +178,25 @@ def test_generator_and_trainer_agree_in_every_step(tmp_path: Path) -> None:
     for algorithm in ("grpo", "ppo"):
         for metrics in steps_of(run(tmp_path / algorithm, algorithm, minibatches=2)):
             assert metrics["logprob_gap_max"] < 1e-4
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_old_logprobs_of_the_generator_teach_the_same(tmp_path: Path, algorithm: str) -> None:
+    """Both compute in float32 with the same weights, so two steps differ by rounding, and the gap is still measured."""
+    ours, theirs = (
+        run(tmp_path / old, algorithm, old_logprobs=old, minibatches=2, num_steps=2) for old in ("trainer", "sampler")
+    )
+    for name, tensor in outcome(theirs)[0].items():
+        torch.testing.assert_close(tensor, outcome(ours)[0][name], rtol=0, atol=1e-4)
+    for a, b in zip(steps_of(ours), steps_of(theirs), strict=True):
+        assert b["loss"] == pytest.approx(a["loss"], abs=1e-5)
+        assert 0 < b["logprob_gap_max"] < 1e-4
+
+
+def test_a_gap_between_generator_and_trainer_is_seen_whoever_gives_the_old_logprobs(tmp_path: Path) -> None:
+    for old in ("trainer", "sampler"):
+        (metrics,) = steps_of(fixed_run(tmp_path / old, fixed(), num_steps=1, minibatches=2, old_logprobs=old))
+        assert metrics["logprob_gap_max"] > 0.1
 
 
 @dataclass(frozen=True)
