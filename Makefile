@@ -21,6 +21,9 @@ UV := 0.13.8
 PORT_PREFECT ?= 4200
 PORT_MLFLOW ?= 5000
 
+# A file of tests stays in one process: its fixtures are made once.
+PYTEST := -n auto --maxprocesses 4 --dist loadfile
+
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYTHONPATH := $(CURDIR)
 export DO_NOT_TRACK ?= true
@@ -72,13 +75,13 @@ smoke: $(STAMP)
 	@$(BIN)/python -m flows.reproduce --set scale=smoke $(SETTINGS)
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(PYTEST) $(ARGS)
 
 check: $(STAMP)
 	@$(BIN)/ruff format --check --quiet . || { echo "error: run 'make format'."; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -q -m "not slow and not servers and not gpu" $(ARGS)
+	@$(BIN)/python -m pytest -q -m "not slow and not servers and not gpu" $(PYTEST) $(ARGS)
 
 format: $(STAMP)
 	@$(BIN)/ruff format --quiet .

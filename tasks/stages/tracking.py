@@ -111,12 +111,12 @@ class Track:
         self._write({"kind": "end", "status": status, "seconds": round(seconds, 2)})
         with self._guard():
             until = time.monotonic() + WAIT_AT_END_S
-            while self._path is not None and self._is_sent:
-                if run_id := _read_state(self._path).get("run_id"):
+            while self._path is not None:
+                if run_id := _read_state(self._path).get("run_id"):  # A server that died since had given it.
                     return str(run_id)
-                self._look()
-                if time.monotonic() > until:
+                if not self._is_sent or time.monotonic() > until:
                     break
+                self._look()
                 time.sleep(0.03)
         return None
 

@@ -19,7 +19,7 @@ HOUSE = Path(__file__).resolve().parents[2]
 DVC_YAML = """\
 stages:
   data:
-    cmd: python toy.py data
+    cmd: exec python toy.py data
     deps: [toy.py]
     params: [data]
     outs: [artifacts/data]
@@ -27,7 +27,7 @@ stages:
     matrix:
       method: ${methods}
       seed: ${seeds}
-    cmd: python toy.py train@${item.method}-${item.seed}
+    cmd: exec python toy.py train@${item.method}-${item.seed}
     deps: [toy.py, artifacts/data]
     params: [scale]
     outs: ["artifacts/train/${item.method}-${item.seed}"]
@@ -35,12 +35,12 @@ stages:
     matrix:
       method: ${methods}
       seed: ${seeds}
-    cmd: python toy.py evaluate@${item.method}-${item.seed}
+    cmd: exec python toy.py evaluate@${item.method}-${item.seed}
     deps: [toy.py, "artifacts/train/${item.method}-${item.seed}"]
     params: [evaluate.top_k]
     outs: ["artifacts/evaluate/${item.method}-${item.seed}"]
   report:
-    cmd: python toy.py report
+    cmd: exec python toy.py report
     deps: [toy.py, artifacts/evaluate]
     params: [methods, seeds]
     outs: [reports]
