@@ -18,3 +18,6 @@ for _name, _value in {
     "DVC_NO_ANALYTICS": "true",
 }.items():
     os.environ.setdefault(_name, _value)
+
+if Path("dvc.yaml").exists():  # Prefect makes its home, but not what lies above it.
+    Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)

@@ -167,7 +167,14 @@ def _python_path() -> str:
     return os.pathsep.join(filter(None, [house, os.environ.get("PYTHONPATH")]))
 
 
-NOISE = ("Use `dvc push`", "To track the changes", "\tgit add", "To enable auto staging", "\tdvc config", "> exec python")
+NOISE = (
+    "Use `dvc push`",
+    "To track the changes",
+    "\tgit add",
+    "To enable auto staging",
+    "\tdvc config",
+    "> exec python",
+)
 
 
 def _reason(last: list[str], code: int) -> str:

@@ -355,7 +355,7 @@
   }
 
   const HEALTH = [
-    ["entropy", "Entropy", "nats a token"], ["kl", "KL to the start policy", "nats a token"], ["share_with_signal", "Groups with a signal", "share with both outcomes"], ["num_searches", "Searches", "per trajectory"],
+    ["entropy", "Entropy", "nats a token"], ["kl", "KL to the start policy", "nats a token"], ["approx_kl", "KL of an update", "nats a token, from the policy that played"], ["share_with_signal", "Groups with a signal", "share with both outcomes"], ["num_searches", "Searches", "per trajectory"],
     ["clip_fraction", "Clip fraction", "share of tokens"], ["grad_norm", "Gradient norm", "before clipping"], ["logprob_gap_mean", "Logprob gap, mean", "generator against trainer"], ["logprob_gap_max", "Logprob gap, largest", "generator against trainer"],
     ["ratio_mean", "Importance ratio", "mean"], ["loss", "Policy loss", ""], ["value_loss", "Value loss", "PPO"], ["valid_action_rate", "Valid actions", "share"],
     ["response_tokens", "Response length", "tokens"], ["truncated_rate", "Cut off", "share"], ["failed", "Failed trajectories", "count"],

@@ -204,7 +204,10 @@ class TokenClip:
     def __call__(
         self, batch: Experience, logprobs: Tensor, entropy: Tensor, normalizer: Normalizer
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss and metric sums of one micro-batch; `logprobs`, `entropy`: [B, T]."""
+        """Loss and metric sums of one micro-batch; `logprobs`, `entropy`: [B, T].
+
+        `approx_kl` is the k3 distance from the policy that played, `kl` that from the reference.
+        """
         assert batch.old_logprobs is not None
         assert batch.advantages is not None
         mask, old = batch.loss_mask, batch.old_logprobs
@@ -226,8 +229,11 @@ class TokenClip:
                 "clip_fraction": clip * share,
                 "ratio_mean": losses.aggregate(ratio, mask, "token_mean", normalizer),
                 "entropy": losses.aggregate(entropy.detach(), mask, "token_mean", normalizer),
-                "kl": losses.aggregate(losses.k3(old, logprobs, mask), mask, "token_mean", normalizer),
+                "approx_kl": losses.aggregate(losses.k3(old, logprobs, mask), mask, "token_mean", normalizer),
             }
+            if batch.ref_logprobs is not None:
+                distance = losses.k3(logprobs, batch.ref_logprobs, mask)
+                metrics["kl"] = losses.aggregate(distance, mask, "token_mean", normalizer)
         return loss, metrics
 
 
