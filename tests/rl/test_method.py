@@ -124,7 +124,7 @@ def test_an_unmoved_policy() -> None:
     loss, metrics = loss_of(TokenClip(0.2, 0.2), batch, logprobs)
     assert float(metrics["ratio_mean"]) == 1.0
     assert float(metrics["clip_fraction"]) == 0.0
-    assert float(metrics["kl"]) == 0.0
+    assert float(metrics["approx_kl"]) == 0.0
     assert float(loss.detach()) == 0.0  # advantages 1, 1, -1, -1
     loss.backward()
     close(logprobs.grad[0], [0, 0, -0.25, -0.25, 0, 0, 0.25, 0.25])  # type: ignore[index]
