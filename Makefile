@@ -1,7 +1,7 @@
 # One command each; the first call of any of them makes .venv, later calls start at once.
 #
 #   make run                                        everything that is out of date, then the result table
-#   make run DATA=folder RETRIEVER=dense SEEDS=0,1 METHODS=search_r1_grpo TOP_K=5 SCALE=smoke MODEL=tiny
+#   make run DATA=folder RETRIEVER=dense SEEDS=0,1 METHODS=search_r1_grpo TOP_K=5 MAX_QUESTIONS=600 SCALE=smoke MODEL=tiny
 #                                                   the same, after writing these into params.yaml
 #   make smoke                                      the whole pipeline at its smallest size
 #   make test | check | bench | ui | serve | report | upload | clean
@@ -36,7 +36,8 @@ SETTINGS = $(if $(DATA),--data '$(DATA)') \
   $(if $(RETRIEVER),--set 'retriever=$(RETRIEVER)') $(if $(MODEL),--set 'model=$(MODEL)') \
   $(if $(SCALE),--set 'scale=$(SCALE)') $(if $(GENERATOR),--set 'generator=$(GENERATOR)') \
   $(if $(METHODS),--set 'methods=$(call list,$(METHODS))') $(if $(SEEDS),--set 'seeds=$(call list,$(SEEDS))') \
-  $(if $(TOP_K),--set 'evaluate.top_k=$(TOP_K)') $(if $(PARALLEL),--max-parallel '$(PARALLEL)')
+  $(if $(TOP_K),--set 'evaluate.top_k=$(TOP_K)') \
+  $(if $(MAX_QUESTIONS),--set 'evaluate.max_questions=$(MAX_QUESTIONS)') $(if $(PARALLEL),--max-parallel '$(PARALLEL)')
 
 .PHONY: setup run smoke test check format bench ui serve report upload clean
 

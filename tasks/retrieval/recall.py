@@ -38,7 +38,7 @@ def recall_table(
     depth = max(*ks, _ALL_GOLD)
     by_dataset: dict[str, list[dict[str, float]]] = defaultdict(list)
     with_gold: dict[str, list[dict[str, float]]] = defaultdict(list)
-    for batch in progress(_batches(questions), None, "searching questions"):
+    for batch in _batches(progress(questions, None, "searching questions")):
         results = retriever.search([question.question for question in batch], depth)
         for question, hits in zip(batch, results, strict=True):
             row = {f"answer@{k}": float(answered) for k, answered in _answered(question, hits, ks)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,13 +128,20 @@ def keep_freed_memory() -> None:
 
 
 class Bar:
-    """Progress of work that reports how far it is instead of handing out items."""
+    """Progress of work that reports how far it is instead of handing out items.
+
+    What the first report finds done may be the work of an earlier attempt, so the rate counts from there.
+    """
 
     def __init__(self, ctx: Context, total: int) -> None:
-        self.ctx, self.bar, self.done = ctx, ctx.progress(iter(range(total)), total, ctx.name), 0
+        self.ctx, self.total, self.done = ctx, total, 0
+        self.bar: Iterator[int] | None = None
 
     def show(self, done: int) -> None:
         """Advance to `done`."""
+        if self.bar is None:
+            self.done = done
+            self.bar = self.ctx.progress(iter(range(done, self.total)), self.total, self.ctx.name, done)
         while self.done < done and next(self.bar, None) is not None:
             self.done += 1
 

@@ -72,9 +72,11 @@ class Context:
         self._scratch.append(folder)
         return folder
 
-    def progress(self, iterable: Iterable[T], total: int | None = None, desc: str = "") -> Iterator[T]:
+    def progress(
+        self, iterable: Iterable[T], total: int | None = None, desc: str = "", initial: int = 0
+    ) -> Iterator[T]:
         """Yield the items and show how far we are: a bar on a terminal, else a line every few seconds."""
-        return progress(iterable, total, desc or self.name)
+        return progress(iterable, total, desc or self.name, initial)
 
 
 def run(name: str, body: Callable[[Context], None], *, clean: bool = False, root: Path = Path(".")) -> None:
@@ -191,29 +193,34 @@ def _hashes(path: Path, root: Path) -> list[list[str]]:
     return [[str(p.relative_to(path)), store.sha256(p)] for p in files]
 
 
-def progress(iterable: Iterable[T], total: int | None, desc: str) -> Iterator[T]:
-    """See `Context.progress`; on standard error, so that standard output stays for results."""
+def progress(iterable: Iterable[T], total: int | None, desc: str, initial: int = 0) -> Iterator[T]:
+    """See `Context.progress`; on standard error, so that standard output stays for results.
+
+    `initial` items were done before (a resumed stage): they count as done and not in the rate.
+    """
     if total is None and isinstance(iterable, Sized):
         total = len(iterable)
     if sys.stderr.isatty():
         from tqdm import tqdm
 
-        yield from tqdm(iterable, total=total, desc=desc, mininterval=0.3, dynamic_ncols=True, smoothing=0.1)
+        yield from tqdm(
+            iterable, total=total, initial=initial, desc=desc, mininterval=0.3, dynamic_ncols=True, smoothing=0.1
+        )
         return
     started = shown = time.monotonic()
-    done = 0
+    done = initial
     for item in iterable:
         yield item
         done += 1
         if (now := time.monotonic()) - shown >= SECONDS_BETWEEN_LINES:
             shown = now
-            print(_line(desc, done, total, now - started), file=sys.stderr, flush=True)
-    if shown != started or not done:
-        print(_line(desc, done, total, time.monotonic() - started), file=sys.stderr, flush=True)
+            print(_line(desc, done, initial, total, now - started), file=sys.stderr, flush=True)
+    if shown != started or done == initial:
+        print(_line(desc, done, initial, total, time.monotonic() - started), file=sys.stderr, flush=True)
 
 
-def _line(desc: str, done: int, total: int | None, seconds: float) -> str:
-    rate = done / seconds if seconds > 0 else 0.0
+def _line(desc: str, done: int, initial: int, total: int | None, seconds: float) -> str:
+    rate = (done - initial) / seconds if seconds > 0 else 0.0
     if not total:
         return f"{desc}: {done} ({rate:.2f}/s)"
     left = f", {(total - done) / rate:.0f} s left" if rate and done < total else ""
