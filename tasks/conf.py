@@ -96,13 +96,13 @@ def check(tree: Mapping[str, Any], root: Path = Path(".")) -> Params:
     return result
 
 
-def path_of(kind: str, name: str, root: Path = Path(".")) -> Path:
-    """`conf/<kind>/<name>.yaml`; a ValueError lists the names there are."""
+def path_of(kind: str, name: str, root: Path = Path("."), where: str = str(PARAMS)) -> Path:
+    """`conf/<kind>/<name>.yaml`; a ValueError says `where` the name stands and lists those there are."""
     path = root / CONF / kind / f"{name}.yaml"
     if not path.is_file():
         known = sorted(p.stem for p in (root / CONF / kind).glob("*.yaml"))
         hint = _did_you_mean(name, known)
-        raise ValueError(f"{PARAMS}: unknown {kind} {name!r}.{hint} Known: {', '.join(known)}.")
+        raise ValueError(f"{where}: unknown {kind} {name!r}.{hint} Known: {', '.join(known)}.")
     return path
 
 

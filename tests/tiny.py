@@ -12,9 +12,10 @@ import torch
 
 from tasks.agent.grammar import SearchGrammar
 from tasks.agent.rollout import Player, RolloutConf
+from tasks.base.settings import LoraConf
 from tasks.base.tokenizer import END, PAD, build_tokenizer
 from tasks.engine import OptimizerConf
-from tasks.engine.plain import LoraConf, PlainCritic, PlainPolicy
+from tasks.engine.plain import PlainCritic, PlainPolicy
 from tasks.generate import Call, Sampling
 from tasks.generate.plain import PlainGenerator
 from tasks.methods.search_r1 import Conf, build

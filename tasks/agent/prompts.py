@@ -36,7 +36,7 @@ def prompt_ids(tokenizer: Any, template: str, question: Question, grammar: Searc
     ids = tokenizer.encode(text, add_special_tokens=False)
     if len(ids) > limit:
         raise DataError(
-            f"question {question.id!r}: its prompt has {len(ids)} tokens, the budget max_prompt_tokens is {limit}. "
-            f"Raise max_prompt_tokens in conf/scale, or remove the question."
+            f"questions.jsonl, question {question.id!r}: its prompt has {len(ids)} tokens, the budget "
+            f"max_prompt_tokens is {limit}. Raise max_prompt_tokens in conf/scale, or remove the question."
         )
     return list(ids)

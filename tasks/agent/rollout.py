@@ -113,6 +113,15 @@ class Player:
     cost: RolloutCost = field(default_factory=RolloutCost)
     sleep: Callable[[float], None] = time.sleep
 
+    def prompts(self, questions: Sequence[Question]) -> list[list[int]]:
+        """Token ids of each question's prompt.
+
+        Raises:
+            DataError: a prompt over its budget.
+        """
+        limit = self.conf.max_prompt_tokens
+        return [prompt_ids(self.tokenizer, self.template, q, self.grammar, limit) for q in questions]
+
     def play(
         self, questions: Sequence[Question], group_size: int, sampling: Sampling,
         progress: Callable[[int], object] = lambda done: None,
@@ -125,9 +134,7 @@ class Player:
             DataError: a prompt over its budget; raised before anything is played.
         """
         conf = self.conf
-        prompts = [
-            prompt_ids(self.tokenizer, self.template, q, self.grammar, conf.max_prompt_tokens) for q in questions
-        ]
+        prompts = self.prompts(questions)
         at_once = max(1, conf.batch_rows // group_size)
         trajectories: list[Trajectory] = []
         for first in range(0, len(questions), at_once):

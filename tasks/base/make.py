@@ -56,6 +56,7 @@ def make_tiny(
     model = new_model(tiny, tokenizer, seed)
     grammar = SearchGrammar(reserved=tuple(tokenizer.all_special_tokens))
     renderer = Renderer(rollout, tokenizer, retriever, grammar, template)
+    renderer.check(chosen)
     fit = Fit(model, scratch, conf.checkpoint_every, conf.max_batch_tokens, log)
     words = range(256, tokenizer.vocab_size)  # A wide pool: with few tokens, copying is learned much later.
     fit.run("recall", conf.recall, lambda step: _recall(f"{seed}/recall/{step}", conf.recall.batch, words))

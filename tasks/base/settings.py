@@ -34,12 +34,17 @@ class PretrainedConf:
 
 
 @dataclass(frozen=True)
-class Lora:
-    """Low-rank adapters during reinforcement learning; rank 0 trains all weights."""
+class LoraConf:
+    """Low-rank adapters (peft) during reinforcement learning; rank 0 trains all weights."""
 
-    rank: int
+    rank: int = 0
     alpha: float = 32.0
     dropout: float = 0.0
+    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 0, "rank", self.rank, "0 (off) or more")
+        require(self.dropout == 0, "dropout", self.dropout, "0: the ratio of a policy that has not moved must be 1")
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class ModelConf:
 
     kind: Literal["tiny", "pretrained"]
     prompt: str | None
-    lora: Lora
+    lora: LoraConf
     tiny: TinyConf | None = None
     pretrained: PretrainedConf | None = None
 

@@ -11,7 +11,6 @@ import copy
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +19,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
 
 from tasks import checkpoint
-from tasks.conf import require
+from tasks.base.settings import LoraConf
 from tasks.engine import Dtype, OptimizerConf
 from tasks.rl.experience import Experience
 from tasks.store import DataError, replacing_folder
 
 LOGIT_CHUNK = 2**24  # logits held at once while gradients are on
-
-
-@dataclass(frozen=True)
-class LoraConf:
-    """Low-rank adapters (peft); rank 0 trains all weights."""
-
-    rank: int = 0
-    alpha: float = 32.0
-    dropout: float = 0.0
-    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-    def __post_init__(self) -> None:
-        require(self.rank >= 0, "rank", self.rank, "0 (off) or more")
-        require(self.dropout == 0, "dropout", self.dropout, "0: the ratio of a policy that has not moved must be 1")
 
 
 def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:

@@ -60,7 +60,7 @@ def load(
     if "{question}" not in (template or tree["prompt"]):
         raise ValueError(f"{path}: prompt has no {{question}}: the policy would never see it. Add {{question}}.")
     for named in tree.get("scales") or {}:
-        conf.path_of("scale", named, root)
+        conf.path_of("scale", named, root, f"{path}: scales")
     own = {key: value for key, value in tree.items() if key not in _OWN}
     settings = conf.fill(module.Conf, own, str(path))
     try:

@@ -16,7 +16,7 @@ def body(ctx: Context, method: str, seed: int) -> None:
     from tasks import methods
     from tasks.data.sample import choose
     from tasks.data.settings import DataConf
-    from tasks.engine.plain import LoraConf, PlainCritic, PlainPolicy, load_policy, pick_device
+    from tasks.engine.plain import PlainCritic, PlainPolicy, load_policy, pick_device
     from tasks.train.loop import TrainConf, Trainer
 
     data_conf = conf.load(DataConf, "data", ctx.params.data)
@@ -32,12 +32,13 @@ def body(ctx: Context, method: str, seed: int) -> None:
     parts.set_threads(settings.num_threads)
 
     composed = loaded.method
-    lora = LoraConf(**conf.plain(model_conf.lora))
     keep = settings.keep_activations
     critic = None
     if composed.advantage.needs_values:  # Made first: adapters of the policy would be copied with the decoder.
         critic = PlainCritic(model, settings.critic, settings.dtype, keep)
-    policy = PlainPolicy(model, tokenizer, settings.policy, lora, settings.dtype, composed.needs_reference, keep, seed)
+    policy = PlainPolicy(
+        model, tokenizer, settings.policy, model_conf.lora, settings.dtype, composed.needs_reference, keep, seed
+    )
     generator = parts.make_generator(ctx.params, policy.causal_lm, tokenizer, start, shares_weights=True)
     search = parts.retriever(ctx.root)
     questions = parts.questions(ctx.root, ("train", data_conf.validation_split))

@@ -7,6 +7,7 @@ the parts of a method only by their protocols. It reports through `log` and neve
 
 from __future__ import annotations
 
+import logging
 import random
 import shutil
 from collections import Counter
@@ -32,6 +33,7 @@ from tasks.store import read_jsonl, write_jsonl
 from tasks.train.record import trajectory_row
 from tasks.types import Question, Scores, Trajectory
 
+log = logging.getLogger(__name__)
 Log = Callable[[int, dict[str, float]], None]
 
 
@@ -134,10 +136,15 @@ class Trainer:
 
         Raises:
             RetrievalError: every trajectory of a step failed; the checkpoint before it is kept.
+            DataError: the prompt of a training question is over its budget.
             ValueError: no training question, or a policy that ends every call at once.
         """
         if not self.questions:
             raise ValueError("no question to train on: expected at least one of split 'train'. Check the data stage.")
+        self.player.prompts(self.questions)  # One over its budget is found now, not in the middle of the run.
+        wanted = self.conf.prompts(self.method.sampler.size)
+        if wanted > len(self.questions):
+            log.warning("a step asks for %d questions, the data has %d: it takes these.", wanted, len(self.questions))
         self._resume()
         if self.progress.step == 0 and not self.progress.history:
             self._report(0, self._validate())

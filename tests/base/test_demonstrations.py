@@ -129,6 +129,12 @@ def test_a_cut_demonstration_is_a_beginning_of_what_the_rollout_records(
             assert trajectory.status in ("overflow", "open") or rest[0].action.kind == "invalid"
 
 
+def test_a_question_over_its_budget_is_found_before_training(small_world: SmallWorld) -> None:
+    _renderer(small_world).check(small_world.questions)
+    with pytest.raises(DataError, match="the budget max_prompt_tokens is 5"):
+        _renderer(small_world, replace(CONF, max_prompt_tokens=5)).check(small_world.questions)
+
+
 @pytest.mark.parametrize("room", [0, 1, 2])
 def test_the_total_budget_is_met_to_the_token(small_world: SmallWorld, room: int) -> None:
     question = next(q for q in small_world.questions if q.hops == 1)

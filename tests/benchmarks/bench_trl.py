@@ -121,9 +121,10 @@ def run_ours(folder: Path, workload: Workload) -> Measured:
 
     from tasks import retrieval
     from tasks.agent.rollout import Player, RolloutConf
+    from tasks.base.settings import LoraConf
     from tasks.data.records import read_questions
     from tasks.engine import OptimizerConf
-    from tasks.engine.plain import LoraConf, PlainPolicy, load_policy
+    from tasks.engine.plain import PlainPolicy, load_policy
     from tasks.generate.plain import PlainGenerator
     from tasks.rl.filters import KeepAll
     from tasks.rl.method import GroupAdvantage, Method, TokenClip

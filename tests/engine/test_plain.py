@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tasks.base.settings import LoraConf
 from tasks.engine import plain as engine
-from tasks.engine.plain import LoraConf, PlainCritic, load_policy
+from tasks.engine.plain import PlainCritic, load_policy
 from tasks.generate import Sampling
 from tasks.generate.plain import PlainGenerator
 from tasks.rl.experience import Experience, collate, microbatches

@@ -16,6 +16,7 @@ import torch
 from tasks import checkpoint
 from tasks.retrieval import RetrievalError
 from tasks.rewards import on_last_token
+from tasks.store import DataError
 from tasks.train.loop import Trainer
 from tasks.train.record import pieces
 from tasks.types import Action, Scores, Trajectory, Turn
@@ -430,6 +431,24 @@ def test_nothing_to_train_on(tmp_path: Path) -> None:
     trainer.questions = []
     with pytest.raises(ValueError, match="no question to train on"):
         trainer.run()
+
+
+def test_a_training_question_over_its_budget_is_found_before_the_first_step(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, num_steps=1)
+    trainer.questions = [*trainer.questions, question(99, "Hask " * 80)]
+    with pytest.raises(DataError, match=r"questions.jsonl, question 'q99': its prompt has \d+ tokens, the budget"):
+        trainer.run()
+    assert not trainer.progress.history
+
+
+def test_a_step_that_asks_for_more_questions_than_there_are_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = make_trainer(tmp_path, num_steps=1)
+    trainer.questions = trainer.questions[:3]
+    trainer.run()
+    assert "a step asks for 4 questions, the data has 3" in caplog.text
+    assert trainer.progress.num_trajectories == 12
 
 
 def test_a_policy_that_writes_nothing(tmp_path: Path) -> None:
