@@ -27,7 +27,7 @@ class EvaluateForm(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    top_k: int | None = Field(default=None, ge=1, le=100, description="Passages a search returns.")
+    top_k: int | None = Field(default=None, ge=0, le=100, description="Passages a search returns; 0 as in training.")
     max_questions: int | None = Field(default=None, ge=0, description="Play at most this many questions; 0 plays all.")
     num_bootstrap: int | None = Field(default=None, ge=100, description="Resamples behind each interval.")
     sampled: bool | None = Field(default=None, description="Also play once at temperature 1.")

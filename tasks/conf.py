@@ -32,7 +32,7 @@ class Evaluate:
     """The `evaluate` section of `params.yaml`.
 
     Attributes:
-        top_k: passages per search.
+        top_k: passages per search; 0 takes the scale's, with which training searches.
         max_questions: play at most this many (a seeded sample, spread over datasets); 0 plays all.
         num_bootstrap: resamples behind each 95% interval.
         sampled: also play once at temperature 1 with a fixed seed, reported beside greedy.
@@ -44,7 +44,7 @@ class Evaluate:
     sampled: bool
 
     def __post_init__(self) -> None:
-        require(self.top_k >= 1, "top_k", self.top_k, "at least 1")
+        require(self.top_k >= 0, "top_k", self.top_k, "0 (as in training) or more")
         require(self.max_questions >= 0, "max_questions", self.max_questions, "0 (all) or more")
         require(self.num_bootstrap >= 100, "num_bootstrap", self.num_bootstrap, "at least 100")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -171,6 +171,18 @@ class PlainPolicy(_Trainee):
             model = self.reference
         with plain, self.autocast():
             return self._forward(model, batch.to(self.device))[0].cpu()
+
+    @torch.no_grad()
+    def sequence_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Logprobs of `sequence[1:]`, each: what a generator with a copy of these weights has to reproduce."""
+        found = []
+        for sequence in sequences:
+            ids = torch.tensor([list(sequence)], device=self.device)  # [1, T]
+            with self.autocast():
+                logits = self.causal_lm(ids, use_cache=False).logits  # [1, T, V]
+            logprobs = logits[0, :-1].float().log_softmax(-1)
+            found.append(logprobs.gather(-1, ids[0, 1:, None])[:, 0].tolist())
+        return found
 
     def accumulate(
         self, batch: Experience, loss: Callable[[Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]],

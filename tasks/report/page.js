@@ -342,7 +342,7 @@
     const state = { x: "generated_tokens_total", window: 0 };
     const panels = h("div", { class: "grid two" });
     function draw() {
-      const xName = state.x === "step" ? "optimizer steps" : "generated tokens";
+      const xName = state.x === "step" ? "RL steps" : "generated tokens";
       const make = (name, metric, dots) => h("div", { class: "card" }, h("h3", {}, name), chart({ series: seriesOf(trained, metric, state.x, state.window), dots, zero: true, cap: 1, xName, label: `${name} against ${xName}`, format: (v) => v.toFixed(2) }));
       panels.replaceChildren(make("Mean reward of the rollouts", "reward_mean", []), make("Exact match: rollouts (lines) and validation (dots)", "em_mean", validationDots(trained, state.x)));
     }
@@ -365,7 +365,7 @@
       chart({ series: seriesOf(trained, metric, "step", 0), width: 280, height: 150, zero: !["ratio_mean", "loss"].includes(metric), label: `${name} against steps` })));
     const start = Object.values(data.curves.base || {})[0];
     const names = start ? Object.keys(start).filter((name) => name !== "step" && has(["base"], name)) : [];
-    section("health", "Training health", "Against optimizer steps. A healthy run keeps entropy above zero, KL bounded, groups with a signal, and a logprob gap near zero.", legend(trained), h("div", { class: "grid many" }, panels),
+    section("health", "Training health", "Against RL steps, each one batch of rollouts. A healthy run keeps entropy above zero, KL bounded, groups with a signal, and a logprob gap near zero.", legend(trained), h("div", { class: "grid many" }, panels),
       names.length > 0 && h("details", {}, h("summary", {}, "How the base policy was made"), h("div", { class: "grid many" }, names.map((name) => h("div", { class: "card" }, h("h3", {}, name.replaceAll("_", " ")),
         chart({ series: seriesOf(["base"], name, "step", 0), width: 280, height: 150, zero: true, label: `base policy: ${name} against steps` }))))));
   }

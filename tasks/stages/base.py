@@ -30,6 +30,7 @@ def body(ctx: Context, seed: int) -> None:
         (out / "policy").mkdir()
         export_folder(model, tokenizer, out / "policy")
         write_jsonl(out / "metrics.jsonl", history)
+    parts.track_outcome(ctx, parts.ARTIFACTS / "base" / str(seed), ())
 
 
 def _tiny(ctx: Context, seed: int) -> TinyPolicy:
@@ -43,10 +44,12 @@ def _tiny(ctx: Context, seed: int) -> TinyPolicy:
     parts.set_threads(settings.num_threads)
     ctx.track.log_params(conf.plain(settings))
     phases = (settings.recall, settings.read, settings.wasteful, settings.lazy)
+    questions = parts.questions(ctx.root, ("train",))
+    ctx.track_data("training", len(questions))
     bar = parts.Bar(ctx, sum(phase.max_steps for phase in phases))
     return make_tiny(
         model_conf.tiny, settings, parts.rollout_conf(ctx.params), parts.template(ctx.params),
-        parts.questions(ctx.root, ("train",)), read_passages(ctx.root / parts.ARTIFACTS / "data" / "corpus.jsonl"),
+        questions, read_passages(ctx.root / parts.ARTIFACTS / "data" / "corpus.jsonl"),
         parts.retriever(ctx.root), seed, ctx.scratch, bar.log,
     )  # fmt: skip
 

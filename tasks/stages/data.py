@@ -26,6 +26,7 @@ def _body(ctx: Context) -> None:
     for split in ("train", "dev", "test"):
         counts[f"questions_{split}"] = sum(q["splits"].get(split, 0) for q in manifest["questions"].values())
     ctx.log(0, {name: float(count) for name, count in counts.items()})
+    ctx.track.set_tags({"data_sha256": manifest["data_sha256"]})
     _print(counts, manifest)
 
 

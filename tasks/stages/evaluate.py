@@ -35,7 +35,8 @@ def body(ctx: Context, policy: str, seed: int) -> None:
         own_prompt = parts.model_conf(params).prompt
         template = methods.load(policy, params.scale, own_prompt, grammar, ctx.root).method.template
     splits = conf.load(DataConf, "data", params.data).evaluate_splits
-    rollout = replace(parts.rollout_conf(params), top_k=params.evaluate.top_k)
+    rollout = parts.rollout_conf(params)
+    rollout = replace(rollout, top_k=params.evaluate.top_k or rollout.top_k)
     parts.set_threads(conf.fill(TrainConf, *parts.scale_section(params, "train")).num_threads)
     questions = choose(parts.questions(ctx.root, splits), splits, params.evaluate.max_questions)
     if not questions:
@@ -45,7 +46,8 @@ def body(ctx: Context, policy: str, seed: int) -> None:
         )
     used = {"evaluate": conf.plain(params.evaluate), "splits": list(splits), "rollout": conf.plain(rollout)}
     ctx.track.log_params(used)
-    ctx.track.set_tags({"policy": policy, "seed": seed, "data_sha256": parts.data_sha256(ctx.root)})
+    ctx.track.set_tags({"policy": policy, "seed": seed})
+    ctx.track_data("evaluation", len(questions))
 
     generator = parts.make_generator(params, model, tokenizer, folder, shares_weights=False)
     player = parts.make_player(rollout, generator, tokenizer, parts.retriever(ctx.root), grammar, template)
@@ -76,6 +78,7 @@ def body(ctx: Context, policy: str, seed: int) -> None:
             "settings": used,
         }
         write_json(out / "summary.json", summary)
+    parts.track_outcome(ctx, parts.ARTIFACTS / "evaluate" / f"{policy}-{seed}", found.trajectories)
 
 
 def main() -> None:

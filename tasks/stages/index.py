@@ -14,6 +14,7 @@ def body(ctx: Context) -> None:
     settings = retrieval.load_settings(ctx.params.retriever, ctx.root)
     ctx.track.log_params(settings)
     manifest = retrieval.build(ctx.root / CORPUS, ctx.root / OUT, settings, ctx.scratch, ctx.progress)
+    ctx.track_data("index", manifest["num_passages"])
     ctx.log(0, {"num_passages": manifest["num_passages"]})
 
 

@@ -17,10 +17,11 @@ from tasks.data.records import read_questions
 from tasks.generate import Generator
 from tasks.retrieval import Retriever, open_retriever
 from tasks.stages.runner import Context
-from tasks.store import digest, read_json, sha256
+from tasks.store import Row, digest, read_json, sha256
 from tasks.types import Question
 
 ARTIFACTS = Path("artifacts")
+NUM_TRACKED = 8  # trajectories of a stage shown as traces
 SCALE_SECTIONS = ("base", "rollout", "train")
 
 
@@ -32,6 +33,13 @@ def questions(root: Path, splits: Sequence[str]) -> list[Question]:
 def data_sha256(root: Path) -> str:
     """Hash of questions and corpus together, from the data manifest."""
     return str(read_json(root / ARTIFACTS / "data" / "manifest.json")["data_sha256"])
+
+
+def track_outcome(ctx: Context, folder: Path, trajectories: Sequence[Row]) -> None:
+    """Keep a finished stage's folder (policy, metrics, scores) and its last trajectories with its run."""
+    ctx.track.log_artifact(folder)
+    for row in trajectories[-NUM_TRACKED:]:
+        ctx.track.log_trajectory(row)
 
 
 def policy_sha256(folder: Path) -> str:
@@ -89,12 +97,17 @@ def template(params: conf.Params) -> str:
     return found
 
 
-def make_generator(params: conf.Params, model: Any, tokenizer: Any, folder: Path, shares_weights: bool) -> Generator:
-    """The generator named in `params.yaml`, playing this model (plain) or this folder (vllm)."""
+def make_generator(
+    params: conf.Params, model: Any, tokenizer: Any, folder: Path, shares_weights: bool, reference: Any = None
+) -> Generator:
+    """The generator named in `params.yaml`, playing this model (plain) or this folder (vllm).
+
+    `reference`: see `VllmGenerator`; a trainer's own logprobs, so that no update reads the folder a second time.
+    """
     if params.generator == "vllm":
         from tasks.generate.vllm import VllmConf, VllmGenerator
 
-        return VllmGenerator(folder, conf.load(VllmConf, "generator", "vllm"))
+        return VllmGenerator(folder, conf.load(VllmConf, "generator", "vllm"), reference)
     from tasks.generate.plain import PlainGenerator
 
     return PlainGenerator(model, tokenizer, shares_weights)

@@ -18,6 +18,7 @@ def body(ctx: Context) -> None:
     retriever = open_retriever(ctx.root / INDEX, ctx.root / DATA / "corpus.jsonl")
     table = recall_table(read_questions(ctx.root / DATA / "questions.jsonl"), retriever, progress=ctx.progress)
     store.write_json(ctx.root / OUT, {"datasets": table})
+    ctx.track_data("recall", sum(int(row["num_questions"]) for row in table.values()))
     # MLflow refuses "@" in the name of a metric.
     named = {f"{dataset}/{name}": value for dataset, row in table.items() for name, value in row.items()}
     ctx.log(0, {name.replace("@", "_at_"): float(value) for name, value in named.items()})

@@ -37,6 +37,26 @@ def write(params: conf.Params, root: Path = Path()) -> str:
     return table.terminal(found, ledger)
 
 
+def guard(params: conf.Params, root: Path = Path()) -> None:
+    """The Great Expectations suites over what was played; nothing is published that breaks one.
+
+    Raises:
+        DataError: one line for each violation; Data Docs are in `.scratch/data_docs/<evaluate or train>/`.
+    """
+    from tasks.data.expectations import check
+
+    docs = root / runner.SCRATCH / "data_docs"
+    for seed in params.seeds:
+        for policy in (table.BASE, *params.methods):
+            name = f"{policy}-{seed}"
+            played = root / ARTIFACTS / "evaluate" / name
+            check("results", played / "scores.jsonl", docs / "evaluate" / name)
+            check("trajectories", played / "trajectories.jsonl", docs / "evaluate" / name)
+            trained = root / ARTIFACTS / "train" / name / "trajectories.jsonl"
+            if policy != table.BASE and trained.stat().st_size:  # Empty where none is to be recorded.
+                check("trajectories", trained, docs / "train" / name)
+
+
 def _dvc_groups(root: Path) -> list[str]:
     path = root / "dvc.yaml"
     return list(conf.read_yaml(path).get("stages", {})) if path.is_file() else []
@@ -54,8 +74,11 @@ def main() -> None:
 
 
 def _body(context: runner.Context) -> None:
+    guard(context.params, context.root)
     tracking.wait_for_ids(context.root)
     print(write(context.params, context.root))
+    context.track.log_table("results.md", (context.root / REPORTS / "results.md").read_text(encoding="utf-8"))
+    context.track.log_artifact(REPORTS)
 
 
 if __name__ == "__main__":

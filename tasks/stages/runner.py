@@ -60,6 +60,13 @@ class Context:
         """Report metrics of one step to tracking; the record itself is the stage's own `metrics.jsonl`."""
         self.track.log_metrics(step, metrics)
 
+    def track_data(self, purpose: str, num_rows: int) -> None:
+        """Tell tracking that the stage reads `artifacts/data`: so many questions (or passages), and what for."""
+        folder = Path("artifacts/data")
+        digest = str(store.read_json(self.root / folder / "manifest.json")["data_sha256"])
+        self.track.log_inputs(self.params.data, folder, digest, num_rows, purpose)
+        self.track.set_tags({"data_sha256": digest})
+
     @functools.cached_property
     def scratch(self) -> Path:
         """Folder for resume state, named by everything the stage's result depends on; made on first use.

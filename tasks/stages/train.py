@@ -39,14 +39,17 @@ def body(ctx: Context, method: str, seed: int) -> None:
     policy = PlainPolicy(
         model, tokenizer, settings.policy, model_conf.lora, settings.dtype, composed.needs_reference, keep, seed
     )
-    generator = parts.make_generator(ctx.params, policy.causal_lm, tokenizer, start, shares_weights=True)
+    generator = parts.make_generator(
+        ctx.params, policy.causal_lm, tokenizer, start, True, lambda folder, probes: policy.sequence_logprobs(probes)
+    )
     search = parts.retriever(ctx.root)
     questions = parts.questions(ctx.root, ("train", data_conf.validation_split))
     wanted = settings.validate_questions
     validation = choose(questions, (data_conf.validation_split,), wanted) if wanted else []
     used = {"train": conf.plain(settings), "rollout": conf.plain(rollout), "method": loaded.settings}
     ctx.track.log_params(used)
-    ctx.track.set_tags({"method": method, "seed": seed, "data_sha256": parts.data_sha256(ctx.root)})
+    training = [q for q in questions if q.split == "train"]
+    ctx.track_data("training", len(training))
     trainer = Trainer(
         conf=settings,
         method=composed,
@@ -55,7 +58,7 @@ def body(ctx: Context, method: str, seed: int) -> None:
         generator=generator,
         player=parts.make_player(rollout, generator, tokenizer, search, grammar, composed.template),
         validator=parts.make_player(rollout, generator, tokenizer, search, grammar, composed.template),
-        questions=[q for q in questions if q.split == "train"],
+        questions=training,
         validation=validation,
         seed=seed,
         scratch=ctx.scratch,
@@ -84,9 +87,7 @@ def body(ctx: Context, method: str, seed: int) -> None:
             "policy_sha256": parts.policy_sha256(out / "policy"),
         }
         write_json(out / "summary.json", summary)
-    for row in rows[-8:]:
-        ctx.track.log_trajectory(row)
-    ctx.track.log_artifact(ctx.root / parts.ARTIFACTS / "train" / f"{method}-{seed}" / "summary.json")
+    parts.track_outcome(ctx, parts.ARTIFACTS / "train" / f"{method}-{seed}", rows)
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ def _body(ctx: Context) -> None:
     write_json(ctx.root / OUT, outcome)
     for kind, result in outcome.items():
         print(f"{kind}: {result['rows']} rows, {len(result['expectations'])} expectations hold", flush=True)
+    ctx.track_data("validation", outcome["questions"]["rows"])
     ctx.log(0, {f"{kind}_rows": float(result["rows"]) for kind, result in outcome.items()})
 
 

@@ -7,6 +7,7 @@ the parts of a method only by their protocols. It reports through `log` and neve
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import shutil
@@ -14,13 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
 from tasks import checkpoint, text
 from tasks.agent.rollout import Player, RolloutCost
-from tasks.conf import require
+from tasks.conf import plain, require
 from tasks.engine import Critic, Dtype, OptimizerConf, Policy
 from tasks.generate import Generator, Sampling
 from tasks.retrieval import RetrievalError
@@ -29,7 +30,7 @@ from tasks.rl.experience import Experience, collate, microbatches, minibatches
 from tasks.rl.filters import share_with_signal
 from tasks.rl.losses import Normalizer
 from tasks.rl.method import Method, outcome_parts
-from tasks.store import read_jsonl, write_jsonl
+from tasks.store import DataError, read_jsonl, write_jsonl
 from tasks.train.record import trajectory_row
 from tasks.types import Question, Scores, Trajectory
 
@@ -48,8 +49,9 @@ class TrainConf:
         epochs: passes over a batch of rollouts.
         max_batch_tokens: tokens of one forward and backward, padding included.
         policy, critic: optimizers.
-        old_logprobs: `trainer` computes them again before the first update; `sampler` takes the generator's, one
-            forward pass less, right where both compute alike (float32, one library: they differ by rounding).
+        old_logprobs: `trainer` computes them again before the first update; `sampler` takes those of a generator
+            that plays with the trainer's own weights in memory, one forward pass less (they differ by rounding).
+            A generator with a copy of its own (vLLM) is not trusted so far: then it means `trainer`.
         dtype: of forward passes.
         keep_activations: false trades time for memory.
         num_threads: torch threads (part of the result on a CPU).
@@ -136,7 +138,7 @@ class Trainer:
 
         Raises:
             RetrievalError: every trajectory of a step failed; the checkpoint before it is kept.
-            DataError: the prompt of a training question is over its budget.
+            DataError: the prompt of a training question is over its budget, or checkpoints of other settings.
             ValueError: no training question, or a policy that ends every call at once.
         """
         if not self.questions:
@@ -221,13 +223,12 @@ class Trainer:
             for rows in minibatches(len(experience), self.conf.minibatches, f"{self.seed}/minibatch/{step}")
         ]
         old, ref, values = (torch.zeros_like(experience.rewards) for _ in range(3))
-        taken = self.conf.old_logprobs == "sampler"
-        if taken:
+        if self._takes_sampler:
             old.copy_(experience.sampler_logprobs)
         for number, rows in ((n, micro) for n, mini in enumerate(self._plan) for micro in mini):
             batch = experience.rows(rows)
             width = batch.ids.shape[1]
-            if not taken and (number > 0 or not self._own_old_logprobs):
+            if not self._takes_sampler and (number > 0 or not self._own_old_logprobs):
                 old[rows, :width] = self.policy.logprobs(batch)
             if self.method.needs_reference:
                 ref[rows, :width] = self.policy.logprobs(batch, reference=True)
@@ -241,9 +242,13 @@ class Trainer:
         return self.method.advantage(experience)
 
     @property
+    def _takes_sampler(self) -> bool:
+        return self.conf.old_logprobs == "sampler" and getattr(self.generator, "shares_weights", False)
+
+    @property
     def _own_old_logprobs(self) -> bool:
         """Whether the first mini-batch's old logprobs come from its own update: nothing reads them before it."""
-        return self.conf.old_logprobs == "sampler" or not self.method.advantage.needs_old_logprobs
+        return self._takes_sampler or not self.method.advantage.needs_old_logprobs
 
     def _learn(self, experience: Experience, step: int) -> dict[str, float]:
         sums: dict[str, float] = {}
@@ -258,7 +263,7 @@ class Trainer:
         updates = len(norms)
         assert experience.old_logprobs is not None
         # Where old logprobs are the generator's, only the first mini-batch was computed by both.
-        both = [r for mini in self._plan[: 1 if self.conf.old_logprobs == "sampler" else None] for m in mini for r in m]
+        both = [r for mini in self._plan[: 1 if self._takes_sampler else None] for m in mini for r in m]
         gap = (experience.old_logprobs - experience.sampler_logprobs)[both][experience.loss_mask[both]].abs()
         metrics = {"logprob_gap_mean": float(gap.mean()), "logprob_gap_max": float(gap.max())}
         metrics |= {name: value / updates for name, value in sums.items()}
@@ -354,16 +359,29 @@ class Trainer:
             flat |= {f"critic/{name}": t for name, t in critic_tensors.items()}
         flat["rng/torch"] = torch.get_rng_state()
         progress = self.progress
+        record["settings"] = self._settings()
         record["progress"] = {
             "history": progress.history, "cost": vars(progress.cost), "num_trajectories": progress.num_trajectories,
             "num_failed": progress.num_failed,
         }  # fmt: skip
         checkpoint.save(self.scratch / "checkpoints", checkpoint.State(progress.step, flat, record))
 
+    def _settings(self) -> dict[str, Any]:
+        """What a checkpoint was made with; a run may be made longer, nothing else may differ."""
+        settings = {"train": plain(self.conf), "method": plain(self.method), "seed": self.seed}
+        del settings["train"]["num_steps"]
+        return cast(dict[str, Any], json.loads(json.dumps(settings, default=lambda part: type(part).__qualname__)))
+
     def _resume(self) -> None:
         state = checkpoint.latest(self.scratch / "checkpoints")
         if state is None:
             return
+        if (found := state.values["settings"]) != (ours := self._settings()):
+            differ = [name for name in ours if found.get(name) != ours[name]]
+            raise DataError(
+                f"{self.scratch / 'checkpoints'}: made with other settings ({', '.join(differ)}) than this run's. "
+                f"Continue with those, or delete the folder to start anew."
+            )
         self.policy.restore(_under("policy/", state.tensors), state.values["policy"])
         if self.critic is not None:
             self.critic.restore(_under("critic/", state.tensors), state.values["critic"])

@@ -249,6 +249,9 @@ def test_exported_folder_is_an_ordinary_model(tmp_path: Path, rank: int, kind: d
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy").eval()
     assert not any("lora" in name for name, _ in model.named_parameters())
     torch.testing.assert_close(naive(model, batch)[0].detach(), before, rtol=0, atol=2e-5)
+    probe = [5, 9, 2, 7, 7, 1]
+    (told,), shown = policy.sequence_logprobs([probe]), logits_of(model, probe).log_softmax(-1)
+    assert told == pytest.approx([float(shown[t, probe[t + 1]]) for t in range(len(probe) - 1)], abs=2e-5)
     loaded = AutoTokenizer.from_pretrained(tmp_path / "policy")
     for text in [
         *TEXTS[:5],

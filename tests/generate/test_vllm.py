@@ -13,8 +13,11 @@ import pytest
 import torch
 
 from tasks import conf
+from tasks.engine.plain import load_policy
 from tasks.generate import Call, Sampling
 from tasks.generate.vllm import VllmConf, VllmGenerator, WeightsError, folder_logprobs
+from tasks.train.loop import Trainer
+from tests import tiny
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.slow
@@ -253,6 +256,31 @@ def test_new_weights_are_really_used(generator: VllmGenerator, policy: Path, tok
     assert session.num_prefilled == 65, "states of the old weights were reused"
     assert largest_gap(new_policy, start, call) < 1e-4
     assert largest_gap(new_policy, start, old[0]) > 1e-2
+
+
+def test_three_rl_steps_with_vllm(generator: VllmGenerator, policy: Path, tmp_path: Path) -> None:
+    """Weights go through a folder after each update; generator and trainer agree on every token of every step."""
+    model, tokenizer = load_policy(policy)
+    trained = tiny.make_policy(model, tokenizer, conf=tiny.optimizer(lr=3e-3))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    budgets = {"max_turns": 1, "max_call_tokens": 6, "max_prompt_tokens": 120, "max_total_tokens": 150}
+    method = dataclasses.replace(tiny.make_method("grpo", tokenizer), rewards=(tiny.EvenFirst(),))
+    trainer = Trainer(
+        conf=tiny.train_conf(num_steps=3, minibatches=2, old_logprobs="sampler"), method=method, policy=trained,
+        critic=None, generator=generator, player=tiny.make_player(generator, tokenizer, **budgets),
+        validator=tiny.make_player(generator, tokenizer, **budgets), questions=[tiny.question(i) for i in range(16)],
+        validation=[], seed=0, scratch=tmp_path, log=lambda step, metrics: None,
+    )  # fmt: skip
+    gaps = [row["metrics"]["logprob_gap_max"] for row in trainer.run().history]
+    assert len(gaps) == 3
+    assert max(gaps) < 1e-4
+    assert max(float((tensor - before[name]).abs().max()) for name, tensor in model.state_dict().items()) > 1e-3
+    trained.export(tmp_path / "now")
+    assert generator.parity_gap(tmp_path / "now") < 1e-4
+    assert generator.parity_gap(policy) > 1e-3
+    probes = generator._probes
+    ours, theirs = trained.sequence_logprobs(probes), folder_logprobs(tmp_path / "now", probes)
+    assert all(a == pytest.approx(b, abs=1e-5) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_an_update_without_effect_is_caught(

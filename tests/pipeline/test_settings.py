@@ -36,7 +36,7 @@ def test_answers_are_written_and_comments_stay(root: Path) -> None:
     [
         (["evaluate.topk=5"], "params.yaml has no such key. Known: scale, data, "),
         (["evaluate.top_k.x=5"], "params.yaml has no such key"),
-        (["evaluate.top_k=0"], "top_k=0: expected at least 1"),
+        (["evaluate.top_k=-1"], "top_k=-1: expected 0 (as in training) or more"),
         (["evaluate.top_k=five"], "found 'five' (str), expected an integer"),
         (["methods=[grop]"], "unknown method 'grop'"),
         (["retriever=bm52"], "unknown retriever 'bm52'. Did you mean 'bm25'?"),
@@ -68,8 +68,8 @@ def test_the_form_refuses_what_it_does_not_know() -> None:
     assert settings.Form().answers() == {}
     with pytest.raises(ValidationError, match="retreiver"):
         settings.Form.model_validate({"retreiver": "bm25"})
-    with pytest.raises(ValidationError, match="greater than or equal to 1"):
-        settings.Form.model_validate({"evaluate": {"top_k": 0}})
+    with pytest.raises(ValidationError, match="greater than or equal to 0"):
+        settings.Form.model_validate({"evaluate": {"top_k": -1}})
 
 
 def test_repair_leaves_a_sound_clone_alone(root: Path) -> None:

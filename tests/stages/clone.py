@@ -66,11 +66,20 @@ class Clone:
         dvc = {"DVC_NO_ANALYTICS": "true", "DVC_SITE_CACHE_DIR": str(self.root / ".scratch/dvc-site")}
         return {**keep, **dvc, "PATH": path, "PYTHONPATH": str(self.root), "BREADCRUMB_TRACKING": "off"}
 
-    def run(self, module: str, *words: str, timeout: float = 280) -> subprocess.CompletedProcess[str]:
-        """`python -m module words` in the copy."""
+    def run(self, module: str, *words: str, timeout: float = 280, **env: str) -> subprocess.CompletedProcess[str]:
+        """`python -m module words` in the copy, with more variables."""
         command = [sys.executable, "-m", module, *words]
+        env = {**self.env(), **env}
         return subprocess.run(
-            command, cwd=self.root, env=self.env(), capture_output=True, text=True, timeout=timeout, check=False
+            command, cwd=self.root, env=env, capture_output=True, text=True, timeout=timeout, check=False
+        )
+
+    def start(self, module: str, *words: str) -> subprocess.Popen[str]:
+        """The same in the background, in a process group of its own; what it prints is thrown away."""
+        command = [sys.executable, "-m", module, *words]
+        nothing = subprocess.DEVNULL
+        return subprocess.Popen(
+            command, cwd=self.root, env=self.env(), stdout=nothing, stderr=nothing, text=True, start_new_session=True
         )
 
     def stage(self, line: str) -> subprocess.CompletedProcess[str]:

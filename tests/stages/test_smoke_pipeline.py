@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -46,22 +49,82 @@ def by_dvc(tmp_path_factory: pytest.TempPathFactory) -> Clone:
     return clone
 
 
-def test_the_flow_gives_the_bytes_of_bare_dvc(by_dvc: Clone, tmp_path: Path) -> None:
-    """Another folder, another order of stages, settings written by the flow."""
-    assert _executed(by_dvc) == GROUPS
-    flow = Clone.make(tmp_path / "clone", smoke=False)
+@pytest.fixture(scope="module")
+def by_flow(tmp_path_factory: pytest.TempPathFactory) -> tuple[Clone, str]:
+    """The flow in another fresh clone, settings written by it, tracking on; and what it printed."""
+    flow = Clone.make(tmp_path_factory.mktemp("flow") / "clone", smoke=False)
     subprocess.run(["git", "init", "-q", str(flow.root)], check=True)
     settings = [f"{'evaluate.' if key in ('top_k', 'num_bootstrap') else ''}{key}={SMOKE[key]}" for key in SMOKE]
     words = [word for setting in settings for word in ("--set", setting)]
-    done = flow.run(*FLOW, *words, timeout=500)
+    done = flow.run(*FLOW, *words, timeout=500, BREADCRUMB_TRACKING="on")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert _executed(flow) == GROUPS
+    return flow, done.stdout
+
+
+def test_the_flow_gives_the_bytes_of_bare_dvc(by_dvc: Clone, by_flow: tuple[Clone, str]) -> None:
+    """Another folder, another order of stages."""
+    flow, printed = by_flow
+    assert _executed(by_dvc) == _executed(flow) == GROUPS
     assert _results(flow) == _results(by_dvc)
     ours, theirs = flow.files("artifacts"), by_dvc.files("artifacts")
     assert [name for name in theirs if ours.get(name) != theirs[name]] == []
     assert ours.keys() == theirs.keys()
     for text in ("base", "Search-R1-PPO", "Search-R1-GRPO"):
-        assert text in done.stdout
+        assert text in printed
+
+
+def test_mlflow_keeps_what_the_stages_read_played_and_made(by_flow: tuple[Clone, str]) -> None:
+    from mlflow.tracking import MlflowClient
+
+    clone, _ = by_flow
+    assert clone.run("tasks.stages.tracking", "upload").returncode == 0  # What the sender has not sent, if any.
+    client = MlflowClient(f"sqlite:///{clone.root}/.scratch/mlflow/mlflow.db")
+    experiment = client.get_experiment_by_name("breadcrumb")
+    assert experiment is not None
+    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    ids = {run.info.run_id: name for name, run in runs.items()}
+    (parent,) = {run.data.tags["mlflow.parentRunId"] for name, run in runs.items() if not name.startswith("pipeline")}
+    assert len(runs) == sum(GROUPS.values()) + 1
+    manifest = json.loads((clone.root / "artifacts/data/manifest.json").read_text(encoding="utf-8"))
+    for name, run in runs.items():
+        if name not in (ids[parent], "data", "report"):
+            assert [read.dataset.name for read in run.inputs.dataset_inputs] == ["smoke"], name
+            assert run.data.tags["data_sha256"] == run.data.tags["data.smoke"] == manifest["data_sha256"], name
+        if name != ids[parent]:
+            assert {"git_commit", "config_digest"} <= run.data.tags.keys(), name
+
+    def files(run_id: str, folder: str | None = None) -> set[str]:
+        return {file.path for file in client.list_artifacts(run_id, folder)}
+
+    trained, played, report = (
+        runs[name].info.run_id for name in ("train@search_r1_grpo-0", "evaluate@base-0", "report")
+    )
+    assert "search_r1_grpo-0/policy/model.safetensors" in files(trained, "search_r1_grpo-0/policy")
+    assert "base-0/scores.jsonl" in files(played, "base-0")
+    assert {"results.md", "reports"} <= files(report)
+    assert files(parent) == {"results.md"}
+    traces = client.search_traces(locations=[experiment.experiment_id], max_results=500)
+    sources = Counter(ids[trace.info.trace_metadata["mlflow.sourceRun"]].partition("@")[0] for trace in traces)
+    assert sources["train"] > 0
+    assert sources["evaluate"] == 3 * 8
+
+
+def test_a_pipeline_killed_in_every_kind_of_long_stage_gives_the_same_bytes(by_dvc: Clone, tmp_path: Path) -> None:
+    """SIGKILL of the whole process group as soon as the stage has resume state, then the same command again."""
+    clone = _repository(tmp_path / "clone")
+    for stage in ("base@0", "train@search_r1_ppo-0", "train@search_r1_grpo-0", "evaluate@search_r1_grpo-0"):
+        killed = clone.start(*FLOW)
+        until = time.monotonic() + 200
+        while not any(path.is_file() for path in (clone.root / ".scratch/work").glob(f"{stage}-*/**/*")):
+            assert killed.poll() is None, f"ended before {stage} was reached"
+            assert time.monotonic() < until, stage
+            time.sleep(0.02)
+        os.killpg(killed.pid, signal.SIGKILL)
+        killed.wait()
+        assert not (clone.root / ".scratch/ledger" / f"{stage}.json").exists(), "the stage had ended"
+    done = clone.run(*FLOW, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert _results(clone) == _results(by_dvc)
 
 
 def test_no_output_names_the_place_where_it_was_made(by_dvc: Clone) -> None:

@@ -169,6 +169,25 @@ def test_handing_weights_over_equals_sharing_them(tmp_path: Path, rank: int) -> 
         torch.testing.assert_close(tensor, outcome(shared)[0][name], rtol=0, atol=1e-3)
 
 
+def test_old_logprobs_of_a_generator_with_its_own_weights_are_not_taken(tmp_path: Path) -> None:
+    runs = [run(tmp_path / old, share=False, old_logprobs=old, num_steps=2) for old in ("trainer", "sampler")]
+    assert_equal(outcome(runs[0]), outcome(runs[1]))
+
+
+def test_checkpoints_of_other_settings_are_refused_a_longer_run_is_not(tmp_path: Path) -> None:
+    run(tmp_path, num_steps=2)
+    kept = checkpoint.latest(tmp_path / "checkpoints")
+    assert kept is not None
+    assert kept.values["settings"]["train"]["policy"]["lr"] == optimizer().lr
+    with pytest.raises(DataError, match=r"made with other settings \(train\) than this run's"):
+        run(tmp_path, num_steps=2, policy=optimizer(lr=3e-3))
+    with pytest.raises(DataError, match=r"other settings \(seed\)"):
+        run(tmp_path, num_steps=2, seed=1)
+    with pytest.raises(DataError, match=r"other settings \(method\)"):
+        run(tmp_path, "grpo", num_steps=2, method={"clip": 0.3})
+    assert run(tmp_path, num_steps=3).progress.step == 3
+
+
 def test_a_restart_hands_the_resumed_weights_over(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", share=False)
     with pytest.raises(CutError):
