@@ -3,7 +3,7 @@
 #   make run                                        everything that is out of date, then the result table
 #   make run DATA=folder RETRIEVER=dense SEEDS=0,1 METHODS=search_r1_grpo TOP_K=5 MAX_QUESTIONS=600 SCALE=smoke MODEL=tiny
 #                                                   the same, after writing these into params.yaml
-#   make smoke                                      the whole pipeline at its smallest size
+#   make smoke                                      the whole pipeline at its smallest size; params.yaml stays as it is
 #   make test | check | bench | ui | serve | report | upload | clean
 
 SHELL := /bin/bash
@@ -46,7 +46,8 @@ setup: $(STAMP)
 # pip finds a local build of torch through its find-links; uv does not read pip's configuration, so hand it on.
 $(STAMP): $(REQUIREMENTS) requirements/overrides.txt
 	@set -e; python=; for one in python3.11 python3.12 python3.13 python3; do \
-	  if "$$one" -c 'import sys; raise SystemExit(sys.version_info < (3, 11))' 2>/dev/null; then python="$$one"; break; fi; \
+	  python="$$("$$one" -c 'import sys; sys.version_info >= (3, 11) and print(sys._base_executable)' 2>/dev/null || true)"; \
+	  if [ -n "$$python" ]; then break; fi; \
 	done; \
 	if [ -z "$$python" ]; then echo "error: no Python 3.11 or newer was found. Install one and run again." >&2; exit 1; fi; \
 	echo "First use: making $(VENV) with $$("$$python" --version) from $(REQUIREMENTS)."; \
@@ -73,7 +74,7 @@ run: $(STAMP)
 	@$(BIN)/python -m flows.reproduce $(SETTINGS)
 
 smoke: $(STAMP)
-	@$(BIN)/python -m flows.reproduce --set scale=smoke $(SETTINGS)
+	@$(BIN)/python -m flows.reproduce --once --set scale=smoke $(SETTINGS)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest $(PYTEST) $(ARGS)

@@ -20,6 +20,7 @@ from typing import Any
 
 from flows import dag, settings
 from flows.child import Outcome, Say, Stopper, execute, start_tracking
+from tasks import conf
 
 LOCK = Path(".scratch/pipeline.lock")
 TABLE = Path("reports/results.md")
@@ -118,8 +119,17 @@ class Run:
 
 
 @contextlib.contextmanager
-def prepared(root: Path, answers: dict[str, Any], force: tuple[str, ...], max_parallel: int) -> Iterator[Run]:
+def prepared(
+    root: Path, answers: dict[str, Any], force: tuple[str, ...], max_parallel: int, once: bool = False
+) -> Iterator[Run]:
     """Take the clone's lock, mend what a killed run left, write the settings, read the graph.
+
+    Args:
+        root: root of the clone.
+        answers: settings to write into `params.yaml`, by dotted key.
+        force: stages to run even if nothing changed.
+        max_parallel: independent stages at once.
+        once: put `params.yaml` back as it was at the end.
 
     Raises:
         ValueError: another run is at work in the clone, or a setting is wrong; then nothing was changed.
@@ -127,14 +137,20 @@ def prepared(root: Path, answers: dict[str, Any], force: tuple[str, ...], max_pa
     with _alone(root):
         for line in dag.repair(root):
             print(f"after an earlier kill: {line}", flush=True)
+        path = root / conf.PARAMS
+        before = path.read_text(encoding="utf-8") if once and path.is_file() else None
         changes = settings.apply(answers, root)
         for change in changes:
             print(f"params.yaml: {change}", flush=True)
         key = f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
-        graph = dag.read(root, force)
-        if graph.stale:
-            start_tracking(root, key)
-        yield Run(root, key, graph, force, max_parallel, changes)
+        try:
+            graph = dag.read(root, force)
+            if graph.stale:
+                start_tracking(root, key)
+            yield Run(root, key, graph, force, max_parallel, changes if before is None else [])
+        finally:
+            if before is not None and changes:
+                settings.write(root, before)
 
 
 @contextlib.contextmanager
@@ -173,5 +189,7 @@ def farewell(run: Run) -> str:
     lines.append(f"Done: {run.verdict}.")
     if (run.root / REPORT).is_file():
         lines.append(f"Report:  {REPORT} (open it in a browser; it needs no server)")
+    if run.changes:
+        lines.append("Changed: params.yaml; git checkout params.yaml returns to the committed settings")
     lines.append("Runs:    make ui    (Prefect and MLflow on this machine; prints their addresses)")
     return "\n".join(lines)

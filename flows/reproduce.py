@@ -169,6 +169,7 @@ def main(words: list[str] | None = None) -> int:
     """The command line; 0 when every stage is up to date afterwards."""
     parser = argparse.ArgumentParser(prog="python -m flows.reproduce", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="write into params.yaml, run")
+    parser.add_argument("--once", action="store_true", help="put params.yaml back at the end")
     parser.add_argument("--data", help="a name of conf/data/, or a folder of real data")
     parser.add_argument("--force", action="append", default=[], metavar="STAGE", help="run it even if unchanged")
     parser.add_argument("--max-parallel", type=int, default=2, help="independent stages at once (2)")
@@ -179,7 +180,7 @@ def main(words: list[str] | None = None) -> int:
         answers = settings.parse(given.set)
         if given.data:
             answers = {**settings.data_answers(given.data, root), **answers}
-        with prepared(root, answers, tuple(given.force), max(1, given.max_parallel)) as run:
+        with prepared(root, answers, tuple(given.force), max(1, given.max_parallel), given.once) as run:
             run_here(run, Form(), not given.no_prefect)
             return _close(run)
     except ValueError as error:

@@ -73,6 +73,7 @@ def apply(answers: dict[str, Any], root: Path) -> list[str]:
     yaml = YAML()
     yaml.preserve_quotes, yaml.width = True, 4096
     path = root / conf.PARAMS
+    conf.read_yaml(path)  # Its errors are for readers.
     tree = yaml.load(path.read_text(encoding="utf-8"))
     changes = []
     for key, value in answers.items():
@@ -88,15 +89,20 @@ def apply(answers: dict[str, Any], root: Path) -> list[str]:
                 value.fa.set_flow_style()
             place[last] = value
             changes.append(f"{key}: {_text(old)} -> {_text(value)}")
-    if not changes:
-        return []
     text = io.StringIO()
     yaml.dump(tree, text)
-    conf.check(YAML(typ="safe").load(text.getvalue()), root)
-    beside = path.with_name(f".{path.name}.new")
-    beside.write_text(text.getvalue(), encoding="utf-8")
-    os.replace(beside, path)
+    conf.check(YAML(typ="safe").load(text.getvalue()), root)  # Also what was written there by hand.
+    if changes:
+        write(root, text.getvalue())
     return changes
+
+
+def write(root: Path, text: str) -> None:
+    """Replace `params.yaml` in one step."""
+    path = root / conf.PARAMS
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)
 
 
 def parse(words: list[str]) -> dict[str, Any]:

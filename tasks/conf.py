@@ -66,6 +66,7 @@ class Params:
     def __post_init__(self) -> None:
         require(bool(self.methods), "methods", self.methods, "at least one name of conf/method/")
         require(bool(self.seeds), "seeds", self.seeds, "at least one integer")
+        require(min(self.seeds, default=0) >= 0, "seeds", self.seeds, "integers from 0")
         require(len(set(self.seeds)) == len(self.seeds), "seeds", self.seeds, "different integers")
         require(len(set(self.methods)) == len(self.methods), "methods", self.methods, "different names")
 

@@ -219,7 +219,7 @@ def test_params(clone):
         (("scale: small", "scale: big"), ["unknown scale 'big'", "Known: small"]),
         (("generator: plain", "generator: vlm"), ["generator", "'vlm'", "'plain', 'vllm'"]),
         (("top_k: 3", "topk: 3"), ["evaluate", "unknown key 'topk'", "Did you mean 'top_k'?"]),
-        (("top_k: 3", "top_k: 0"), ["evaluate: top_k=0", "at least 1"]),
+        (("top_k: 3", "top_k: -1"), ["evaluate: top_k=-1", "0 (as in training) or more"]),
         (("max_questions: 0", "max_questions: -1"), ["max_questions=-1", "0 (all) or more"]),
         (("num_bootstrap: 2000", "num_bootstrap: 99"), ["num_bootstrap=99", "at least 100"]),
         (("seeds: [0, 1]\n", ""), ["'seeds' is missing"]),

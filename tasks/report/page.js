@@ -206,7 +206,7 @@
     const whole = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Result table" }, h("table", { class: "tight" }, h("thead", {}, h("tr", {}, header.map((text) => h("th", { scope: "col" }, text)))), body));
     whole.querySelectorAll("th")[1].classList.add("left");
     section("results", "Results", null, h("div", { class: "card" }, whole, h("div", { class: "bar" }, h("p", { class: "note" },
-      "Greedy play. Second line: 95% bootstrap interval over questions, seeds averaged inside a question; ticks below a bar are single seeds. Differences to base are paired on seed and question. Valid: share of actions that could be executed. Gold: share of gold passages found. Select a number to see where it comes from."), h("span", { class: "space" }), toggle)));
+      `Greedy play. Second line: 95% bootstrap interval ${data.spread}; ticks below a bar are single seeds. Differences to base are paired on seed and question. Valid: share of actions that could be executed. Gold: share of gold passages found. Select a number to see where it comes from.`), h("span", { class: "space" }), toggle)));
     const failed = order.map((policy) => find(policy, "failed")).filter((cell) => cell && cell.value > 0);
     if (failed.length) main.lastChild.append(h("p", { class: "note down" }, `Failed searches: ${failed.map((cell) => `${title(cell.policy)} ${percent(cell.value, 2)}% of questions`).join(", ")}.`));
   }

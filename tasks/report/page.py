@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.report.table import ALL, BASE, Results, Run, recall_metrics, training_seconds
+from tasks.report.table import ALL, BASE, Results, Run, recall_metrics, spread, training_seconds
 from tasks.store import DataError, Row, digest, read_jsonl, replacing
 
 HERE = Path(__file__).parent
@@ -124,6 +124,7 @@ def page_data(
         "facts": dict(facts),
         "policies": [{"name": policy, "title": results.title(policy)} for policy in results.policies],
         "seeds": list(results.seeds),
+        "spread": spread(results.seeds),
         "num_questions": len(results.runs[0].scores["greedy"]),
         "cells": [
             [c.policy, c.seed, c.dataset, c.hops, c.mode, c.metric, c.value, c.low, c.high, c.num_questions]

@@ -14,12 +14,13 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tasks.evaluate.statistics import Values, bootstrap_means, paired_differences, question_means
+from tasks.evaluate.statistics import Values, bootstrap_means, differences
 from tasks.store import DataError, Row, read_json, read_jsonl, replacing
 
 BASE = "base"
 ALL = "all"
 TITLES = {BASE: "base"}
+SHARES = ("em", "f1", "subem", "recall", "valid_action_rate", "answered", "failed")  # Metrics between 0 and 1.
 PAIRED = ("em", "f1", "subem", "recall")  # Metrics that are also reported as a difference to the base policy.
 
 _FIELDS: dict[str, tuple[type, ...]] = {
@@ -312,55 +313,68 @@ def read_ledger(folder: Path) -> dict[str, Row]:
 
 
 @dataclass(frozen=True)
-class _Block:
-    """The metrics of one policy, seed (or all seeds) and mode: name -> question id -> value, NaN = no value."""
+class _Line:
+    """One line of the table: a metric of one policy in one mode, by the columns (one a seed) it is the mean of."""
 
     policy: str
     seed: str
     mode: str
-    columns: Mapping[str, Mapping[str, float]]
+    metric: str
+    columns: tuple[int, ...]
     policy_sha256: str
 
 
 def _score_cells(runs: Sequence[Run], policies: Sequence[str], num_resamples: int) -> Iterable[Cell]:
-    blocks = list(_blocks(runs, policies))
-    found: list[list[Cell]] = [[] for _ in blocks]
+    columns: list[Mapping[str, float | None]] = []
+    lines = [line for policy in policies for line in _lines(runs, policy, columns)]
+    found: list[list[Cell]] = [[] for _ in lines]
     sha = runs[0].summary["data_sha256"]
+    over, bounds = [line.columns for line in lines], [_bounds(line.metric) for line in lines]
     for dataset, hops, ids in groups(runs[0].scores["greedy"]):
-        # Every policy is resampled with the same draws, which also draws only once.
-        table = [[column[question] for block in blocks for column in block.columns.values()] for question in ids]
-        intervals = iter(bootstrap_means(table, num_resamples))
-        for block, cells in zip(blocks, found, strict=True):
-            for name in block.columns:
-                i = next(intervals)
-                keys = (block.policy, block.seed, dataset, hops, block.mode, name)
-                if i.num_questions:
-                    cells.append(Cell(*keys, i.mean, i.low, i.high, i.num_questions, sha, block.policy_sha256))
+        table = [[_or_nan(column[question]) for column in columns] for question in ids]
+        intervals = bootstrap_means(table, num_resamples, over=over, bounds=bounds)
+        for line, cells, i in zip(lines, found, intervals, strict=True):
+            keys = (line.policy, line.seed, dataset, hops, line.mode, line.metric)
+            if i.num_questions:
+                cells.append(Cell(*keys, i.mean, i.low, i.high, i.num_questions, sha, line.policy_sha256))
     return (cell for cells in found for cell in cells)
 
 
-def _blocks(runs: Sequence[Run], policies: Sequence[str]) -> Iterable[_Block]:
-    for policy in policies:
-        own = [run for run in runs if run.policy == policy]
-        for label, part in [(ALL, own), *((str(run.seed), [run]) for run in own)]:
-            base = [run for run in runs if run.policy == BASE != policy and run.seed in {one.seed for one in part}]
-            hashes = ";".join(run.summary["policy_sha256"] for run in part)
-            for mode in _modes(part):
-                yield _Block(policy, label, mode, _columns(part, base, mode), hashes)
+def _lines(runs: Sequence[Run], policy: str, columns: list[Mapping[str, float | None]]) -> Iterable[_Line]:
+    """The lines of one policy, all seeds together first; what they are the mean of is added to `columns`."""
+    own = [run for run in runs if run.policy == policy]
+    base = {run.seed: run for run in runs if run.policy == BASE}
+    hashes = [str(run.summary["policy_sha256"]) for run in own]
+    parts = [(ALL, range(len(own)), ";".join(hashes)), *((str(r.seed), [i], hashes[i]) for i, r in enumerate(own))]
+    places: dict[tuple[str, str], tuple[int, ...]] = {}
+    for mode in _modes(own):
+        by_name = {name: [_values(run, mode, name) for run in own] for name in METRICS}
+        if policy != BASE and mode in _modes(list(base.values())):
+            for name in PAIRED:
+                by_name[f"{name}_minus_base"] = [
+                    differences(_values(run, mode, name), _values(base[run.seed], mode, name)) for run in own
+                ]
+        for name, found in by_name.items():
+            places[mode, name] = tuple(range(len(columns), len(columns) + len(found)))
+            columns += found
+    for label, members, sha in parts:
+        for (mode, name), place in places.items():
+            yield _Line(policy, label, mode, name, tuple(place[i] for i in members), sha)
+
+
+def _bounds(metric: str) -> tuple[float, float] | None:
+    """The scores a question can have, None where nothing limits them."""
+    if metric.endswith("_minus_base"):
+        return -1.0, 1.0
+    return (0.0, 1.0) if metric in SHARES else None
+
+
+def _or_nan(value: float | None) -> float:
+    return float("nan") if value is None else value
 
 
 def _modes(runs: Sequence[Run]) -> list[str]:
     return [mode for mode in ("greedy", "sampled") if all(mode in run.scores for run in runs)]
-
-
-def _columns(runs: Sequence[Run], base: Sequence[Run], mode: str) -> dict[str, dict[str, float]]:
-    columns = {name: question_means([_values(run, mode, name) for run in runs]) for name in METRICS}
-    if base and mode in _modes(base):
-        for name in PAIRED:
-            own = {run.seed: _values(run, mode, name) for run in runs}
-            other = {run.seed: _values(run, mode, name) for run in base}
-            columns[f"{name}_minus_base"] = paired_differences(own, other)
-    return columns
 
 
 def _values(run: Run, mode: str, metric: str) -> Values:
@@ -429,6 +443,11 @@ def write_markdown(path: Path, results: Results) -> None:
         file.write(markdown(results).encode())
 
 
+def spread(seeds: Sequence[int]) -> str:
+    """What the intervals cover, in words."""
+    return "over questions and seeds" if len(seeds) > 1 else "over questions; one seed says nothing about others"
+
+
 def markdown(results: Results) -> str:
     """The text of `results.md`."""
     runs = results.runs
@@ -437,7 +456,7 @@ def markdown(results: Results) -> str:
         "# Results",
         f"{num_questions} held-out questions, seeds {', '.join(map(str, results.seeds))}; "
         f"data `{runs[0].summary['data_sha256'][:12]}`. Greedy play unless marked. Brackets: 95% bootstrap interval "
-        "over questions, seeds averaged inside a question. Differences are paired on seed and question. "
+        f"{spread(results.seeds)}. Differences are paired on seed and question. "
         "Every number, seed by seed, is in `results.csv`.",
         _markdown_table(*_headline(results)),
         "## Exact match by number of hops",

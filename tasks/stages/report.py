@@ -13,6 +13,8 @@ from tasks.report import page, table
 from tasks.stages import runner, tracking
 
 ARTIFACTS, REPORTS = Path("artifacts"), Path("reports")
+HEADLINE = ("em", "em_minus_base", "searches")  # By which pipeline runs are compared in MLflow.
+WHOLE = (table.ALL, table.ALL, table.ALL, "greedy")  # All seeds, datasets and hops.
 
 
 def titles(params: conf.Params, root: Path = Path()) -> dict[str, str]:
@@ -26,15 +28,15 @@ def results(params: conf.Params, root: Path = Path()) -> table.Results:
     return table.build(root / ARTIFACTS, params.methods, params.seeds, params.evaluate.num_bootstrap, names)
 
 
-def write(params: conf.Params, root: Path = Path()) -> str:
-    """Write the three files of `reports/`; returns the short table for the terminal."""
+def write(params: conf.Params, root: Path = Path()) -> table.Results:
+    """Write the three files of `reports/`; returns what they show."""
     found = results(params, root)
     ledger = table.read_ledger(root / runner.SCRATCH / "ledger")
     facts = {"data": params.data, "model": params.model, "retriever": params.retriever, "scale": params.scale}
     table.write_csv(root / REPORTS / "results.csv", found.cells)
     table.write_markdown(root / REPORTS / "results.md", found)
     page.write_page(root / REPORTS / "index.html", found, root / ARTIFACTS, ledger, facts, _dvc_groups(root))
-    return table.terminal(found, ledger)
+    return found
 
 
 def guard(params: conf.Params, root: Path = Path()) -> None:
@@ -76,7 +78,10 @@ def main() -> None:
 def _body(context: runner.Context) -> None:
     guard(context.params, context.root)
     tracking.wait_for_ids(context.root)
-    print(write(context.params, context.root))
+    found = write(context.params, context.root)
+    print(table.terminal(found, table.read_ledger(context.root / runner.SCRATCH / "ledger")))
+    headline = [c for c in found.cells if c.metric in HEADLINE and (c.seed, c.dataset, c.hops, c.mode) == WHOLE]
+    context.track.log_results({f"{c.policy}/{c.metric}": c.value for c in headline})
     context.track.log_table("results.md", (context.root / REPORTS / "results.md").read_text(encoding="utf-8"))
     context.track.log_artifact(REPORTS)
 

@@ -50,6 +50,7 @@ MAX_ROWS = 200
 MAX_BATCH = 1000
 MAX_TRACES = 50
 MAX_ARTIFACT_MB = 200
+SHARED_TAGS = ("git_commit", "git_dirty", "config_digest", "data_sha256")  # The same for all stages of a pipeline run.
 HTTP_LIMITS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
@@ -99,6 +100,10 @@ class Track:
     def log_table(self, name: str, markdown: str) -> None:
         """A result table, kept with the stage's run and with the pipeline's."""
         self._write({"kind": "table", "name": name, "text": markdown})
+
+    def log_results(self, metrics: Mapping[str, float]) -> None:
+        """Final numbers by which pipeline runs are compared, kept with the stage's run and with the pipeline's."""
+        self._write({"kind": "results", "metrics": {k: float(v) for k, v in metrics.items()}})
 
     def log_trajectory(self, row: Row) -> None:
         """One row of `trajectories.jsonl`, shown as a trace; the first 50 of a stage are sent."""
@@ -550,11 +555,21 @@ class Sender:
         params = [Param(key, value[:6000]) for key, value in row["params"].items()]
         for i in range(0, len(params), 100):
             self.client.log_batch(run_id, params=params[i : i + 100])
+        if (parent := self.state.get("parent")) and (shared := [p for p in params if p.key.startswith("params.")]):
+            self.client.log_batch(parent, params=shared)  # params.yaml, the same for all stages.
+
+    def _send_results(self, run_id: str, row: Row) -> None:
+        for target in self._with_parent(run_id):
+            for name, value in row["metrics"].items():
+                self.client.log_metric(target, name, value, _ms(row))
 
     def _send_tags(self, run_id: str, row: Row) -> None:
         from mlflow.entities import RunTag
 
-        self.client.log_batch(run_id, tags=[RunTag(key, value[:5000]) for key, value in row["tags"].items()])
+        tags = [RunTag(key, value[:5000]) for key, value in row["tags"].items()]
+        self.client.log_batch(run_id, tags=tags)
+        if (parent := self.state.get("parent")) and (shared := [tag for tag in tags if tag.key in SHARED_TAGS]):
+            self.client.log_batch(parent, tags=shared)
 
     def _send_input(self, run_id: str, row: Row) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag
@@ -577,9 +592,11 @@ class Sender:
             self.client.log_artifact(run_id, str(path), row["folder"])
 
     def _send_table(self, run_id: str, row: Row) -> None:
-        for target in (run_id, self.state.get("parent")):
-            if target:
-                self.client.log_text(target, row["text"], row["name"])
+        for target in self._with_parent(run_id):
+            self.client.log_text(target, row["text"], row["name"])
+
+    def _with_parent(self, run_id: str) -> list[str]:
+        return [one for one in (run_id, self.state.get("parent")) if one]
 
     def _send_trajectory(self, run_id: str, row: Row) -> None:
         """A trace of spans: the question, below it every turn and what the search engine said to it."""

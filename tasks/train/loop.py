@@ -51,7 +51,8 @@ class TrainConf:
         policy, critic: optimizers.
         old_logprobs: `trainer` computes them again before the first update; `sampler` takes those of a generator
             that plays with the trainer's own weights in memory, one forward pass less (they differ by rounding).
-            A generator with a copy of its own (vLLM) is not trusted so far: then it means `trainer`.
+            A generator with a copy of its own (vLLM) is not trusted so far, and a KL penalty in the reward needs
+            an exact 0 where the policy has not moved (whitening would blow rounding up): these take `trainer`.
         dtype: of forward passes.
         keep_activations: false trades time for memory.
         num_threads: torch threads (part of the result on a CPU).
@@ -243,12 +244,13 @@ class Trainer:
 
     @property
     def _takes_sampler(self) -> bool:
-        return self.conf.old_logprobs == "sampler" and getattr(self.generator, "shares_weights", False)
+        shares = getattr(self.generator, "shares_weights", False)
+        return self.conf.old_logprobs == "sampler" and shares and self._own_old_logprobs
 
     @property
     def _own_old_logprobs(self) -> bool:
         """Whether the first mini-batch's old logprobs come from its own update: nothing reads them before it."""
-        return self._takes_sampler or not self.method.advantage.needs_old_logprobs
+        return not self.method.advantage.needs_old_logprobs
 
     def _learn(self, experience: Experience, step: int) -> dict[str, float]:
         sums: dict[str, float] = {}

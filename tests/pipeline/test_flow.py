@@ -37,6 +37,16 @@ def test_a_setting_re_executes_what_depends_on_it_and_keeps_comments(finished: T
     assert "methods: [a, b]      # two methods" in text
 
 
+def test_settings_for_one_run_only(finished: Toy) -> None:
+    before = (finished.root / "params.yaml").read_text()
+    done = finished.flow("--no-prefect", "--once", "--set", "evaluate.top_k=5")
+    assert done.returncode == 0, done.stderr
+    assert finished.counts() == ["evaluate@a-0", "evaluate@b-0", "report"]
+    assert (finished.root / "params.yaml").read_text() == before
+    finished.forget()
+    assert "6 cached" in finished.flow("--no-prefect").stdout  # What it replaced comes back from the cache.
+
+
 def test_a_new_method_executes_only_its_own_stages(finished: Toy) -> None:
     done = finished.flow("--no-prefect", "--set", "methods=[a, b, c]")
     assert done.returncode == 0, done.stderr

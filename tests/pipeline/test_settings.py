@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from flows import dag, settings
+from flows import dag, reproduce, settings
 from tasks import conf
 from tests.pipeline.toy import CONF, PARAMS_YAML
 
@@ -52,6 +52,41 @@ def test_wrong_answers_change_nothing(root: Path, words: list[str], message: str
     assert message in str(caught.value)
     assert (root / "params.yaml").read_text() == PARAMS_YAML
     assert [path.name for path in root.iterdir() if path.is_file()] == ["params.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("scale: small", "scal: small", "params.yaml: unknown key 'scal'. Did you mean 'scale'"),
+        ("scale: small", "scale: small\nfoo: 1", "params.yaml: unknown key 'foo'"),
+        ("methods: [a, b]", "methods: [a, grop]", "params.yaml: unknown method 'grop'"),
+        ("seeds: [0]", "seeds: 0", "params.yaml: seeds: found 0, expected a list"),
+        ("seeds: [0]", "seeds: [0, -1]", "seeds=(0, -1): expected integers from 0"),
+        ("seeds: [0]", "seeds: [0", "not valid YAML"),
+        (PARAMS_YAML, "", "expected a mapping of settings"),
+    ],
+)
+def test_what_was_written_by_hand_is_checked_before_anything_runs(
+    root: Path, old: str, new: str, message: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = PARAMS_YAML.replace(old, new)
+    assert text != PARAMS_YAML
+    (root / "params.yaml").write_text(text)
+    monkeypatch.chdir(root)
+    assert reproduce.main(["--no-prefect"]) == 1
+    printed = capfd.readouterr()
+    assert message in printed.err
+    assert "Traceback" not in printed.err
+    assert (root / "params.yaml").read_text() == text
+
+
+def test_a_clone_without_settings(
+    root: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "params.yaml").unlink()
+    monkeypatch.chdir(root)
+    assert reproduce.main(["--no-prefect", "--once"]) == 1
+    assert "params.yaml: the file is missing" in capfd.readouterr().err
 
 
 def test_data_is_a_name_or_a_folder(root: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tasks import conf
+from tasks.report import table
 from tasks.stages import report
 from tests.report.fake_artifacts import METHODS, TITLES, write_artifacts
 
@@ -17,7 +18,7 @@ def test_stage_writes_the_three_files(tmp_path: Path):
         path.write_text(f"title: {TITLES[name]}\n" if name.endswith("grpo") else "clip_low: 0.2\n")
     evaluate = conf.Evaluate(top_k=3, max_questions=0, num_bootstrap=100, sampled=True)
     params = conf.Params("laptop", "world", "", "tiny", "bm25", "plain", METHODS, (0, 1), evaluate)
-    printed = report.write(params, tmp_path)
+    printed = table.terminal(report.write(params, tmp_path), {})
     assert [line.split()[0] for line in printed.splitlines()[2:5]] == ["base", "search_r1_ppo", "Search-R1-GRPO"]
     reports = tmp_path / "reports"
     assert {path.name for path in reports.iterdir()} == {"index.html", "results.csv", "results.md"}

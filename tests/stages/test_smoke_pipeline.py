@@ -103,6 +103,12 @@ def test_mlflow_keeps_what_the_stages_read_played_and_made(by_flow: tuple[Clone,
     assert "base-0/scores.jsonl" in files(played, "base-0")
     assert {"results.md", "reports"} <= files(report)
     assert files(parent) == {"results.md"}
+    pipeline = runs[ids[parent]].data
+    assert pipeline.tags["data_sha256"] == manifest["data_sha256"]
+    assert pipeline.params["params.scale"] == "smoke"
+    assert pipeline.metrics["search_r1_grpo/em"] - pipeline.metrics["base/em"] == pytest.approx(
+        pipeline.metrics["search_r1_grpo/em_minus_base"], abs=1e-9
+    )
     traces = client.search_traces(locations=[experiment.experiment_id], max_results=500)
     sources = Counter(ids[trace.info.trace_metadata["mlflow.sourceRun"]].partition("@")[0] for trace in traces)
     assert sources["train"] > 0

@@ -214,10 +214,25 @@ def test_old_logprobs_of_the_generator_teach_the_same(tmp_path: Path, algorithm:
         assert 0 < b["logprob_gap_max"] < 1e-4
 
 
+@pytest.mark.parametrize("old", ["trainer", "sampler"])
+def test_ppo_without_a_reward_does_not_move_in_its_first_step(tmp_path: Path, old: str) -> None:
+    """The only signal is a KL of exactly 0; rounding in it would be whitened to a full-size update."""
+    (metrics,) = steps_of(run(tmp_path, "ppo", num_steps=1, minibatches=2, old_logprobs=old, rewards=(Nothing(),)))
+    assert metrics["reward_mean"] == metrics["grad_norm"] == metrics["kl"] == 0.0
+
+
 def test_a_gap_between_generator_and_trainer_is_seen_whoever_gives_the_old_logprobs(tmp_path: Path) -> None:
     for old in ("trainer", "sampler"):
         (metrics,) = steps_of(fixed_run(tmp_path / old, fixed(), num_steps=1, minibatches=2, old_logprobs=old))
         assert metrics["logprob_gap_max"] > 0.1
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """A reward of 0 for everything."""
+
+    def __call__(self, trajectories: Any, questions: Any) -> list[Scores]:
+        return [on_last_token(t, 0.0, em=0.0) for t in trajectories]
 
 
 @dataclass(frozen=True)
