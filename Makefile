@@ -74,7 +74,7 @@ run: $(STAMP)
 	@$(BIN)/python -m flows.reproduce $(SETTINGS)
 
 smoke: $(STAMP)
-	@$(BIN)/python -m flows.reproduce --once --set scale=smoke $(SETTINGS)
+	@$(BIN)/python -m flows.reproduce --once --set scale=smoke $(if $(DATA),,--set data=smoke) $(SETTINGS)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest $(PYTEST) $(ARGS)

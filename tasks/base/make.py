@@ -44,19 +44,20 @@ def make_tiny(
 
     Args:
         tiny, conf, rollout, template: settings.
-        questions: training questions only.
+        questions: of all splits; only those of `train` are learned from, all must fit the prompt budget.
         passages: the corpus, streamed; the first of them give the vocabulary.
         retriever: answers the scripted searches.
         seed: of weights, demonstrations and batches.
         scratch: checkpoints.
         log: receives (step, metrics).
     """
+    everything, questions = questions, [question for question in questions if question.split == "train"]
     chosen = random.Random(f"{seed}/base/questions").sample(list(questions), min(conf.max_questions, len(questions)))
     tokenizer = build_tokenizer(_texts(questions, passages, template), tiny.max_vocab)
     model = new_model(tiny, tokenizer, seed)
     grammar = SearchGrammar(reserved=tuple(tokenizer.all_special_tokens))
     renderer = Renderer(rollout, tokenizer, retriever, grammar, template)
-    renderer.check(chosen)
+    renderer.check(everything)
     fit = Fit(model, scratch, conf.checkpoint_every, conf.max_batch_tokens, log)
     words = range(256, tokenizer.vocab_size)  # A wide pool: with few tokens, copying is learned much later.
     fit.run("recall", conf.recall, lambda step: _recall(f"{seed}/recall/{step}", conf.recall.batch, words))

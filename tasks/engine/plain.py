@@ -31,7 +31,7 @@ def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, 
     """A model folder as (causal LM, tokenizer).
 
     Raises:
-        DataError: the folder lacks a configuration, safetensors weights or a tokenizer.
+        DataError: the folder lacks a configuration, safetensors weights or a tokenizer, or one cannot be loaded.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -47,9 +47,25 @@ def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, 
     need(("config.json",), "model configuration")
     need(("*.safetensors",), "safetensors weights")
     need(("tokenizer.json", "vocab.json", "tokenizer.model"), "tokenizer")
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, use_safetensors=True)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # Whatever transformers and tokenizers raise, and that is anything.
+        raise DataError(_unreadable(folder, "the tokenizer", error)) from error
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, use_safetensors=True)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise DataError(_unreadable(folder, "configuration and weights", error)) from error
     return model.eval(), tokenizer
+
+
+def _unreadable(folder: Path, what: str, error: Exception) -> str:
+    reason = " ".join(str(error).split())[:300] or "no reason given"
+    return (
+        f"{folder}: transformers cannot load {what}: {type(error).__name__}: {reason}. Expected what save_pretrained "
+        f"writes, all of one model; copy or save the folder again."
+    )
 
 
 def pick_device() -> torch.device:

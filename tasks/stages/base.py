@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks import conf
+from tasks.agent.prompts import prompt_ids
+from tasks.data.records import SPLITS
 from tasks.stages import parts
 from tasks.stages.runner import Context, run
 from tasks.store import replacing_folder, write_jsonl
@@ -22,6 +24,10 @@ def body(ctx: Context, seed: int) -> None:
     model_conf = parts.model_conf(ctx.params)
     if model_conf.pretrained is not None:
         model, tokenizer = load_policy(ctx.root / model_conf.pretrained.folder)
+        template, grammar = parts.template(ctx.params), parts.grammar(tokenizer)
+        limit = parts.rollout_conf(ctx.params).max_prompt_tokens
+        for question in parts.questions(ctx.root, SPLITS):  # One over its budget is found now, not in a later stage.
+            prompt_ids(tokenizer, template, question, grammar, limit)
         history = []  # Nothing was trained here.
     else:
         made = _tiny(ctx, seed)
@@ -44,8 +50,8 @@ def _tiny(ctx: Context, seed: int) -> TinyPolicy:
     parts.set_threads(settings.num_threads)
     ctx.track.log_params(conf.plain(settings))
     phases = (settings.recall, settings.read, settings.wasteful, settings.lazy)
-    questions = parts.questions(ctx.root, ("train",))
-    ctx.track_data("training", len(questions))
+    questions = parts.questions(ctx.root, SPLITS)
+    ctx.track_data("training", sum(question.split == "train" for question in questions))
     bar = parts.Bar(ctx, sum(phase.max_steps for phase in phases))
     return make_tiny(
         model_conf.tiny, settings, parts.rollout_conf(ctx.params), parts.template(ctx.params),

@@ -171,6 +171,7 @@ def start(name: str, params: conf.Params, root: Path = Path(".")) -> Track:
                 _warn(reason)
     commit, dirty = git_state(root)
     group, _, item = name.partition("@")
+    seed = tail if (tail := item.rpartition("-")[2]).isdecimal() else ""
     settings = conf.plain(params)
     where = address_digest(root) if is_on else None
     track._write({"kind": "start", "stage": name, "pipeline": key, "owner": owner, "address": where})
@@ -178,8 +179,8 @@ def start(name: str, params: conf.Params, root: Path = Path(".")) -> Track:
         {
             "stage": group,
             "item": item,
-            "seed": item.rpartition("-")[2],
-            "method": item.rpartition("-")[0],
+            "seed": seed,
+            "method": item.rpartition("-")[0] if seed else item,
             "git_commit": commit or "none",
             "git_dirty": dirty,
             "config_digest": store.digest(settings),

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 BASE, TRAIN = "base --seed 0", "train --method search_r1_grpo --seed 0"
 EVALUATE = "evaluate --policy base --seed 0"
-PRETRAINED = "kind: pretrained\nprompt: null\npretrained: {folder: given}\nlora: {rank: 0}\n"
+PRETRAINED = "kind: pretrained\nprompt: '{question}'\npretrained: {folder: given}\nlora: {rank: 0}\n"
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +81,19 @@ def test_settings(clone: Clone, stage: str, path: str, old: str, new: str, expec
     _refused(clone, stage, expected)
 
 
+def _spoilt(name: str, content: bytes) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        assert (folder / name).is_file()
+        (folder / name).write_bytes(content)
+
+    return spoil
+
+
+def _another_vocabulary(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 11}))
+
+
 def _without(*patterns: str) -> Callable[[Path], None]:
     def spoil(folder: Path) -> None:
         gone = [path for pattern in patterns for path in folder.glob(pattern)]
@@ -98,8 +111,12 @@ def _without(*patterns: str) -> Callable[[Path], None]:
         (_without("*.safetensors"), "given: no safetensors weights found"),
         (_without("config.json"), "given: no model configuration found"),
         (shutil.rmtree, "given: the model folder is missing"),
+        (_spoilt("config.json", b"{"), "given: transformers cannot load "),
+        (_spoilt("model.safetensors", b"12345678"), "given: transformers cannot load configuration and weights"),
+        (_spoilt("tokenizer.json", b""), "given: transformers cannot load the tokenizer"),
+        (_another_vocabulary, "given: transformers cannot load configuration and weights"),
     ],
-    ids=["tokenizer", "weights", "configuration", "folder"],
+    ids=["tokenizer", "weights", "configuration", "folder", "syntax", "torn", "empty", "vocabulary"],
 )
 def test_a_model_folder_that_is_not_whole(clone: Clone, spoil: Callable[[Path], None], expected: str) -> None:
     (clone.root / "conf/model/mine.yaml").write_text(PRETRAINED)
@@ -129,6 +146,14 @@ def test_an_evaluation_question_over_the_budget(clone: Clone) -> None:
     _refused(
         clone, EVALUATE, f"question {last['id']!r}: its prompt has ", "the budget max_prompt_tokens is 256", "Raise"
     )
+
+
+def test_a_question_over_the_budget_of_a_given_model_is_found_before_training(clone: Clone) -> None:
+    """The method's prompt is longer than the smallest budget for a policy with so few words."""
+    (clone.root / "conf/model/mine.yaml").write_text(PRETRAINED.replace("'{question}'", "null"))
+    clone.set("model", "mine")
+    shutil.copytree(clone.root / "artifacts/base/0/policy", clone.root / "given")
+    _refused(clone, BASE, "questions.jsonl, question 'world/", "the budget max_prompt_tokens is 256")
 
 
 def test_no_question_of_the_evaluated_splits(clone: Clone) -> None:

@@ -16,7 +16,8 @@ from tests.stages.clone import SMOKE, Clone
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-GROUPS = Counter({"data": 1, "validate": 1, "index": 1, "recall": 1, "base": 1, "train": 2, "evaluate": 3, "report": 1})
+EXECUTIONS = {"data": 1, "validate": 1, "index": 1, "recall": 1, "base": 1, "method": 2, "train": 2, "evaluate": 3}
+GROUPS = Counter({**EXECUTIONS, "report": 1})
 FLOW = ("flows.reproduce", "--no-prefect")
 
 
@@ -87,7 +88,7 @@ def test_mlflow_keeps_what_the_stages_read_played_and_made(by_flow: tuple[Clone,
     assert len(runs) == sum(GROUPS.values()) + 1
     manifest = json.loads((clone.root / "artifacts/data/manifest.json").read_text(encoding="utf-8"))
     for name, run in runs.items():
-        if name not in (ids[parent], "data", "report"):
+        if name.partition("@")[0] not in (ids[parent], "data", "report", "method"):
             assert [read.dataset.name for read in run.inputs.dataset_inputs] == ["smoke"], name
             assert run.data.tags["data_sha256"] == run.data.tags["data.smoke"] == manifest["data_sha256"], name
         if name != ids[parent]:
@@ -140,7 +141,7 @@ def test_no_output_names_the_place_where_it_was_made(by_dvc: Clone) -> None:
 
 
 def test_only_what_a_change_reaches_runs_again(by_dvc: Clone, tmp_path: Path) -> None:
-    """In order: nothing changed; a folder left over; another top-k; back again."""
+    """In order: nothing changed; a folder left over; a method's file added; another top-k; back again."""
     clone = by_dvc.copy(tmp_path / "clone")
     before = _results(clone)
 
@@ -158,6 +159,8 @@ def test_only_what_a_change_reaches_runs_again(by_dvc: Clone, tmp_path: Path) ->
     assert repro() in (Counter(), Counter({"report": 1}))
     assert _results(clone) == before
     assert "search_r1_grpo-9" not in (clone.root / "reports/index.html").read_text(encoding="utf-8")
+    (clone.root / "tasks/methods/mine.py").write_text('"""Another paper."""\n', encoding="utf-8")
+    assert repro() == Counter({"method": 2})  # Both methods are looked at again and are what they were.
     clone.set("top_k", "2")
     assert repro() == Counter({"evaluate": 3, "report": 1})
     summary = json.loads((clone.root / "artifacts/evaluate/base-0/summary.json").read_text(encoding="utf-8"))
