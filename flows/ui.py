@@ -5,24 +5,34 @@ The servers end with this command. While it runs, pipeline runs of this clone re
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from flows.reproduce import UI_ADDRESS
 
 SECONDS_TO_START = 90.0
+SECONDS_TO_SETTLE = 2.0  # A server that cannot have its port ends sooner than this.
 MLFLOW = Path(".scratch/mlflow")
 
 
 def main() -> int:
-    """Start both, say where they are, wait for Ctrl-C."""
-    prefect, mlflow = os.environ.get("PORT_PREFECT", "4200"), os.environ.get("PORT_MLFLOW", "5000")
+    """Start both, say where they are, wait for Ctrl-C; start neither where a port is taken."""
+    ports = {"Prefect": os.environ.get("PORT_PREFECT", "4200"), "MLflow": os.environ.get("PORT_MLFLOW", "5000")}
+    try:
+        _check_ports(ports)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    prefect, mlflow = ports["Prefect"], ports["MLflow"]
     MLFLOW.mkdir(parents=True, exist_ok=True)
     UI_ADDRESS.parent.mkdir(parents=True, exist_ok=True)
     database = f"sqlite:///{(MLFLOW / 'mlflow.db').resolve()}"
@@ -47,9 +57,11 @@ def main() -> int:
         _wait("MLflow", servers["MLflow"], f"http://127.0.0.1:{mlflow}/health", mlflow)
         print(f"MLflow:  http://127.0.0.1:{mlflow}", flush=True)
         print("Ctrl-C ends both.", flush=True)
-        while all(server.poll() is None for server in servers.values()):
+        while True:
+            for name, server in servers.items():
+                if server.poll() is not None:
+                    _raise_ended(name, server, ports[name])
             time.sleep(0.5)
-        raise ValueError("a server ended by itself; see .scratch/logs/prefect.txt and .scratch/logs/mlflow.txt.")
     except KeyboardInterrupt:
         return 0
     except ValueError as error:
@@ -76,20 +88,53 @@ def _start(module: str, words: list[str], address: str, **env: str) -> subproces
         )
 
 
+def _check_ports(ports: Mapping[str, str]) -> None:
+    """Refuse ports that are no numbers, the same one twice, or taken: whoever has it would answer in our name."""
+    for name, port in ports.items():
+        if not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
+            raise ValueError(f"PORT_{name.upper()}={port!r}, expected a number from 1 to 65535.")
+    if len({int(port) for port in ports.values()}) < len(ports):
+        both = " and ".join(f"PORT_{name.upper()}={port}" for name, port in ports.items())
+        raise ValueError(f"{both}: each server needs a port of its own.")
+    for name, port in ports.items():
+        with socket.socket() as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # As servers do; a port just left is free.
+            try:
+                one.bind(("127.0.0.1", int(port)))
+            except OSError as error:
+                raise ValueError(
+                    f"{name} cannot have port {port} of 127.0.0.1 ({error.strerror}); is another `make ui` running? "
+                    f"{_another(name)}"
+                ) from None
+
+
+def _another(name: str) -> str:
+    return f"Choose another port: make ui PORT_{name.upper()}=..."
+
+
 def _wait(name: str, server: subprocess.Popen[bytes], url: str, port: str) -> None:
+    """Until it answers and is alive a moment later: an answer alone may be that of a foreign server on its port."""
     until = time.monotonic() + SECONDS_TO_START
     while time.monotonic() < until:
         if server.poll() is not None:
-            raise ValueError(
-                f"{name} did not start; is port {port} taken? See .scratch/logs/{name.lower()}.txt, or choose "
-                f"another: make ui PORT_{name.upper()}=..."
-            )
+            _raise_ended(name, server, port)
         try:
             with urllib.request.urlopen(url, timeout=2):
-                return
+                break
         except OSError:
             time.sleep(0.3)
-    raise ValueError(f"{name} gave no answer at {url} within {SECONDS_TO_START:.0f} s.")
+    else:
+        raise ValueError(f"{name} gave no answer at {url} within {SECONDS_TO_START:.0f} s.")
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        server.wait(SECONDS_TO_SETTLE)
+        _raise_ended(name, server, port)
+
+
+def _raise_ended(name: str, server: subprocess.Popen[bytes], port: str) -> NoReturn:
+    raise ValueError(
+        f"{name} on port {port} ended by itself (exit status {server.returncode}); see "
+        f".scratch/logs/{name.lower()}.txt. If another program has the port: {_another(name)}"
+    )
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:

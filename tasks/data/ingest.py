@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -114,7 +115,25 @@ def _either(path: Path) -> Path | None:
     packed = path.with_name(f"{path.name}.gz")
     if path.is_file() and packed.is_file():
         raise DataError(f"{path.parent}: both {path.name} and {packed.name} are there. Remove one of them.")
+    for one in (path, packed):
+        if not one.is_file() and os.path.lexists(one):
+            raise DataError(f"{one}: {_what_it_is(one)}, expected a file with one JSON object a line. Put one there.")
     return path if path.is_file() else packed if packed.is_file() else None
+
+
+def _what_it_is(path: Path) -> str:
+    """In words, what stands where a file should; `path` exists in some way and is no file."""
+    if path.is_dir():
+        return "found a folder"
+    if not path.is_symlink():
+        return "found neither a file nor a folder"
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return f"found a link to {str(path.readlink())!r}, which does not exist"
+    except OSError as error:  # A loop, most of all.
+        return f"found a link that cannot be followed ({error.strerror})"
+    return f"found a link to {str(path.readlink())!r}, which is neither a file nor a folder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,20 +182,20 @@ class _Survey:
         if len(suspects):
             _raise_repeated_passage(path, set(suspects.tolist()))
 
-    def read_questions(self, paths: Iterable[Path]) -> None:
+    def read_questions(self, paths: Sequence[Path]) -> None:
         """Check questions that stay where they are; they must be sorted by id."""
         seen = [_see(question, where) for question, where in self._questions(paths)]
-        self._settle(seen)
+        self._settle(seen, paths)
         assert self.kept == seen, "generated questions must come sorted by id"
 
-    def write_questions(self, paths: Iterable[Path], target: Path) -> None:
+    def write_questions(self, paths: Sequence[Path], target: Path) -> None:
         """Check the questions of `paths` and write them to `target`, sorted by id."""
         spool, seen = target.with_name(f".{target.name}.spool"), []
         with spool.open("w+b") as lines:
             for question, where in self._questions(paths):
                 seen.append(_see(question, where, lines.tell()))
                 lines.write(dump(question_row(question)).encode() + b"\n")
-            self._settle(seen)
+            self._settle(seen, paths)
             with replacing(target) as file:
                 for one in self.kept:
                     lines.seek(one.position)
@@ -216,7 +235,7 @@ class _Survey:
         """Whether the corpus holds this id (up to a 64-bit hash collision)."""
         return contains(self.keys, key_of(passage_id))
 
-    def _settle(self, seen: list[_Seen]) -> None:
+    def _settle(self, seen: list[_Seen], paths: Sequence[Path]) -> None:
         """Set `kept`, sorted by id: `seen` without leaked train rows; raise for repeated ids and empty sides."""
         evaluated = [one for one in seen if not one.is_train]
         trained = [one for one in seen if one.is_train]
@@ -233,10 +252,11 @@ class _Survey:
                 raise DataError(_leak_message(one, other))
             else:
                 self.leaked.append(one.id)
+        files = ", ".join(map(str, paths))
         if not kept:
-            raise DataError(f"{_files(seen)}: no train row{_left(self.leaked)}. Add questions with split train.")
+            raise DataError(f"{files}: no train row{_left(self.leaked)}. Add questions with split train.")
         if not evaluated:
-            raise DataError(f"{_files(seen)}: no dev or test row, so nothing can be evaluated. Add some.")
+            raise DataError(f"{files}: no dev or test row, so nothing can be evaluated. Add some.")
         self.kept = sorted([*kept, *evaluated], key=lambda one: one.id)
 
 
@@ -305,10 +325,6 @@ def _leak_message(train: _Seen, other: _Seen) -> str:
         f"{other.id!r} in {other.where}. Remove one of the rows, or set leakage: drop_train in conf/data/folder.yaml "
         f"to leave such train rows out."
     )
-
-
-def _files(seen: list[_Seen]) -> str:
-    return ", ".join(sorted({one.where.rsplit(": row ", 1)[0] for one in seen}))
 
 
 def _left(leaked: list[str]) -> str:

@@ -35,8 +35,16 @@
     return node;
   }
   function table(header, rows, attributes) {
-    return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "table" }, h("table", attributes || {},
+    return scroller("table", h("table", attributes || {},
       h("thead", {}, h("tr", {}, header.map((text) => h("th", { scope: "col", class: text instanceof Node ? text.className : null }, text)))), h("tbody", {}, rows)));
+  }
+  // A box that scrolls sideways, and says so while there is something to scroll to.
+  function scroller(label, content) {
+    const hint = h("p", { class: "hint", hidden: true }, "Scroll sideways for more columns \u2192");
+    const box = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, content);
+    const sizes = new ResizeObserver(() => { hint.hidden = box.scrollWidth <= box.clientWidth + 1; });
+    for (const node of [box, content]) sizes.observe(node);
+    return h("div", {}, hint, box);
   }
   const row = (cells, attributes) => h("tr", attributes || {}, cells.map((cell) => (cell instanceof Node && cell.tagName === "TD" ? cell : h("td", {}, cell))));
   const swatch = (policy) => h("span", { class: "swatch", "--c": colour(policy) });
@@ -170,17 +178,27 @@
       seeds.map((seed) => s("path", { d: `M${x(seed.value)} 20v5`, stroke: colour(cell.policy), "stroke-width": 1.6 }, s("title", {}, `seed ${seed.seed}: ${percent(seed.value)}`))));
   }
 
+  // One sentence. It names a winner only where one method alone is best and above base by more than its interval.
+  function headline(scored) {
+    const [base, ...methods] = scored, of = `of ${base.count.toLocaleString("en")} held-out questions`;
+    if (!methods.length) return `${title(base.policy)} answers ${percent(base.value)}% ${of} exactly.`;
+    const gain = (cell) => find(cell.policy, "em_minus_base");
+    const above = methods.filter((cell) => gain(cell) && gain(cell).low > 0).sort((a, b) => b.value - a.value);
+    if (!above.length) return `No method is above the base policy by more than its interval, on ${base.count.toLocaleString("en")} held-out questions.`;
+    const best = above[0], shown = percent(best.value), tied = methods.filter((cell) => percent(cell.value) === shown);
+    if (tied.length === 1) return `${title(best.policy)} answers ${shown}% ${of} exactly, ${percent(gain(best).value)} points more than the policy it started from.`;
+    const names = `${tied.slice(0, -1).map((cell) => title(cell.policy)).join(", ")} and ${title(tied[tied.length - 1].policy)}`;
+    return `${names} each answer ${shown}% ${of} exactly; the policy they started from, ${percent(base.value)}%.`;
+  }
+
   function results() {
     const scored = order.map((policy) => find(policy, "em")).filter(Boolean);
-    const best = scored.filter((cell) => cell.policy !== order[0]).sort((a, b) => b.value - a.value)[0] || scored[0];
-    const gain = find(best.policy, "em_minus_base");
-    const change = !gain ? "" : gain.low > 0 ? `, ${percent(gain.value)} points more than the policy it started from`
-      : gain.high < 0 ? `, ${percent(-gain.value)} points fewer than the policy it started from` : ", not measurably different from the policy it started from";
-    main.append(h("h1", {}, `${title(best.policy)} answers ${percent(best.value)}% of ${best.count.toLocaleString("en")} held-out questions exactly${change}.`));
+    main.append(h("h1", {}, headline(scored)));
     const facts = { ...data.facts, questions: data.num_questions.toLocaleString("en"), seeds: data.seeds.join(", ") };
     const commits = [...new Set(Object.values(data.provenance).flatMap((p) => p.stages.map((stage) => stage.ledger && stage.ledger.git_commit)).filter(Boolean))];
     if (commits.length) facts.commit = commits.map((commit) => commit.slice(0, 8)).join(", ");
     main.append(h("ul", { class: "facts" }, Object.entries(facts).map(([key, value]) => h("li", {}, h("b", {}, key), value))));
+    if (data.facts.scale === "smoke") main.append(h("p", { class: "warning" }, "smoke scale: nothing is learned here; it only shows that the pipeline runs"));
 
     const header = ["policy", h("span", { class: "left" }, "exact match, 0 to 100%"), "EM %", "EM \u2212 base", "F1 %", "subEM %", "sampled EM %", "searches", "valid %", "gold %", "tokens"];
     const body = h("tbody");
@@ -194,7 +212,7 @@
           const dots = seed === "all" ? data.seeds.map((one) => find(policy, "em", { seed: String(one) })).filter(Boolean) : [];
           body.append(row([
             seed === "all" ? [swatch(policy), title(policy)] : `seed ${seed}`,
-            h("td", { class: "left" }, intervalBar(em, dots)), share(em), difference(get("em_minus_base")), share(get("f1")), share(get("subem")), share(get("em", "sampled")),
+            h("td", { class: "left wide" }, intervalBar(em, dots)), share(em), difference(get("em_minus_base")), share(get("f1")), share(get("subem")), share(get("em", "sampled")),
             plain(get("searches"), 2), get("valid_action_rate") && number(get("valid_action_rate"), percent(get("valid_action_rate").value)),
             get("recall") && number(get("recall"), percent(get("recall").value)), plain(get("generated_tokens"), 0),
           ].map((cell) => cell || h("td", {}, "\u2013")), { class: seed === "all" ? "" : "seedrow" }));
@@ -203,25 +221,26 @@
     }
     draw(false);
     const toggle = h("label", { class: "check" }, h("input", { type: "checkbox", onchange: (event) => draw(event.target.checked) }), "show each seed");
-    const whole = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Result table" }, h("table", { class: "tight" }, h("thead", {}, h("tr", {}, header.map((text) => h("th", { scope: "col" }, text)))), body));
-    whole.querySelectorAll("th")[1].classList.add("left");
+    const whole = scroller("Result table", h("table", { class: "tight" }, h("thead", {}, h("tr", {}, header.map((text) => h("th", { scope: "col" }, text)))), body));
+    whole.querySelectorAll("th")[1].classList.add("left", "wide");
     section("results", "Results", null, h("div", { class: "card" }, whole, h("div", { class: "bar" }, h("p", { class: "note" },
-      `Greedy play. Second line: 95% bootstrap interval ${data.spread}; ticks below a bar are single seeds. Differences to base are paired on seed and question. Valid: share of actions that could be executed. Gold: share of gold passages found. Select a number to see where it comes from.`), h("span", { class: "space" }), toggle)));
+      `Greedy play. Second line: 95% bootstrap interval ${data.spread}.`, h("span", { class: "wide" }, " Ticks below a bar are single seeds."), ` Differences to base are paired on seed and question. Valid: share of actions that could be executed. Gold: share of gold passages found. Select a number to see where it comes from.`), h("span", { class: "space" }), toggle)));
     const failed = order.map((policy) => find(policy, "failed")).filter((cell) => cell && cell.value > 0);
-    if (failed.length) main.lastChild.append(h("p", { class: "note down" }, `Failed searches: ${failed.map((cell) => `${title(cell.policy)} ${percent(cell.value, 2)}% of questions`).join(", ")}.`));
+    if (failed.length) main.lastChild.append(h("p", { class: "note down" }, `Failed searches: ${failed.map((cell) => `${title(cell.policy)} ${percent(cell.value, 2)}% of questions`).join(", ")}. They count as wrong.`));
   }
 
   // Breakdown by hops or dataset
 
   function breakdown(key, values, name, lead, label) {
-    const width = narrow() ? 340 : 560, rowHeight = Math.max(34, 13 * order.length + 16), left = narrow() ? 82 : 110, right = 16, top = 8, height = top + rowHeight * values.length + 26;
+    const counts = values.map((value) => { const cell = find(order[0], "em", { [key]: value }); return cell ? `${cell.count} questions` : ""; });
+    const longest = Math.max(...values.map((value, i) => Math.max(label(value).length, counts[i].length)));
+    const width = narrow() ? 340 : 560, rowHeight = Math.max(34, 13 * order.length + 16), left = Math.max(narrow() ? 82 : 110, Math.min(width / 2, 16 + 6.6 * longest)), right = 16, top = 8, height = top + rowHeight * values.length + 26;
     const x = (value) => left + (width - left - right) * value;
     const marks = values.map((value, i) => {
       const y = top + i * rowHeight;
-      const counted = find(order[0], "em", { [key]: value });
       return [
         i > 0 && s("line", { class: "gridline", x1: 0, x2: width, y1: y, y2: y }),
-        s("text", { x: 0, y: y + rowHeight / 2 - 2, "font-weight": 600 }, label(value)), s("text", { x: 0, y: y + rowHeight / 2 + 12 }, counted ? `${counted.count} questions` : ""),
+        s("text", { x: 0, y: y + rowHeight / 2 - 2, "font-weight": 600 }, label(value)), s("text", { x: 0, y: y + rowHeight / 2 + 12 }, counts[i]),
         order.map((policy, j) => {
           const cell = find(policy, "em", { [key]: value });
           if (!cell) return null;
@@ -237,8 +256,8 @@
     const base = top + rowHeight * values.length;
     const axis = [0, 0.25, 0.5, 0.75, 1].map((tick) => [s("line", { class: "gridline", x1: x(tick), x2: x(tick), y1: top, y2: base }), s("text", { x: x(tick), y: base + 16, "text-anchor": "middle" }, `${100 * tick}%`)]);
     const plot = s("svg", { class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Exact match by ${name}, with intervals; the same numbers are in the table` }, axis, marks);
-    const rows = values.map((value) => row([label(value), String((find(order[0], "em", { [key]: value }) || {}).count ?? ""), ...order.map((policy) => share(find(policy, "em", { [key]: value })) || "\u2013")]));
-    section(key, name, lead, h("div", { class: "grid two" }, h("div", { class: "card" }, legend(order), plot), h("div", { class: "card" }, table([key, "questions", ...order.map(title)], rows))));
+    const rows = values.map((value) => row([label(value), h("td", { class: "wide" }, String((find(order[0], "em", { [key]: value }) || {}).count ?? "")), ...order.map((policy) => share(find(policy, "em", { [key]: value })) || "\u2013")]));
+    section(key, name, lead, h("div", { class: "grid two" }, h("div", { class: "card" }, legend(order), plot), h("div", { class: "card" }, table([key, h("span", { class: "wide" }, "questions"), ...order.map(title)], rows))));
   }
   const legend = (policies, extra) => h("div", { class: "legend" }, policies.map((policy) => h("span", {}, swatch(policy), title(policy))), extra);
 

@@ -458,6 +458,7 @@ def markdown(results: Results) -> str:
         f"data `{runs[0].summary['data_sha256'][:12]}`. Greedy play unless marked. Brackets: 95% bootstrap interval "
         f"{spread(results.seeds)}. Differences are paired on seed and question. "
         "Every number, seed by seed, is in `results.csv`.",
+        *failed_searches(results),
         _markdown_table(*_headline(results)),
         "## Exact match by number of hops",
         _markdown_table(*_breakdown(results, "hops", sorted({c.hops for c in results.cells} - {ALL}, key=int))),
@@ -469,6 +470,20 @@ def markdown(results: Results) -> str:
         _markdown_table(*_recall_table(results)),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def failed_searches(results: Results) -> list[str]:
+    """One line that names each policy with failed searches, in any mode and seed; no line where none failed."""
+    parts = []
+    for policy in results.policies:
+        counts = []
+        for mode in ("greedy", "sampled"):
+            rows = [row for run in results.runs if run.policy == policy for row in run.scores.get(mode, ())]
+            failed = sum(row["status"] == "failed" for row in rows)
+            counts += [f"{failed:,} of {len(rows):,} {mode}"] if failed else []
+        if counts:
+            parts.append(f"{results.title(policy)} {', '.join(counts)}")
+    return [f"Searches failed, and these questions count as wrong: {'; '.join(parts)}."] if parts else []
 
 
 def _headline(results: Results) -> tuple[list[str], list[list[str]]]:
@@ -576,7 +591,7 @@ def terminal(results: Results, ledger: Mapping[str, Row] | None = None) -> str:
     lines = ["  ".join(_pad(text, widths[i], i) for i, text in enumerate(line)).rstrip() for line in [header, *rows]]
     rule = "-" * max(map(len, lines))
     note = f"{num_questions} held-out questions, greedy; tokens and seconds are means over seeds."
-    return "\n".join([lines[0], rule, *lines[1:], rule, note])
+    return "\n".join([lines[0], rule, *lines[1:], rule, note, *failed_searches(results)])
 
 
 def _pad(text: str, width: int, column: int) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
+import re
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -82,7 +84,13 @@ def test_ingest_of_its_own_output_changes_nothing(make_folder: Make, tmp_path: P
             r"corpus\.jsonl: row 3: field 'id': found 'p0' again, first in row 1",
         ),
         (None, [passage(1, text=3)], r"corpus\.jsonl: row 1: field 'text': found 3 \(int\)"),
-        ([], None, r"no train row"),
+        ([], None, r"questions\.jsonl: no train row\. Add"),
+        (
+            lines([question(0)]) + '{"id": "d/1", "hops": 1, "hops": 2}\n',
+            None,
+            r"questions\.jsonl: row 2: key 'hops' appears more than once",
+        ),
+        (None, '{"id": "p0", "id": "p1"}\n', r"corpus\.jsonl: row 1: key 'id' appears more than once"),
         ([question(1)], None, r"questions\.jsonl: no train row\. Add questions with split train"),
         ([question(0)], None, r"questions\.jsonl: no dev or test row"),
     ],
@@ -139,6 +147,30 @@ def test_missing_folder_and_files(tmp_path: Path) -> None:
     (tmp_path / "in" / "corpus.jsonl.gz").write_bytes(b"")
     with pytest.raises(DataError, match=r"both corpus\.jsonl and corpus\.jsonl\.gz"):
         ingest(tmp_path / "in", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("put", "words"),
+    [
+        (lambda path: path.mkdir(), "found a folder"),
+        (
+            lambda path: path.symlink_to(path.name),
+            r"found a link that cannot be followed \(Too many levels of symbolic links\)",
+        ),
+        (lambda path: path.symlink_to("nowhere"), "found a link to 'nowhere', which does not exist"),
+        (os.mkfifo, "found neither a file nor a folder"),
+    ],
+)
+@pytest.mark.parametrize("name", ["questions.jsonl", "questions.jsonl.gz", "sub/questions.jsonl", "corpus.jsonl"])
+def test_what_stands_where_a_file_should_is_named(
+    make_folder: Make, tmp_path: Path, name: str, put: Callable[[Path], None], words: str
+) -> None:
+    path = make_folder() / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    put(path)
+    with pytest.raises(DataError, match=f"{re.escape(str(path))}: {words}, expected a file"):
+        ingest(tmp_path / "given", tmp_path / "out")
 
 
 SAME_TEXT = [question(0), question(2), question(1, question="who is the number 0")]  # Same once normalised.

@@ -265,6 +265,92 @@ def test_page_fits_its_window(browser: Browser, page: Path, width: int):
 
 
 @needs_browser
+def test_numbers_come_first_on_a_phone(browser: Browser, page: Path):
+    def shows(selector: str) -> bool:
+        return bool(browser.run(f"document.querySelector({json.dumps(selector)}).offsetParent !== null"))
+
+    browser.resize(400, 900)
+    browser.open(page)
+    assert not shows("#results td.wide")
+    for place in (1, 2):  # Exact match, and its difference to base.
+        right = f"[...document.querySelectorAll('#results tr:nth-child(2) button.cell')].at({place - 1})"
+        assert browser.run(f"{right}.getBoundingClientRect().right") <= 400
+    assert shows("#results .hint")
+    assert browser.run("document.querySelector('#hops .scroll').scrollWidth") <= 400
+    browser.resize(1200, 900)
+    browser.open(page)
+    assert shows("#results td.wide")
+    assert not shows("#results .hint")
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [1200, 400])
+def test_labels_of_a_breakdown_end_left_of_its_zero(browser: Browser, page: Path, width: int):
+    browser.resize(width, 900)
+    browser.open(page)
+    labels = "[...document.querySelectorAll('#hops svg.plot text:not([text-anchor])')].map(t => t.getBBox())"
+    zero = browser.run("document.querySelector('#hops svg.plot line.gridline').x1.baseVal.value")
+    assert (
+        0 < browser.run(f"Math.max(...{labels}.map(box => box.x + box.width))") < zero - 8
+    )  # A dot at 0% reaches 6 to the left.
+    browser.resize(1200, 900)
+
+
+def _page_of(tmp_path: Path, right: dict[str, int], scale: str = "laptop", failed: bool = False) -> Path:
+    """A page of 30 questions and one seed, of which each policy answers the first `right`."""
+    artifacts = write_artifacts(tmp_path, seeds=(0,), num_questions=30, steps=3)
+    for policy, count in right.items():
+        path = artifacts / "evaluate" / f"{policy}-0" / "scores.jsonl"
+        rows = [row for _, row in read_jsonl(path)]
+        for i, row in enumerate(rows):
+            row["em"] = float(i // 2 < count)  # Two modes a question.
+            row["status"] = "failed" if failed and i == len(rows) - 2 else "answered"
+        write_jsonl(path, rows)
+    found = build(artifacts, METHODS, (0,), 200, TITLES)
+    write_page(tmp_path / "index.html", found, artifacts, facts={"scale": scale})
+    return tmp_path / "index.html"
+
+
+GRPO_BEST = (
+    "Search-R1-GRPO answers 90.0% of 30 held-out questions exactly, 80.0 points more than the policy it started from."
+)
+TIE = (
+    "Search-R1-PPO and Search-R1-GRPO each answer 90.0% of 30 held-out questions exactly; "
+    "the policy they started from, 10.0%."
+)
+NONE_ABOVE = "No method is above the base policy by more than its interval, on 30 held-out questions."
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("base", "ppo", "grpo", "sentence"),
+    [
+        (0, 0, 0, NONE_ABOVE),
+        (9, 10, 9, NONE_ABOVE),
+        (20, 3, 5, NONE_ABOVE),
+        (3, 21, 27, GRPO_BEST),
+        (3, 27, 27, TIE),
+    ],
+)
+def test_the_headline_names_a_winner_only_where_there_is_one(
+    browser: Browser, tmp_path: Path, base: int, ppo: int, grpo: int, sentence: str
+):
+    browser.open(_page_of(tmp_path, {"base": base, "search_r1_ppo": ppo, "search_r1_grpo": grpo}))
+    assert text(browser, "h1") == sentence
+    assert text(browser, ".warning") == ""
+
+
+@needs_browser
+def test_smoke_scale_and_failed_searches_are_said(browser: Browser, tmp_path: Path):
+    browser.open(_page_of(tmp_path, {"search_r1_ppo": 4}, "smoke", failed=True))
+    assert text(browser, ".warning") == "smoke scale: nothing is learned here; it only shows that the pipeline runs"
+    assert browser.run("document.querySelector('.warning').getBoundingClientRect().bottom") < 900
+    assert text(browser, "#results .note.down") == (
+        "Failed searches: Search-R1-PPO 3.33% of questions. They count as wrong."
+    )
+
+
+@needs_browser
 def test_hostile_text_stays_text(browser: Browser, tmp_path: Path):
     artifacts = write_artifacts(tmp_path, num_questions=9, steps=4, hostile=True)
     found = build(artifacts, METHODS, (0, 1), 100, {**TITLES, "search_r1_ppo": HOSTILE})

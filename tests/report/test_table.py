@@ -157,6 +157,28 @@ def test_markdown_shows_titles_intervals_and_breakdowns(results: Results):
     assert f"{cell.value:.3f} [{cell.low:.3f}, {cell.high:.3f}]" in text
 
 
+def test_failed_searches_are_named_where_there_are_any(small: Results, results: Results):
+    line = "Searches failed, and these questions count as wrong: GRPO 1 of 8 greedy."
+    assert markdown(small).splitlines().count(line) == 1
+    assert terminal(small).splitlines()[-1] == line
+    assert "failed" not in markdown(results) + terminal(results)
+
+
+def test_failed_searches_of_every_policy_and_mode_are_counted(tmp_path: Path):
+    failed = {"status": "failed"}
+    rows = {
+        "base-0": [
+            row("a", 0.0, **failed),
+            row("b", 1.0),
+            row("a", 0.0, mode="sampled"),
+            row("b", 0.0, mode="sampled"),
+        ],
+        "grpo-0": [row("a", 1.0), row("b", 1.0), *(row(q, 0.0, mode="sampled", **failed) for q in "ab")],
+    }
+    found = build(tiny(tmp_path, rows), ["grpo"], [0], 100)
+    assert terminal(found).endswith(": base 1 of 2 greedy; grpo 2 of 2 sampled.")
+
+
 def test_datasets_have_their_own_rows(tmp_path: Path):
     artifacts = write_artifacts(tmp_path, num_questions=18, steps=3, datasets=("one", "two", "three"))
     found = build(artifacts, METHODS, (0, 1), 100)
