@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tasks.data.settings import DataConf
-from tasks.stages import data, validate
+from tasks.stages import data, tracking, validate
 from tasks.store import DataError, read_json
 from tests.data.rows import lines, passage, question
 
@@ -39,8 +39,9 @@ def context(tmp_path: Path) -> Callable[..., Any]:
         logged: list[tuple[int, dict[str, float]]] = []
         params = SimpleNamespace(data="mine", data_folder=data_folder)
         return SimpleNamespace(
-            params=params, root=tmp_path, logged=logged, log=lambda step, metrics: logged.append((step, metrics))
-        )
+            params=params, root=tmp_path, logged=logged, log=lambda step, metrics: logged.append((step, metrics)),
+            track=tracking.silent(), track_data=lambda purpose, num_rows: None,
+        )  # fmt: skip
 
     return make
 
