@@ -21,8 +21,8 @@ UV := 0.13.8
 PORT_PREFECT ?= 4200
 PORT_MLFLOW ?= 5000
 
-# A file of tests stays in one process: its fixtures are made once.
-PYTEST := -n auto --maxprocesses 4 --dist loadfile
+# A file of tests stays in one process: its fixtures are made once. Long files come first (tests/conftest.py).
+PYTEST := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYTHONPATH := $(CURDIR)

@@ -10,6 +10,19 @@ import pytest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take longest come first, so that no process is left alone with one of them at the end."""
+
+    def rank(item: pytest.Item) -> tuple[float, bool]:
+        limit = item.get_closest_marker("timeout")
+        return -(limit.args[0] if limit else 0), item.get_closest_marker("slow") is None
+
+    by_file: dict[Any, tuple[float, bool]] = {}
+    for item in items:
+        by_file[item.path] = min(rank(item), by_file.get(item.path, (0, True)))
+    items.sort(key=lambda item: by_file[item.path])
+
+
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
     """Tags are single tokens; see `tests.tiny`."""

@@ -57,7 +57,8 @@ def test_real_data_goes_through_every_stage(tmp_path: Path) -> None:
     for key, value in (("data", "folder"), ("data_folder", str(folder)), ("methods", "[search_r1_grpo]")):
         clone.set(key, value)
     clone.must(
-        "data", "validate", "index", "recall", "base --seed 0", "train --method search_r1_grpo --seed 0",
+        "data", "validate", "index", "recall", "base --seed 0", "method --method search_r1_grpo",
+        "train --method search_r1_grpo --seed 0",
         "evaluate --policy base --seed 0", "evaluate --policy search_r1_grpo --seed 0", "report",
     )  # fmt: skip
     artifacts = clone.root / "artifacts"
