@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from tasks.agent.grammar import SearchGrammar
@@ -20,6 +21,14 @@ def render_prompt(template: str, question: str, grammar: SearchGrammar) -> str:
     text = question.strip()
     text = text if text.endswith("?") else text + "?"
     return template.replace(PLACEHOLDER, grammar.neutralize(text))
+
+
+def check_prompts(
+    tokenizer: Any, template: str, questions: Iterable[Question], grammar: SearchGrammar, limit: int
+) -> None:
+    """Raises DataError at the first question whose prompt is over the budget: before work begins, not amid it."""
+    for question in questions:
+        prompt_ids(tokenizer, template, question, grammar, limit)
 
 
 def prompt_ids(tokenizer: Any, template: str, question: Question, grammar: SearchGrammar, limit: int) -> list[int]:

@@ -170,11 +170,6 @@ class Renderer:
     grammar: SearchGrammar
     template: str
 
-    def check(self, questions: Sequence[Question]) -> None:
-        """Raises DataError where a prompt is over its budget: before training, not in the middle of it."""
-        for question in questions:
-            self._prompt(question)
-
     def render(
         self,
         questions: Sequence[Question],
@@ -194,7 +189,7 @@ class Renderer:
         return examples
 
     def _example(self, question: Question, plan: Sequence[Step], hits: Sequence[Any]) -> Example:
-        prompt = self._prompt(question)
+        prompt = prompt_ids(self.tokenizer, self.template, question, self.grammar, self.conf.max_prompt_tokens)
         ids: list[int] = []
         mask: list[bool] = []
         searches = 0
@@ -212,9 +207,6 @@ class Renderer:
             ids += own + seen
             mask += [True] * len(own) + [False] * len(seen)
         return Example(tuple(prompt), tuple(ids), tuple(mask))
-
-    def _prompt(self, question: Question) -> list[int]:
-        return prompt_ids(self.tokenizer, self.template, question, self.grammar, self.conf.max_prompt_tokens)
 
     def _encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tasks.agent.grammar import SearchGrammar
+from tasks.agent.prompts import check_prompts
 from tasks.agent.rollout import RolloutConf
 from tasks.base.demonstrations import Example, Renderer, expert_plan, hops_of, imperfect_plan, single_hops, topic
 from tasks.base.fit import Fit
@@ -57,7 +58,7 @@ def make_tiny(
     model = new_model(tiny, tokenizer, seed)
     grammar = SearchGrammar(reserved=tuple(tokenizer.all_special_tokens))
     renderer = Renderer(rollout, tokenizer, retriever, grammar, template)
-    renderer.check(everything)
+    check_prompts(tokenizer, template, everything, grammar, rollout.max_prompt_tokens)
     fit = Fit(model, scratch, conf.checkpoint_every, conf.max_batch_tokens, log)
     words = range(256, tokenizer.vocab_size)  # A wide pool: with few tokens, copying is learned much later.
     fit.run("recall", conf.recall, lambda step: _recall(f"{seed}/recall/{step}", conf.recall.batch, words))

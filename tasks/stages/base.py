@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks import conf
-from tasks.agent.prompts import prompt_ids
+from tasks.agent.prompts import check_prompts
 from tasks.data.records import SPLITS
 from tasks.stages import parts
 from tasks.stages.runner import Context, run
@@ -24,10 +24,9 @@ def body(ctx: Context, seed: int) -> None:
     model_conf = parts.model_conf(ctx.params)
     if model_conf.pretrained is not None:
         model, tokenizer = load_policy(ctx.root / model_conf.pretrained.folder)
-        template, grammar = parts.template(ctx.params), parts.grammar(tokenizer)
         limit = parts.rollout_conf(ctx.params).max_prompt_tokens
-        for question in parts.questions(ctx.root, SPLITS):  # One over its budget is found now, not in a later stage.
-            prompt_ids(tokenizer, template, question, grammar, limit)
+        questions = parts.questions(ctx.root, SPLITS)
+        check_prompts(tokenizer, parts.template(ctx.params), questions, parts.grammar(tokenizer), limit)
         history = []  # Nothing was trained here.
     else:
         made = _tiny(ctx, seed)

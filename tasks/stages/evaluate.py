@@ -73,7 +73,7 @@ def body(ctx: Context, policy: str, seed: int) -> None:
             "policy": policy,
             "seed": seed,
             "num_questions": len(questions),
-            "data_sha256": parts.data_sha256(ctx.root),
+            "data_sha256": ctx.data_sha256,
             "policy_sha256": parts.policy_sha256(folder),
             "settings": used,
         }

@@ -17,7 +17,7 @@ from tasks.data.records import read_questions
 from tasks.generate import Generator
 from tasks.retrieval import Retriever, open_retriever
 from tasks.stages.runner import Context
-from tasks.store import Row, digest, read_json, sha256
+from tasks.store import Row, digest, sha256
 from tasks.types import Question
 
 ARTIFACTS = Path("artifacts")
@@ -28,11 +28,6 @@ SCALE_SECTIONS = ("base", "rollout", "train")
 def questions(root: Path, splits: Sequence[str]) -> list[Question]:
     """The questions of these splits."""
     return [q for q in read_questions(root / ARTIFACTS / "data" / "questions.jsonl") if q.split in splits]
-
-
-def data_sha256(root: Path) -> str:
-    """Hash of questions and corpus together, from the data manifest."""
-    return str(read_json(root / ARTIFACTS / "data" / "manifest.json")["data_sha256"])
 
 
 def track_outcome(ctx: Context, folder: Path, trajectories: Sequence[Row]) -> None:

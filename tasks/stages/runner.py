@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SCRATCH = Path(".scratch")
+DATA = Path("artifacts/data")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 SECONDS_BETWEEN_LINES = 5.0
 SECONDS_FOR_TURN = 30
@@ -62,10 +63,13 @@ class Context:
 
     def track_data(self, purpose: str, num_rows: int) -> None:
         """Tell tracking that the stage reads `artifacts/data`: so many questions (or passages), and what for."""
-        folder = Path("artifacts/data")
-        digest = str(store.read_json(self.root / folder / "manifest.json")["data_sha256"])
-        self.track.log_inputs(self.params.data, folder, digest, num_rows, purpose)
-        self.track.set_tags({"data_sha256": digest})
+        self.track.log_inputs(self.params.data, DATA, self.data_sha256, num_rows, purpose)
+        self.track.set_tags({"data_sha256": self.data_sha256})
+
+    @functools.cached_property
+    def data_sha256(self) -> str:
+        """Hash of questions and corpus together, from the data manifest."""
+        return str(store.read_json(self.root / DATA / "manifest.json")["data_sha256"])
 
     @functools.cached_property
     def scratch(self) -> Path:

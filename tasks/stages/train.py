@@ -83,7 +83,7 @@ def body(ctx: Context, method: str, seed: int) -> None:
             "num_trajectories": progress.num_trajectories,
             "num_failed": progress.num_failed,
             "settings": used,
-            "data_sha256": parts.data_sha256(ctx.root),
+            "data_sha256": ctx.data_sha256,
             "policy_sha256": parts.policy_sha256(out / "policy"),
         }
         write_json(out / "summary.json", summary)

@@ -144,7 +144,7 @@ class Trainer:
         """
         if not self.questions:
             raise ValueError("no question to train on: expected at least one of split 'train'. Check the data stage.")
-        self.player.prompts(self.questions)  # One over its budget is found now, not in the middle of the run.
+        self.player.prompts(self.questions)  # One over its budget is found now, not amid the run.
         wanted = self.conf.prompts(self.method.sampler.size)
         if wanted > len(self.questions):
             log.warning("a step asks for %d questions, the data has %d: it takes these.", wanted, len(self.questions))

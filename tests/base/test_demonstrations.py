@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.agent.grammar import SearchGrammar
+from tasks.agent.prompts import check_prompts
 from tasks.agent.rollout import Player, RolloutConf
 from tasks.base.demonstrations import (
     ImperfectConf,
@@ -130,9 +131,11 @@ def test_a_cut_demonstration_is_a_beginning_of_what_the_rollout_records(
 
 
 def test_a_question_over_its_budget_is_found_before_training(small_world: SmallWorld) -> None:
-    _renderer(small_world).check(small_world.questions)
+    made = _renderer(small_world)
+    parts = (made.tokenizer, made.template, small_world.questions, made.grammar)
+    check_prompts(*parts, CONF.max_prompt_tokens)
     with pytest.raises(DataError, match="the budget max_prompt_tokens is 5"):
-        _renderer(small_world, replace(CONF, max_prompt_tokens=5)).check(small_world.questions)
+        check_prompts(*parts, 5)
 
 
 @pytest.mark.parametrize("room", [0, 1, 2])
