@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +22,21 @@ SMOKE = {
     "top_k": "3",
     "num_bootstrap": "100",
 }
+# Importing these takes most of a short stage's time: a server process has them, stages are forked from it.
+LIBRARIES = ["torch", "transformers.models.auto.modeling_auto", "transformers.models.qwen2.modeling_qwen2", "bm25s"]
+
+
+def _run_stage(root: Path, env: dict[str, str], module: str, words: list[str], outputs: tuple[str, str]) -> None:
+    """In the forked process: `python -m module words` with the code, folder, variables and files it is given."""
+    for number, path in enumerate(outputs, start=1):
+        os.dup2(os.open(path, os.O_WRONLY), number)
+    os.chdir(root)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.path[:] = [str(root), *(path for path in sys.path if Path(path).resolve() != HOUSE)]
+    assert not any(name.partition(".")[0] == "tasks" for name in sys.modules), "the stage must be the copy's own"
+    sys.argv[1:] = words
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 @dataclass(frozen=True)
@@ -74,18 +92,34 @@ class Clone:
             command, cwd=self.root, env=env, capture_output=True, text=True, timeout=timeout, check=False
         )
 
-    def start(self, module: str, *words: str) -> subprocess.Popen[str]:
+    def start(self, module: str, *words: str, **env: str) -> subprocess.Popen[str]:
         """The same in the background, in a process group of its own; what it prints is thrown away."""
         command = [sys.executable, "-m", module, *words]
         nothing = subprocess.DEVNULL
         return subprocess.Popen(
-            command, cwd=self.root, env=self.env(), stdout=nothing, stderr=nothing, text=True, start_new_session=True
+            command,
+            cwd=self.root,
+            env={**self.env(), **env},
+            stdout=nothing,
+            stderr=nothing,
+            text=True,
+            start_new_session=True,
         )
 
     def stage(self, line: str) -> subprocess.CompletedProcess[str]:
-        """One stage, such as `base --seed 0`."""
+        """One stage, such as `base --seed 0`, in a process of its own."""
         name, *words = line.split()
-        return self.run(f"tasks.stages.{name}", *words)
+        processes = multiprocessing.get_context("forkserver")
+        processes.set_forkserver_preload(LIBRARIES)
+        with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
+            given = (self.root, self.env(), f"tasks.stages.{name}", words, (out.name, err.name))
+            process = processes.Process(target=_run_stage, args=given)
+            process.start()
+            process.join(280)
+            process.kill()
+            process.join()
+            assert process.exitcode is not None
+            return subprocess.CompletedProcess(line, process.exitcode, out.read(), err.read())
 
     def must(self, *lines: str) -> None:
         """These stages, which must end well."""
