@@ -29,6 +29,8 @@ export PYTHONPATH := $(CURDIR)
 export DO_NOT_TRACK ?= true
 export HF_HUB_OFFLINE ?= 1
 export OMP_NUM_THREADS ?= 1
+# Every stage is a process: without compiled libraries in .venv each of them starts twice as slowly.
+unexport PYTHONDONTWRITEBYTECODE
 
 comma := ,
 list = [$(subst $(eval) ,$(comma),$(strip $(1)))]
