@@ -18,7 +18,7 @@ from tasks.retrieval import manifest as manifests
 from tasks.types import Hit
 
 Item = TypeVar("Item")
-Backend = Literal["bm25", "dense"]
+Backend = Literal["bm25", "dense", "elasticsearch", "hybrid", "remote", "generated"]
 
 
 class RetrievalError(RuntimeError):
