@@ -200,6 +200,8 @@ def plain(value: object) -> Any:
 
 def _cast(hint: Any, value: Any, where: str) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:  # Checked by the dataclass itself.
+        return value
     if origin in (Union, types.UnionType):
         if value is None and type(None) in args:
             return None

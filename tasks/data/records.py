@@ -22,6 +22,8 @@ from tasks.types import Hop, Passage, Question, Split
 SPLITS: tuple[str, ...] = typing.get_args(Split)
 GOLD_METHODS = ("annotated", "derived", "none")
 MAX_HOPS = 4
+GENERATED = "generated:"
+"""How the id of a document begins that a model wrote; no passage may have such an id."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MISSING = object()
@@ -96,8 +98,13 @@ def to_question(row: Row, where: str) -> Question:
 def to_passage(row: Row, where: str) -> Passage:
     """Check one JSON object and make it a `Passage`; the title may be empty, id and text may not."""
     fields = _Fields(row, where, Passage)
+    name = fields.text("id")
+    if name.startswith(GENERATED):
+        raise fields.error(
+            "id", name, f"an id that does not begin with {GENERATED!r}, as those of written documents do"
+        )
     return Passage(
-        id=fields.text("id"),
+        id=name,
         title=fields.text("title", empty=True),
         text=fields.text("text"),
         datasets=fields.texts("datasets", empty=True),

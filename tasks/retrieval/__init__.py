@@ -8,7 +8,7 @@ policy sees of them, and it never answers an outage with an empty result.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Protocol, TypeVar, get_args
@@ -61,8 +61,15 @@ def load_settings(name: str, root: Path = Path(".")) -> Any:
     Raises:
         ValueError: unknown name, backend or key, or a value out of bounds.
     """
-    where = f"{conf.CONF}/retriever/{name}.yaml"
-    tree = conf.section("retriever", name, root)
+    return settings_of(conf.section("retriever", name, root), f"{conf.CONF}/retriever/{name}.yaml")
+
+
+def settings_of(tree: Mapping[str, Any], where: str) -> Any:
+    """The settings dataclass of the backend that `tree` names; `where` begins every message.
+
+    Raises:
+        ValueError: unknown backend or key, or a value out of bounds.
+    """
     return conf.fill(_module(tree.get("backend"), where).Settings, tree, where)
 
 
