@@ -10,13 +10,14 @@ import codecs
 import contextlib
 import gzip
 import hashlib
+import itertools
 import json
 import os
 import shutil
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,7 +25,15 @@ Row = dict[str, Any]
 
 
 class DataError(ValueError):
-    """Something a person supplied is wrong; the message names file, row, field, found, expected, what to do."""
+    """Something a person supplied is wrong; the message names file, row, field, found, expected, what to do.
+
+    Attributes:
+        reason: the kind of fault in a word or two, such as `not_utf8`, under which rows are counted.
+    """
+
+    def __init__(self, message: str, reason: str = "bad_field") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class _RepeatedKeyError(ValueError):
@@ -41,44 +50,104 @@ def _object(pairs: list[tuple[str, Any]]) -> Row:
 _DECODER = json.JSONDecoder(object_pairs_hook=_object)  # Made once: as fast as json.loads without the hook.
 
 
-def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
+OnFault = Callable[[int, DataError], None]
+"""Hears of a row that cannot be read: its number, and the error that would have been raised."""
+
+_DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error)
+_MOST_SALVAGED = 1 << 22  # Bytes that are read one by one before a damaged place.
+
+
+def read_jsonl(path: Path, on_fault: OnFault | None = None, max_bytes: int = 0) -> Iterator[tuple[int, Row]]:
     """Stream `(row number from 1, object)` of a `.jsonl` or `.jsonl.gz` file; blank lines are skipped.
 
+    Args:
+        path: the file.
+        on_fault: hears of every fault in place of the error. A bad row is then left out; of a broken gzip stream
+            all whole rows before the damage are read, and the number is that of the first lost one.
+        max_bytes: a longer row is bad and never held in memory; 0 is no limit.
+
     Raises:
-        DataError: file missing, not UTF-8, not JSON, a key twice, not an object, or a broken gzip stream.
+        DataError: file missing, not UTF-8, not JSON, a key twice, not an object, too long, or a broken gzip stream.
     """
     if not path.is_file():
-        raise DataError(f"{path}: the file is missing.")
+        raise DataError(f"{path}: the file is missing.", "missing_file")
     number = 0
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
         try:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield number, _parse(line, path, number)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            for number, line in enumerate(_bounded(file, max_bytes) if max_bytes else file, 1):
+                if line.strip() and (row := _row(line, path, number, max_bytes, on_fault)) is not None:
+                    yield number, row
+            return
+        except _DAMAGE as error:
+            damage = str(error)
+    if on_fault is not None:
+        for line in _lines_before_damage(path, number, max_bytes):
+            number += 1
+            if line.strip() and (row := _row(line, path, number, max_bytes, on_fault)) is not None:
+                yield number, row
+    broken = f"{path}: row {number + 1}: the gzip stream is damaged ({damage}). Copy the file again."
+    if on_fault is None:
+        raise DataError(broken, "damaged_gzip")
+    on_fault(number + 1, DataError(broken, "damaged_gzip"))
+
+
+def _bounded(file: Any, most: int) -> Iterator[bytes]:
+    """Lines; of one with more than `most` bytes come `most` + 1, and the rest is passed over."""
+    while line := file.readline(most + 1):
+        rest = line
+        while len(rest) > most and not rest.endswith(b"\n"):
+            rest = file.readline(most + 1)
+        yield line
+
+
+def _lines_before_damage(path: Path, number: int, max_bytes: int) -> list[bytes]:
+    """The whole lines after line `number`: of the block in which zlib meets the damage it hands out nothing."""
+    found = bytearray()
+    with gzip.open(path, "rb") as file, contextlib.suppress(*_DAMAGE):
+        for _ in itertools.islice(_bounded(file, max_bytes) if max_bytes else file, number):
+            pass
+        while len(found) < _MOST_SALVAGED and (byte := file.read1(1)):
+            found += byte
+    return bytes(found).split(b"\n")[:-1]
+
+
+def _row(line: bytes, path: Path, number: int, max_bytes: int, on_fault: OnFault | None) -> Row | None:
+    """The parsed row, None for one that `on_fault` has heard of."""
+    try:
+        if max_bytes and len(line) > max_bytes and not line.endswith(b"\n"):
             raise DataError(
-                f"{path}: row {number + 1}: the gzip stream is damaged ({error}). Copy the file again."
-            ) from None
+                f"{path}: row {number}: found more than {max_bytes:,} bytes in one row. Look for a missing line break, "
+                "or split the row.",
+                "too_long",
+            )
+        return _parse(line, path, number)
+    except DataError as error:
+        if on_fault is None:
+            raise
+        on_fault(number, error)
+        return None
 
 
 def _parse(line: bytes, path: Path, number: int) -> Row:
     try:
         row = _DECODER.decode(line.decode("utf-8").rstrip("\r\n"))  # A column after the line's end would be its first.
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: row {number}: byte {error.start} is not UTF-8. Save the file as UTF-8.") from None
+        message = f"{path}: row {number}: byte {error.start} is not UTF-8. Save the file as UTF-8."
+        raise DataError(message, "not_utf8") from None
     except json.JSONDecodeError as error:
         fault = "the line begins with a UTF-8 BOM" if line.startswith(codecs.BOM_UTF8) else error.msg
-        raise DataError(
-            f"{path}: row {number}: column {error.colno}: not JSON ({fault}). Expected one JSON object a line."
-        ) from None
+        message = f"{path}: row {number}: column {error.colno}: not JSON ({fault}). Expected one JSON object a line."
+        raise DataError(message, "not_json") from None
     except _RepeatedKeyError as error:
-        raise DataError(
-            f"{path}: row {number}: key {error.args[0]!r:.80} appears more than once in one object. Keep one of them."
-        ) from None
+        key = f"{error.args[0]!r:.80}"
+        message = f"{path}: row {number}: key {key} appears more than once in one object. Keep one of them."
+        raise DataError(message, "repeated_key") from None
     except (ValueError, RecursionError) as error:  # A number of thousands of digits, or brackets as deep.
-        raise DataError(f"{path}: row {number}: not JSON that can be read ({error}). Correct the row.") from None
+        message = f"{path}: row {number}: not JSON that can be read ({error}). Correct the row."
+        raise DataError(message, "not_json") from None
     if not isinstance(row, dict):
-        raise DataError(f"{path}: row {number}: found {type(row).__name__}, expected a JSON object.")
+        message = f"{path}: row {number}: found {type(row).__name__}, expected a JSON object."
+        raise DataError(message, "not_an_object")
     return row
 
 

@@ -3,26 +3,30 @@
 Sources are a folder of real data, read in place, or files that a generator just wrote. The result is
 `questions.jsonl` (sorted by id), `corpus.jsonl` (in the source's order) and `manifest.json` (counts and
 hashes). Nothing is repaired without being counted in the manifest, and a failed run leaves nothing behind.
+Where faulty rows may be skipped, `rejected.jsonl` names each of them with its file, row and reason.
 Corpora are streamed: a passage costs 8 bytes of memory; a question costs a small record, not its text.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 
+from tasks.conf import require
 from tasks.data.records import UnscorableError, passage_row, question_row, to_passage, to_question
 from tasks.store import (
     DataError,
+    OnFault,
     Row,
     dump,
     read_json,
@@ -36,7 +40,7 @@ from tasks.store import (
 from tasks.text import normalize
 from tasks.types import Passage, Question
 
-QUESTIONS, CORPUS, MANIFEST = "questions.jsonl", "corpus.jsonl", "manifest.json"
+QUESTIONS, CORPUS, MANIFEST, REJECTED = "questions.jsonl", "corpus.jsonl", "manifest.json", "rejected.jsonl"
 
 
 @dataclass(frozen=True)
@@ -48,10 +52,26 @@ class FolderConf:
             `tasks.text.normalize`): stop, or leave the train row out.
         unscorable: a question whose every answer normalises to nothing (such as "---"): stop, or
             leave the row out. Either way the manifest counts what was left out.
+        faulty_rows: a passage or question that breaks a rule (bytes that are not UTF-8, no JSON object, a missing
+            or unknown field, an id for the second time, too long a passage), or the lost tail of a damaged gzip
+            file. `strict` stops at the first and writes nothing. `skip_and_report` leaves the row out, keeps every
+            valid one, and lists and counts each fault. A question that names a passage which is not there then
+            stays without that passage and is not `gold_complete`; it is listed as well.
+        max_passage_chars: title and text of a passage together; a longer one is a fault.
     """
 
     leakage: Literal["error", "drop_train"] = "error"
     unscorable: Literal["error", "drop"] = "error"
+    faulty_rows: Literal["strict", "skip_and_report"] = "strict"
+    max_passage_chars: int = 100_000
+
+    def __post_init__(self) -> None:
+        require(self.max_passage_chars >= 1, "max_passage_chars", self.max_passage_chars, "at least 1")
+
+    @property
+    def max_row_bytes(self) -> int:
+        """More than any valid passage takes: JSON can spell a character in 12 bytes, and the ids need some room."""
+        return 12 * self.max_passage_chars + (1 << 20)
 
 
 def ingest(folder: Path, out: Path, conf: FolderConf | None = None) -> Row:
@@ -63,12 +83,18 @@ def ingest(folder: Path, out: Path, conf: FolderConf | None = None) -> Row:
     Raises:
         DataError: a file, row or link between rows is wrong; `out` is then as it was before.
     """
-    corpus, questions = find_corpus(folder), find_questions(folder)
-    with replacing_folder(out) as work:
-        survey = _Survey(conf or FolderConf())
+    corpus, questions, conf = find_corpus(folder), find_questions(folder), conf or FolderConf()
+    with replacing_folder(out) as work, contextlib.ExitStack() as stack:
+        rejected = _Rejected(folder)
+        if conf.faulty_rows == "skip_and_report":
+            rejected.file = stack.enter_context((work / REJECTED).open("w+b"))
+        survey = _Survey(conf, rejected)
         write_jsonl(work / CORPUS, (passage_row(passage) for passage in survey.passages(corpus)))
+        if survey.repeated:  # Which rows repeat an id is known only now.
+            rejected.clear()
+            write_jsonl(work / CORPUS, (passage_row(passage) for passage in survey.passages(corpus)))
         survey.write_questions(questions, work / QUESTIONS)
-        _verify_declared(folder, [corpus, *questions])
+        _verify_declared(folder, [corpus, *questions], rejected)
         return _finish(survey, work, "folder")
 
 
@@ -82,7 +108,7 @@ def publish(write: Callable[[Path], None], out: Path, kind: str) -> Row:
     """
     with replacing_folder(out) as work:
         write(work)
-        survey = _Survey(FolderConf())
+        survey = _Survey(FolderConf(), _Rejected(work))
         try:
             for _ in survey.passages(work / CORPUS):
                 pass
@@ -136,12 +162,73 @@ def _what_it_is(path: Path) -> str:
     return f"found a link to {str(path.readlink())!r}, which is neither a file nor a folder"
 
 
+@dataclass
+class _Rejected:
+    """The faults of the rows of `folder`: raised while `file` is None, else written to it and counted by reason."""
+
+    folder: Path
+    file: IO[bytes] | None = None
+    counts: Counter[str] = field(default_factory=Counter)
+    lost_tails: list[Row] = field(default_factory=list)
+
+    def add(
+        self, path: Path, row: int | None, error: DataError, name: object = None, outcome: str = "left out"
+    ) -> None:
+        """Raise the error, or write what it says.
+
+        Args:
+            path, row: where; no row for the file as a whole.
+            error: the fault.
+            name: the id of the row, if it has one.
+            outcome: what became of the row.
+        """
+        if self.file is None:
+            raise error
+        where = str(path.relative_to(self.folder))
+        if error.reason == "damaged_gzip":
+            outcome = "this row and all after it are lost"
+            self.lost_tails.append({"file": where, "from_row": row})
+        entry = {
+            "file": where,
+            "row": row,
+            "id": name if isinstance(name, str) and _is_text(name) else None,
+            "reason": error.reason,
+            "outcome": outcome,
+            # No path of this machine: what is written depends on the data alone.
+            "fault": str(error).removeprefix(f"{path}: ").removeprefix(f"row {row}: ").replace(f"{self.folder}/", ""),
+        }
+        self.file.write(dump(entry).encode() + b"\n")
+        self.counts[error.reason] += 1
+
+    def of(self, path: Path) -> OnFault | None:
+        """What hears of the unreadable rows of a file; None where they stop the reading."""
+        return None if self.file is None else lambda row, error: self.add(path, row, error)
+
+    def clear(self) -> None:
+        """Forget everything, because all rows are read once more."""
+        assert self.file is not None
+        self.file.seek(0)
+        self.file.truncate()
+        self.counts.clear()
+        self.lost_tails.clear()
+
+
+def _is_text(name: str) -> bool:
+    """Whether UTF-8 can spell it: JSON may hold half of a surrogate pair."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class _Seen:
     """What is remembered of a question: where it stood, where it lies in the spool, what must not repeat."""
 
     id: str
-    where: str
+    path: Path
+    row: int
     is_train: bool
     text_key: bytes
     gold_keys: tuple[int, ...]
@@ -149,17 +236,24 @@ class _Seen:
     counted: tuple[str, ...]
     position: int = 0
 
+    @property
+    def where(self) -> str:
+        return f"{self.path}: row {self.row}"
+
 
 @dataclass
 class _Survey:
     """The checks between rows, and the counts of the manifest, gathered while the rows stream by.
 
-    Call `passages` first and exhaust it: questions are checked against the ids it saw.
+    Call `passages` first and exhaust it: questions are checked against the ids it saw. If that leaves `repeated`
+    filled, call and exhaust it once more.
     """
 
     conf: FolderConf
+    rejected: _Rejected
     corpus: Path = Path()
     keys: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))  # sorted, one per passage
+    repeated: frozenset[int] = frozenset()  # keys of ids that several rows have, the later ones to be left out
     corpus_datasets: Counter[str] = field(default_factory=Counter)
     kept: list[_Seen] = field(default_factory=list)
     answers_dropped: int = 0
@@ -169,22 +263,45 @@ class _Survey:
     def passages(self, path: Path) -> Iterator[Passage]:
         """Stream the passages of `path`; the error for a repeated id comes after the last one."""
         self.corpus, keys = path, array("Q")
-        for number, row in read_jsonl(path):
-            passage = to_passage(row, f"{path}: row {number}")
-            keys.append(key_of(passage.id))
+        self.corpus_datasets.clear()
+        first: dict[str, int] = {}
+        for number, row in read_jsonl(path, self.rejected.of(path), self.conf.max_row_bytes):
+            where = f"{path}: row {number}"
+            try:
+                passage = to_passage(row, where)
+                self._check_size(passage, where)
+                key = key_of(passage.id)
+                if key in self.repeated and first.setdefault(passage.id, number) != number:
+                    raise _repeated(where, passage.id, f"row {first[passage.id]}")
+            except DataError as error:
+                self.rejected.add(path, number, error, row.get("id"))
+                continue
+            keys.append(key)
             self.corpus_datasets.update(passage.datasets)
             yield passage
         if not keys:
-            raise DataError(f"{path}: no passage in it, expected at least one. Add the corpus.")
+            left = f" is left after {self.rejected.counts.total()} faulty rows" if self.rejected.counts else " in it"
+            raise DataError(f"{path}: no passage{left}, expected at least one. Add the corpus.")
         self.keys = np.frombuffer(keys, np.uint64).copy()
         self.keys.sort()
-        suspects = self.keys[1:][self.keys[1:] == self.keys[:-1]]
-        if len(suspects):
-            _raise_repeated_passage(path, set(suspects.tolist()))
+        self.repeated = frozenset(self.keys[1:][self.keys[1:] == self.keys[:-1]].tolist()) - self.repeated
+        if self.repeated and self.rejected.file is None:
+            _raise_repeated_passage(path, self.repeated)
+            self.repeated = frozenset()  # Different ids with one hash.
+
+    def _check_size(self, passage: Passage, where: str) -> None:
+        size = len(passage.title) + len(passage.text)
+        if size > self.conf.max_passage_chars:
+            raise DataError(
+                f"{where}: field 'text': found {size:,} characters with the title, expected at most "
+                f"{self.conf.max_passage_chars:,}. Split the passage, or raise max_passage_chars in "
+                "conf/data/folder.yaml.",
+                "too_long",
+            )
 
     def read_questions(self, paths: Sequence[Path]) -> None:
         """Check questions that stay where they are; they must be sorted by id."""
-        seen = [_see(question, where) for question, where in self._questions(paths)]
+        seen = [_see(question, path, row) for question, path, row in self._questions(paths)]
         self._settle(seen, paths)
         assert self.kept == seen, "generated questions must come sorted by id"
 
@@ -192,8 +309,8 @@ class _Survey:
         """Check the questions of `paths` and write them to `target`, sorted by id."""
         spool, seen = target.with_name(f".{target.name}.spool"), []
         with spool.open("w+b") as lines:
-            for question, where in self._questions(paths):
-                seen.append(_see(question, where, lines.tell()))
+            for question, path, row in self._questions(paths):
+                seen.append(_see(question, path, row, lines.tell()))
                 lines.write(dump(question_row(question)).encode() + b"\n")
             self._settle(seen, paths)
             with replacing(target) as file:
@@ -202,34 +319,42 @@ class _Survey:
                     file.write(lines.readline())
         spool.unlink()
 
-    def _questions(self, paths: Iterable[Path]) -> Iterator[tuple[Question, str]]:
+    def _questions(self, paths: Iterable[Path]) -> Iterator[tuple[Question, Path, int]]:
         for path in paths:
-            for number, row in read_jsonl(path):
-                where = f"{path}: row {number}"
+            for number, row in read_jsonl(path, self.rejected.of(path), self.conf.max_row_bytes):
                 try:
-                    question = to_question(row, where)
+                    question = to_question(row, f"{path}: row {number}")
                 except UnscorableError as error:
                     if self.conf.unscorable == "error":
                         raise DataError(f"{error} Or set unscorable: drop in conf/data/folder.yaml.") from None
                     self.unscorable.append(row["id"])
                     continue
+                except DataError as error:
+                    self.rejected.add(path, number, error, row.get("id"))
+                    continue
                 self.answers_dropped += len(row["answers"]) - len(question.answers)
-                self._check_links(question, where)
-                yield question, where
+                yield self._linked(question, path, number), path, number
 
-    def _check_links(self, question: Question, where: str) -> None:
+    def _linked(self, question: Question, path: Path, number: int) -> Question:
+        """The question without the passages that are not in the corpus; each is a fault."""
         support = [hop.support_passage_id for hop in question.decomposition if hop.support_passage_id is not None]
+        lost: dict[str, set[str]] = {}
         for name, ids in (
             ("gold_passage_ids", question.gold_passage_ids),
             ("silver_passage_ids", question.silver_passage_ids),
             ("decomposition.support_passage_id", support),
         ):
-            for passage_id in ids:
-                if not self.has_passage(passage_id):
-                    raise DataError(
-                        f"{where}: field {name!r}: found {passage_id!r}, expected the id of a passage in "
-                        f"{self.corpus}. Add the passage or remove the id."
-                    )
+            lost[name] = {passage_id for passage_id in ids if not self.has_passage(passage_id)}
+            if lost[name]:
+                found = next(passage_id for passage_id in ids if passage_id in lost[name])
+                more = f" and {len(lost[name]) - 1} more" if len(lost[name]) > 1 else ""
+                error = DataError(
+                    f"{path}: row {number}: field {name!r}: found {found!r}{more}, expected the id of a passage in "
+                    f"{self.corpus}. Add the passage or remove the id.",
+                    "missing_passage",
+                )
+                self.rejected.add(path, number, error, question.id, "kept without the passage")
+        return _without(question, **lost) if any(lost.values()) else question
 
     def has_passage(self, passage_id: str) -> bool:
         """Whether the corpus holds this id (up to a 64-bit hash collision)."""
@@ -239,8 +364,7 @@ class _Survey:
         """Set `kept`, sorted by id: `seen` without leaked train rows; raise for repeated ids and empty sides."""
         evaluated = [one for one in seen if not one.is_train]
         trained = [one for one in seen if one.is_train]
-        for side in (evaluated, trained):
-            _refuse_repeats(side)
+        evaluated, trained = self._unrepeated(evaluated), self._unrepeated(trained)
         by_id = {one.id: one for one in evaluated}
         by_text = {one.text_key: one for one in reversed(evaluated)}  # Reversed: the first row of a text wins.
         kept = []
@@ -259,11 +383,38 @@ class _Survey:
             raise DataError(f"{files}: no dev or test row, so nothing can be evaluated. Add some.")
         self.kept = sorted([*kept, *evaluated], key=lambda one: one.id)
 
+    def _unrepeated(self, side: list[_Seen]) -> list[_Seen]:
+        """The questions of one side without those whose id an earlier one has; each of them is a fault."""
+        first: dict[str, _Seen] = {}
+        for one in side:
+            other = first.setdefault(one.id, one)
+            if other is not one:
+                self.rejected.add(one.path, one.row, _repeated(one.where, one.id, other.where), one.id)
+        return list(first.values())
 
-def _see(question: Question, where: str, position: int = 0) -> _Seen:
+
+def _without(question: Question, **lost: set[str]) -> Question:
+    """The question without the lost ids of each field; not `gold_complete` where one of its supports is lost."""
+    support = lost["decomposition.support_passage_id"]
+    gold = tuple(one for one in question.gold_passage_ids if one not in lost["gold_passage_ids"])
+    hops = (
+        replace(h, support_passage_id=None) if h.support_passage_id in support else h for h in question.decomposition
+    )
+    return replace(
+        question,
+        gold_passage_ids=gold,
+        gold_method=question.gold_method if gold else "none",
+        gold_complete=question.gold_complete and not lost["gold_passage_ids"] and not support,
+        silver_passage_ids=tuple(one for one in question.silver_passage_ids if one not in lost["silver_passage_ids"]),
+        decomposition=tuple(hops),
+    )
+
+
+def _see(question: Question, path: Path, row: int, position: int = 0) -> _Seen:
     return _Seen(
         id=question.id,
-        where=where,
+        path=path,
+        row=row,
         is_train=question.split == "train",
         text_key=hashlib.blake2b(normalize(question.question).encode(), digest_size=16).digest(),
         gold_keys=tuple(map(key_of, question.gold_passage_ids)),
@@ -296,26 +447,20 @@ def contains(keys: np.ndarray, key: int) -> bool:
     return at < len(keys) and int(keys[at]) == key
 
 
-def _raise_repeated_passage(path: Path, suspects: set[int]) -> None:
+def _repeated(where: str, name: str, first: str) -> DataError:
+    return DataError(
+        f"{where}: field 'id': found {name!r} again, first in {first}; expected unique ids. "
+        "Remove or rename one of the rows.",
+        "duplicate_id",
+    )
+
+
+def _raise_repeated_passage(path: Path, suspects: Collection[int]) -> None:
     """Read again, comparing the ids themselves: two ids may share a hash, and the message needs both rows."""
     first: dict[str, int] = {}
     for number, row in read_jsonl(path):
         if key_of(row["id"]) in suspects and first.setdefault(row["id"], number) != number:
-            raise DataError(
-                f"{path}: row {number}: field 'id': found {row['id']!r} again, first in row {first[row['id']]}; "
-                f"expected unique ids. Remove or rename one of the rows."
-            )
-
-
-def _refuse_repeats(side: list[_Seen]) -> None:
-    first: dict[str, _Seen] = {}
-    for one in side:
-        other = first.setdefault(one.id, one)
-        if other is not one:
-            raise DataError(
-                f"{one.where}: field 'id': found {one.id!r} again, first in {other.where}; expected unique ids. "
-                f"Remove or rename one of the rows."
-            )
+            raise _repeated(f"{path}: row {number}", row["id"], f"row {first[row['id']]}")
 
 
 def _leak_message(train: _Seen, other: _Seen) -> str:
@@ -331,20 +476,25 @@ def _left(leaked: list[str]) -> str:
     return f" is left after {len(leaked)} that repeat evaluation questions were dropped" if leaked else ""
 
 
-def _verify_declared(folder: Path, paths: list[Path]) -> None:
+def _verify_declared(folder: Path, paths: list[Path], rejected: _Rejected) -> None:
     """Compare the unpacked files with the sha256 that the folder's own manifest.json declares for them."""
     manifest = folder / MANIFEST
     if not manifest.is_file():
         return
     declared = _declared(read_json(manifest))
+    torn = {tail["file"] for tail in rejected.lost_tails}
     for path in paths:
-        name = path.relative_to(folder).as_posix().removesuffix(".gz")
-        expected, found = declared.get(name), _sha256_unpacked(path)
-        if expected is not None and expected != found:
-            raise DataError(
+        name = path.relative_to(folder).as_posix()
+        expected = declared.get(name.removesuffix(".gz"))
+        if expected is None or name in torn:  # A torn file has been reported, and cannot be unpacked.
+            continue
+        found = _sha256_unpacked(path)
+        if expected != found:
+            message = (
                 f"{path}: the unpacked file has sha256 {found}, but {manifest} declares {expected}. The file was "
                 f"changed or damaged: copy it again, or correct the manifest."
             )
+            rejected.add(path, None, DataError(message, "other_checksum"), outcome="the file was read as it is")
 
 
 def _declared(manifest: Any) -> dict[str, str]:
@@ -393,9 +543,29 @@ def _finish(survey: _Survey, work: Path, kind: str) -> Row:
             "rows_dropped": sorted(survey.unscorable),
             "aliases_dropped": survey.answers_dropped,
         },
+        "faulty_rows": {
+            "policy": survey.conf.faulty_rows,
+            "max_passage_chars": survey.conf.max_passage_chars,
+            "by_reason": dict(survey.rejected.counts),
+            "lost_tails": survey.rejected.lost_tails,
+        },
     }
     write_json(work / MANIFEST, manifest)
     return manifest
+
+
+def fault_lines(manifest: Any) -> list[str]:
+    """What a manifest says of faulty rows, for people: nothing where there were none.
+
+    >>> fault_lines({"faulty_rows": {"by_reason": {"not_utf8": 2}, "lost_tails": [{"file": "a.gz", "from_row": 7}]}})
+    ['faulty rows: 2 (2 not_utf8)', 'a.gz is damaged: row 7 and all after it are lost']
+    """
+    faults = manifest.get("faulty_rows", {}) if isinstance(manifest, dict) else {}
+    counts: Row = faults.get("by_reason", {})
+    parts = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items()))
+    lines = [f"faulty rows: {sum(counts.values()):,} ({parts})"] if counts else []
+    tails = faults.get("lost_tails", [])
+    return lines + [f"{tail['file']} is damaged: row {tail['from_row']} and all after it are lost" for tail in tails]
 
 
 def _by_dataset(kept: list[_Seen]) -> dict[str, Row]:

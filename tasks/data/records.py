@@ -165,7 +165,7 @@ class _Fields:
             if name not in known:
                 close = difflib.get_close_matches(name, known, 1)
                 hint = f"Did you mean {close[0]!r}?" if close else f"Remove it; known fields: {', '.join(known)}."
-                raise DataError(f"{where}: unknown field {name!r}. {hint}")
+                raise DataError(f"{where}: unknown field {name!r}. {hint}", "unknown_field")
 
     def message(self, name: str, found: object, expected: str) -> str:
         return f"{self.where}: field {name!r}: found {shown(found)}, expected {expected}. Correct the row."
@@ -176,7 +176,7 @@ class _Fields:
     def get(self, name: str) -> Any:
         value = self.row.get(name, self.defaults.get(name, _MISSING))
         if value is _MISSING:
-            raise DataError(f"{self.where}: field {name!r} is missing. Add it to the row.")
+            raise DataError(f"{self.where}: field {name!r} is missing. Add it to the row.", "missing_field")
         return value
 
     def text(self, name: str, empty: bool = False) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tasks import conf
-from tasks.data.ingest import ingest, publish
+from tasks.data.ingest import REJECTED, fault_lines, ingest, publish
 from tasks.data.settings import DataConf
 from tasks.data.world import write_world
 from tasks.stages.runner import Context, run
@@ -49,6 +49,10 @@ def _print(counts: dict[str, int], manifest: Row) -> None:
         print(f"left out, train rows that repeat evaluation questions: {len(leaked)}", flush=True)
     if unscorable:
         print(f"left out, questions whose answers normalise to nothing: {len(unscorable)}", flush=True)
+    for line in fault_lines(manifest):
+        print(line, flush=True)
+    if manifest["faulty_rows"]["by_reason"]:
+        print(f"each fault with its file, row and reason: {OUT / REJECTED}", flush=True)
 
 
 if __name__ == "__main__":

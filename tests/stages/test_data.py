@@ -76,6 +76,21 @@ def test_folder_in_two_runs_gives_the_same_bytes(context: Callable[..., Any]) ->
     assert str(ctx.root).encode() not in b"".join(made[0].values())
 
 
+def test_skipped_rows_are_printed_at_the_end(context: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+    ctx = context(FOLDER.replace("drop}", "drop, faulty_rows: skip_and_report}"), "given")
+    given = ctx.root / "given"
+    given.mkdir()
+    (given / "corpus.jsonl").write_text(lines([passage(n) for n in (0, 1, 1, 2)]) + '{"id": "p7"}\n')
+    (given / "questions.jsonl").write_text(lines([question(n) for n in range(4)]))
+    data._body(ctx)
+    validate._body(ctx)
+    assert capsys.readouterr().out.splitlines()[:3] == [
+        "3 passages, 2 questions train, 0 questions dev, 2 questions test",
+        "faulty rows: 2 (1 duplicate_id, 1 missing_field)",
+        "each fault with its file, row and reason: artifacts/data/rejected.jsonl",
+    ]
+
+
 def test_a_violation_stops_validate_without_a_result(context: Callable[..., Any]) -> None:
     ctx = context(FOLDER)
     folder = ctx.root / "artifacts" / "data"
