@@ -3,6 +3,7 @@
 #   make run                                        everything that is out of date, then the result table
 #   make run DATA=folder RETRIEVER=dense SEEDS=0,1 METHODS=search_r1_grpo TOP_K=5 MAX_QUESTIONS=600 SCALE=smoke MODEL=tiny
 #                                                   the same, after writing these into params.yaml
+#   make run COMPARE=bm25,dense,hybrid              also these retrievers, measured side by side
 #   make smoke                                      the whole pipeline at its smallest size; params.yaml stays as it is
 #   make test | check | bench | ui | serve | report | upload | clean
 
@@ -36,6 +37,7 @@ comma := ,
 list = [$(subst $(eval) ,$(comma),$(strip $(1)))]
 SETTINGS = $(if $(DATA),--data '$(DATA)') \
   $(if $(RETRIEVER),--set 'retriever=$(RETRIEVER)') $(if $(MODEL),--set 'model=$(MODEL)') \
+  $(if $(COMPARE),--set 'compare_retrievers=$(call list,$(COMPARE))') \
   $(if $(SCALE),--set 'scale=$(SCALE)') $(if $(GENERATOR),--set 'generator=$(GENERATOR)') \
   $(if $(METHODS),--set 'methods=$(call list,$(METHODS))') $(if $(SEEDS),--set 'seeds=$(call list,$(SEEDS))') \
   $(if $(TOP_K),--set 'evaluate.top_k=$(TOP_K)') \

@@ -45,6 +45,9 @@ class Form(BaseModel):
     )
     model: names_of("model") | None = Field(default=None, description="The policy.")  # type: ignore[valid-type]
     retriever: names_of("retriever") | None = Field(default=None, description="The search engine.")  # type: ignore[valid-type]
+    compare_retrievers: list[names_of("retriever")] | None = Field(  # type: ignore[valid-type]
+        default=None, description="Retrievers to build and measure side by side."
+    )
     generator: Literal["plain", "vllm"] | None = Field(default=None, description="What writes the policy's text.")
     methods: list[names_of("method")] | None = Field(default=None, min_length=1, description="RL methods.")  # type: ignore[valid-type]
     seeds: list[int] | None = Field(default=None, min_length=1, description="One run of every method for each seed.")

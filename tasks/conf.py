@@ -62,6 +62,7 @@ class Params:
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
     evaluate: Evaluate
+    compare_retrievers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require(bool(self.methods), "methods", self.methods, "at least one name of conf/method/")
@@ -69,6 +70,8 @@ class Params:
         require(min(self.seeds, default=0) >= 0, "seeds", self.seeds, "integers from 0")
         require(len(set(self.seeds)) == len(self.seeds), "seeds", self.seeds, "different integers")
         require(len(set(self.methods)) == len(self.methods), "methods", self.methods, "different names")
+        compared = self.compare_retrievers
+        require(len(set(compared)) == len(compared), "compare_retrievers", compared, "different names")
 
 
 def require(holds: bool, key: str, found: object, expected: str) -> None:
@@ -89,7 +92,7 @@ def check(tree: Mapping[str, Any], root: Path = Path(".")) -> Params:
         ("scale", [result.scale]),
         ("data", [result.data]),
         ("model", [result.model]),
-        ("retriever", [result.retriever]),
+        ("retriever", [result.retriever, *result.compare_retrievers]),
         ("method", result.methods),
     ):
         for name in names:

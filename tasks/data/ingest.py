@@ -558,14 +558,14 @@ def fault_lines(manifest: Any) -> list[str]:
     """What a manifest says of faulty rows, for people: nothing where there were none.
 
     >>> fault_lines({"faulty_rows": {"by_reason": {"not_utf8": 2}, "lost_tails": [{"file": "a.gz", "from_row": 7}]}})
-    ['faulty rows: 2 (2 not_utf8)', 'a.gz is damaged: row 7 and all after it are lost']
+    ['faulty rows: 2 (2 not_utf8)', 'damaged: a.gz, row 7 and all after it are lost']
     """
     faults = manifest.get("faulty_rows", {}) if isinstance(manifest, dict) else {}
     counts: Row = faults.get("by_reason", {})
     parts = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items()))
     lines = [f"faulty rows: {sum(counts.values()):,} ({parts})"] if counts else []
     tails = faults.get("lost_tails", [])
-    return lines + [f"{tail['file']} is damaged: row {tail['from_row']} and all after it are lost" for tail in tails]
+    return lines + [f"damaged: {tail['file']}, row {tail['from_row']} and all after it are lost" for tail in tails]
 
 
 def _by_dataset(kept: list[_Seen]) -> dict[str, Row]:

@@ -7,7 +7,7 @@
   const dialog = document.getElementById("provenance");
   const SVG = "http://www.w3.org/2000/svg";
   const order = data.policies.map((p) => p.name);
-  const title = (name) => name === "retriever" ? "Retriever" : (data.policies.find((p) => p.name === name) || { title: name }).title;
+  const title = (name) => name === "retriever" ? "Retriever" : name.startsWith("retriever:") ? name.slice(10) : (data.policies.find((p) => p.name === name) || { title: name }).title;
   const colour = (name) => `var(--p${Math.max(0, order.indexOf(name)) % 8})`;
 
   // Elements
@@ -136,7 +136,8 @@
     const value = [known(cell.value) ? cell.value.toFixed(6) : "", known(cell.low) ? ` [${cell.low.toFixed(6)}, ${cell.high.toFixed(6)}]` : ""].join("");
     const part = [cell.dataset === "all" ? "all datasets" : cell.dataset, cell.hops === "all" ? "all hop counts" : `${cell.hops} hops`].join(", ");
     const first = sources.length ? sources[0][1] : null;
-    const shared = cell.policy === "retriever" ? data.data_stages : [];
+    const makers = cell.policy === "retriever" ? ["data", "validate", "index", "recall"] : cell.policy.startsWith("retriever:") ? ["data", "validate", "retrievers"] : [];
+    const shared = data.data_stages.filter((stage) => makers.includes(stage.stage));
     openDialog(`${title(cell.policy)}: ${metricName(cell.metric)}`,
       pairs([["value", h("strong", {}, value)], ["questions", cell.count], ["part", part], ["mode", cell.mode], ["seeds", first && seeds.join(", ")], ["data", h("code", {}, Object.values(data.provenance)[0].data_sha256)]]),
       shared.map((stage) => [stageFacts(stage), command(stage.command)]),
@@ -567,8 +568,15 @@
   function dataSection() {
     const names = data.recall_metrics;
     const recall = Object.entries(data.recall).map(([dataset, r]) => row([dataset, r.num_questions, ...names.map((name) => { const cell = find("retriever", name, { dataset, mode: "search" }); return cell ? number(cell, percent(cell.value)) : "\u2013"; })]));
-    section("data", "Data and retrieval", null, h("div", { class: "grid" },
+    const pick = (name, metric, dataset) => find(`retriever:${name}`, metric, { dataset, mode: "search" });
+    const compared = [...new Set(data.cells.filter((c) => c[0].startsWith("retriever:")).map((c) => c[2]))].sort().flatMap((dataset) => data.retrievers.map((name) => {
+      const found = data.compared_metrics.map((metric) => pick(name, metric, dataset));
+      const any = found.find(Boolean);
+      return any && row([dataset, name, any.count, ...found.map((cell) => share(cell) || "\u2013")]);
+    }).filter(Boolean));
+    section("data", "Data and retrieval", null, data.faults.map((line) => h("p", { class: "note down" }, `Data: ${line}.`)), h("div", { class: "grid" },
       h("div", { class: "card" }, h("h3", {}, "The retriever alone, %"), table(["dataset", "questions", ...names], recall), h("p", { class: "note" }, "The question itself is the query. recall@k: share of the gold passages among the first k, over questions whose gold passages are all known; all_gold: all of them found; answer: a passage holds an answer.")),
+      compared.length > 0 && h("div", { class: "card" }, h("h3", {}, "Retrievers compared, %"), table(["dataset", h("span", { class: "left" }, "retriever"), "questions", ...data.compared_metrics], compared), h("p", { class: "note" }, "As above, each with a 95% bootstrap interval over questions.")),
       h("div", { class: "card" }, h("h3", {}, "Validation: what the data must fulfil"), validation())),
     h("details", {}, h("summary", {}, "Data manifest"), h("div", { class: "card" }, document_(data.manifest))));
   }

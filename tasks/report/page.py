@@ -17,7 +17,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.report.table import ALL, BASE, Results, Run, recall_metrics, spread, training_seconds
+from tasks.data.ingest import fault_lines
+from tasks.report.table import ALL, BASE, COMPARED, Results, Run, recall_metrics, spread, training_seconds
 from tasks.store import DataError, Row, digest, read_jsonl, replacing
 
 HERE = Path(__file__).parent
@@ -135,14 +136,21 @@ def page_data(
         "costs": [_cost(results, policy, ledger) for policy in results.policies],
         "recall": {name: dict(row) for name, row in results.recall.items()},
         "recall_metrics": recall_metrics(results),
+        "retrievers": list(results.retrievers),
+        "compared_metrics": list(COMPARED),
+        "faults": fault_lines(results.manifest),
         "validation": results.validation,
         "manifest": results.manifest,
         "provenance": {f"{run.policy}-{run.seed}": _provenance(run, ledger, dvc_groups) for run in results.runs},
-        "data_stages": [_stage(name, ledger, dvc_groups) for name in ("data", "validate", "index", "recall")],
+        "data_stages": [_stage(name, ledger, dvc_groups) for name in _data_stages(results)],
         "trajectories": [
             row for policy in results.policies for row in _trajectories(results, artifacts, policy, max_trajectories)
         ],
     }
+
+
+def _data_stages(results: Results) -> tuple[str, ...]:
+    return ("data", "validate", "index", "recall", *(["retrievers"] if results.retrievers else []))
 
 
 # Learning curves

@@ -14,6 +14,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from tasks.data.ingest import fault_lines
 from tasks.evaluate.statistics import Values, bootstrap_means, differences
 from tasks.store import DataError, Row, read_json, read_jsonl, replacing
 
@@ -108,6 +109,7 @@ class Results:
         runs: one per policy and seed.
         cells: the rows of `results.csv`.
         recall: dataset -> {"num_questions", "recall@k": ...} of the retriever alone.
+        retrievers: the retrievers that were compared, in order.
         validation, manifest: the documents of the data stages, as they are.
         titles: policy -> display name.
     """
@@ -117,6 +119,7 @@ class Results:
     runs: tuple[Run, ...]
     cells: tuple[Cell, ...]
     recall: Mapping[str, Mapping[str, float]]
+    retrievers: tuple[str, ...]
     validation: Any
     manifest: Any
     titles: Mapping[str, str]
@@ -162,10 +165,12 @@ def build(
     manifest = read_json(artifacts / "data" / "manifest.json")
     data_sha256 = _same_data(runs, manifest, artifacts)
     recall = read_recall(artifacts / "recall.json")
+    compared = read_retrievers(artifacts / "retrievers.json")
     cells = [
         *_score_cells(runs, policies, num_resamples),
         *_training_cells(runs, policies),
         *_recall_cells(recall, data_sha256),
+        *_compared_cells(compared, data_sha256),
     ]
     return Results(
         policies=policies,
@@ -173,6 +178,7 @@ def build(
         runs=runs,
         cells=tuple(cells),
         recall=recall,
+        retrievers=tuple(compared),
         validation=read_json(artifacts / "validation.json"),
         manifest=manifest,
         titles={**TITLES, **(titles or {})},
@@ -288,6 +294,35 @@ def _recall_row(row: Row, where: str) -> dict[str, float]:
     if not isinstance(count, int):
         raise DataError(f"{where}: num_questions={count!r}, expected an integer.")
     return {"num_questions": count, **{key: float(found[key]) for key in sorted(found, key=_depth_order)}}
+
+
+def read_retrievers(path: Path) -> dict[str, dict[str, Row]]:
+    """`retrievers.json` as name of a retriever -> dataset -> {"num_questions", "<metric>@<k>": {value, low, high}}.
+
+    Raises:
+        DataError: another shape, or a share or interval that cannot be one.
+    """
+    tree = read_json(path)
+    found = tree.get("retrievers") if isinstance(tree, dict) else None
+    if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
+        raise DataError(f"{path}: expected {{'retrievers': {{name: object}}}}. Run the stage `retrievers` again.")
+    return {
+        name: {dataset: _compared_row(row, f"{path}: {name}: {dataset}") for dataset, row in one["datasets"].items()}
+        for name, one in found.items()
+    }
+
+
+def _compared_row(row: Row, where: str) -> Row:
+    count = row.get("num_questions")
+    if not isinstance(count, int):
+        raise DataError(f"{where}: num_questions={count!r}, expected an integer.")
+    names = sorted((key for key in row if _AT.fullmatch(key)), key=_depth_order)
+    for name in names:
+        figure: Row = row[name] if isinstance(row[name], dict) else {}
+        low, value, high = (figure.get(key, math.nan) for key in ("low", "value", "high"))
+        if not all(isinstance(one, float | int) for one in (low, value, high)) or not 0 <= low <= value <= high <= 1:
+            raise DataError(f"{where}: {name}={row[name]!r}, expected low <= value <= high in [0, 1].")
+    return {"num_questions": count, **{name: row[name] for name in names}}
 
 
 def _depth_order(name: str) -> tuple[bool, str, int]:
@@ -415,6 +450,21 @@ def _recall_cells(recall: Mapping[str, Mapping[str, float]], data_sha256: str) -
                 yield Cell("retriever", ALL, dataset, ALL, "search", name, value, None, None, count, data_sha256, "")
 
 
+def _compared_cells(compared: Mapping[str, Mapping[str, Row]], data_sha256: str) -> Iterable[Cell]:
+    for name, datasets in compared.items():
+        for dataset, row in datasets.items():
+            keys = (compared_policy(name), ALL, dataset, ALL, "search")
+            for metric, figure in row.items():
+                if metric != "num_questions":
+                    ends = (float(figure["value"]), float(figure["low"]), float(figure["high"]))
+                    yield Cell(*keys, metric, *ends, row["num_questions"], data_sha256, "")
+
+
+def compared_policy(name: str) -> str:
+    """What stands in the column `policy` for a retriever that was compared."""
+    return f"retriever:{name}"
+
+
 # Writing
 
 
@@ -459,6 +509,7 @@ def markdown(results: Results) -> str:
         f"{spread(results.seeds)}. Differences are paired on seed and question. "
         "Every number, seed by seed, is in `results.csv`.",
         *failed_searches(results),
+        *(f"{line[0].upper()}{line[1:]}." for line in fault_lines(results.manifest)),
         _markdown_table(*_headline(results)),
         "## Exact match by number of hops",
         _markdown_table(*_breakdown(results, "hops", sorted({c.hops for c in results.cells} - {ALL}, key=int))),
@@ -468,6 +519,10 @@ def markdown(results: Results) -> str:
         _markdown_table(*_costs(results)),
         "## Retriever alone, the question as query",
         _markdown_table(*_recall_table(results)),
+        *(
+            ["## Retrievers compared, the question as query", _markdown_table(*compared_table(results))]
+            * bool(results.retrievers)
+        ),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -538,6 +593,22 @@ def _recall_table(results: Results) -> tuple[list[str], list[list[str]]]:
         for dataset, row in results.recall.items()
     ]
     return ["dataset", "questions", *names], rows
+
+
+COMPARED = ("recall@3", "recall@5", "recall@10", "all_gold@10", "answer@10")
+"""The metrics of compared retrievers that a reader is shown; the others are in `results.csv`."""
+
+
+def compared_table(results: Results) -> tuple[list[str], list[list[str]]]:
+    """One line a dataset and retriever, in that order, with intervals."""
+    rows = []
+    for dataset in sorted({c.dataset for c in results.cells if c.policy in map(compared_policy, results.retrievers)}):
+        for name in results.retrievers:
+            found = [results.find(compared_policy(name), metric, dataset=dataset, mode="search") for metric in COMPARED]
+            count = next((cell.num_questions for cell in found if cell), None)
+            if count is not None:
+                rows.append([dataset, name, str(count), *map(show, found)])
+    return ["dataset", "retriever", "questions", *COMPARED], rows
 
 
 def recall_metrics(results: Results) -> list[str]:

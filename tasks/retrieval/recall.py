@@ -35,6 +35,16 @@ def recall_table(
     Returns:
         `{dataset: {name: value}}`, datasets in order of name, shares in [0, 1].
     """
+    return {name: _mean(rows) for name, rows in question_rows(questions, retriever, ks, progress).items()}
+
+
+def question_rows(
+    questions: Iterable[Question],
+    retriever: Retriever,
+    ks: tuple[int, ...] = (3, 5, 10),
+    progress: Progress = silent,
+) -> dict[str, list[dict[str, float]]]:
+    """The figures of every question behind `recall_table`, by dataset, in the order of the questions."""
     depth = max(*ks, _ALL_GOLD)
     by_dataset: dict[str, list[dict[str, float]]] = defaultdict(list)
     with_gold: dict[str, list[dict[str, float]]] = defaultdict(list)
@@ -49,7 +59,7 @@ def recall_table(
                 row[f"all_gold@{_ALL_GOLD}"] = float(all(rank < _ALL_GOLD for rank in ranks))
                 with_gold[question.dataset].append(row)
             by_dataset[question.dataset].append(row)
-    return {name: _mean(with_gold.get(name) or rows) for name, rows in sorted(by_dataset.items())}
+    return {name: with_gold.get(name) or rows for name, rows in sorted(by_dataset.items())}
 
 
 def _batches(questions: Iterable[Question]) -> Iterator[list[Question]]:

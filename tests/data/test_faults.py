@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import json
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.data.ingest import FolderConf, fault_lines, ingest
-from tasks.data.records import read_passages, read_questions
+from tasks.data.records import read_passages, read_questions, to_passage
 from tasks.store import DataError, read_jsonl
 from tests.data.rows import Row, lines, passage, question
 
@@ -147,18 +148,22 @@ def test_a_damaged_gzip_tail(make_folder: Make, tmp_path: Path, damage: str, sha
             unpacked += one.decompress(bytes([byte]))
         except zlib.error:
             break
-    whole = [row for row in unpacked.split(b"\n")[:-1] if row in set(rows)]
+    whole = []  # Overwritten bytes may spell one more row that cannot be told from a good one.
+    for row in unpacked.split(b"\n")[:-1]:
+        with contextlib.suppress(ValueError):
+            whole.append(to_passage(json.loads(row), "").id)
 
     manifest = ingest(folder, tmp_path / "out", SKIP)
     kept = [one.id for one in read_passages(tmp_path / "out" / "corpus.jsonl")]
-    assert kept == [f"p{n}" for n in range(len(whole))]
+    assert kept == whole
+    assert kept[:-1] == [f"p{n}" for n in range(len(kept) - 1)]
     assert len(kept) > 1500 * share * 0.8
     found = _rejected(tmp_path / "out")
     assert found[-1]["reason"] == "damaged_gzip" or damage == "overwritten"
     [tail] = manifest["faulty_rows"]["lost_tails"]
     assert tail["file"] == "corpus.jsonl.gz"
     assert tail["from_row"] > len(kept)
-    assert fault_lines(manifest)[-1] == f"corpus.jsonl.gz is damaged: row {tail['from_row']} and all after it are lost"
+    assert fault_lines(manifest)[-1] == f"damaged: corpus.jsonl.gz, row {tail['from_row']} and all after it are lost"
     if damage == "cut":
         assert tail["from_row"] == len(kept) + 1
 

@@ -18,6 +18,7 @@ Row = dict[str, Any]
 
 METHODS = ("search_r1_ppo", "search_r1_grpo")
 TITLES = {"search_r1_ppo": "Search-R1-PPO", "search_r1_grpo": "Search-R1-GRPO"}
+COMPARED = ("bm25", "dense", "hybrid")
 SKILL = {"base": 0.16, "search_r1_ppo": 0.5, "search_r1_grpo": 0.72}
 DATA = hashlib.sha256(b"data").hexdigest()
 HOSTILE = '</script><img src=x onerror="window.hacked=1"><script>window.hacked=1</script>\u2028&amp;'
@@ -39,6 +40,9 @@ def write_artifacts(
     questions = [_question(i, datasets[i % len(datasets)], hostile) for i in range(num_questions)]
     write_json(artifacts / "data" / "manifest.json", _manifest(questions))
     write_json(artifacts / "recall.json", {"datasets": {name: _recall(i) for i, name in enumerate(datasets)}})
+    write_json(
+        artifacts / "retrievers.json", {"retrievers": {name: _compared(i, datasets) for i, name in enumerate(COMPARED)}}
+    )
     write_json(artifacts / "validation.json", _validation())
     for seed in seeds:
         write_jsonl(artifacts / "base" / str(seed) / "metrics.jsonl", _base_metrics(seed))
@@ -53,7 +57,7 @@ def write_artifacts(
 
 def write_ledger(folder: Path, seeds: tuple[int, ...], seconds: float = 30.0) -> None:
     """What a stage runner leaves behind: machine facts that must never reach `results.csv`."""
-    stages = ["data", "validate", "index", "recall"]
+    stages = ["data", "validate", "index", "recall", "retrievers"]
     for seed in seeds:
         stages += [f"base@{seed}", *(f"evaluate@{p}-{seed}" for p in ("base", *METHODS))]
         stages += [f"train@{method}-{seed}" for method in METHODS]
@@ -282,6 +286,24 @@ def _recall(number: int) -> Row:
     return {"num_questions": 40 - number, **recalls, "answer@3": 0.55, "answer@5": 0.6, "answer@10": 0.675}
 
 
+def _compared(number: int, datasets: tuple[str, ...]) -> Row:
+    """A retriever whose figures are those of `_recall` and a little more for each number."""
+
+    def figure(value: float) -> Row:
+        value += 0.01 * number
+        return {"value": round(value, 6), "low": round(value - 0.02, 6), "high": round(value + 0.015, 6)}
+
+    rows = {dataset: _recall(i) for i, dataset in enumerate(datasets)}
+    return {
+        "backend": "bm25",
+        "settings_digest": f"{number:016x}",
+        "datasets": {
+            dataset: {name: value if name == "num_questions" else figure(value) for name, value in row.items()}
+            for dataset, row in rows.items()
+        },
+    }
+
+
 def _manifest(questions: list[Row]) -> Row:
     return {
         "kind": "world",
@@ -289,6 +311,11 @@ def _manifest(questions: list[Row]) -> Row:
         "corpus": {"rows": 3120},
         "questions": {"world": {"rows": 2140, "split": {"train": 2000, "dev": 100, "test": len(questions)}}},
         "leakage": {"policy": "fail", "train_rows_dropped": []},
+        "faulty_rows": {
+            "policy": "skip_and_report",
+            "by_reason": {"not_utf8": 2, "damaged_gzip": 1},
+            "lost_tails": [{"file": "corpus.jsonl.gz", "from_row": 3118}],
+        },
     }
 
 

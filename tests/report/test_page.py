@@ -210,6 +210,25 @@ def test_page_draws_everything_without_a_complaint(browser: Browser, page: Path)
 
 
 @needs_browser
+def test_compared_retrievers_and_rejected_rows_are_shown(browser: Browser, page: Path):
+    browser.open(page)
+    assert text(browser, "#data .note.down") == "Data: faulty rows: 3 (1 damaged_gzip, 2 not_utf8)."
+    heads = "[...document.querySelectorAll('#data .card h3')].filter(h => h.textContent.startsWith('Retrievers'))"
+    cards = f"{heads}.map(h => h.parentNode)"
+    assert browser.run(f"{cards}.length") == 1
+    lines = browser.run(
+        f"[...{cards}[0].querySelectorAll('tbody tr')].map(r => [...r.children].map(c => c.textContent))"
+    )
+    assert [line[:3] for line in lines] == [["world", name, "40"] for name in ("bm25", "dense", "hybrid")]
+    assert lines[1][3] == "82.080.0 \u2013 83.5"
+    browser.run(f"{cards}[0].querySelector('button.cell').click()")
+    shown = text(browser, "dialog")
+    assert shown.startswith("bm25: recall@3")
+    assert "dvc repro retrievers" in shown
+    assert "dvc repro index" not in shown
+
+
+@needs_browser
 def test_viewer_steps_with_keys_and_buttons(browser: Browser, page: Path):
     browser.open(page)
     choose(browser, HOPS, "")

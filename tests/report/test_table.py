@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tasks.report import table
-from tasks.report.table import Results, build, markdown, read_ledger, terminal, write_csv
+from tasks.report.table import Results, build, compared_table, markdown, read_ledger, terminal, write_csv
 from tasks.store import DataError, read_jsonl, write_json, write_jsonl
 from tests.report.fake_artifacts import DATA, METHODS, TITLES, write_artifacts, write_ledger
 
@@ -43,6 +43,7 @@ def tiny(root: Path, scores: dict[str, list[dict[str, object]]]) -> Path:
     artifacts = root / "artifacts"
     write_json(artifacts / "data" / "manifest.json", {"data_sha256": DATA})
     write_json(artifacts / "recall.json", {"datasets": {}})
+    write_json(artifacts / "retrievers.json", {"retrievers": {}})
     write_json(artifacts / "validation.json", {})
     for name, rows in scores.items():
         policy, _, seed = name.rpartition("-")
@@ -220,6 +221,40 @@ def change_row(name: str, **values: object) -> Callable[[Path], None]:
     return change
 
 
+def test_compared_retrievers_have_a_line_each_with_intervals(tmp_path: Path):
+    results = build(
+        write_artifacts(tmp_path, num_questions=6, steps=3, datasets=("world", "nq", "trivia")), METHODS, (0, 1), 100
+    )
+    header, rows = compared_table(results)
+    assert header == [
+        "dataset",
+        "retriever",
+        "questions",
+        "recall@3",
+        "recall@5",
+        "recall@10",
+        "all_gold@10",
+        "answer@10",
+    ]
+    assert [row[:2] for row in rows[:4]] == [["nq", "bm25"], ["nq", "dense"], ["nq", "hybrid"], ["trivia", "bm25"]]
+    assert rows[2][2:4] == ["39", "0.730 [0.710, 0.745]"]
+    assert rows[3][3:] == ["", "", "", "", "0.700 [0.680, 0.715]"]  # No gold there.
+    text = markdown(results)
+    assert "## Retrievers compared" in text
+    assert "Faulty rows: 3 (1 damaged_gzip, 2 not_utf8)." in text
+    assert "Damaged: corpus.jsonl.gz, row 3118 and all after it are lost." in text
+    write_csv(tmp_path / "results.csv", results.cells)
+    assert (
+        "retriever:hybrid,all,nq,all,search,recall@3,0.730000,0.710000,0.745000,39,"
+        in (tmp_path / "results.csv").read_text()
+    )
+
+
+def test_nothing_compared_and_nothing_rejected_is_not_mentioned(small: Results):
+    assert "compared" not in markdown(small)
+    assert "aulty" not in markdown(small)
+
+
 SCORES = "evaluate/search_r1_ppo-1/scores.jsonl"
 SUMMARY = "evaluate/search_r1_ppo-1/summary.json"
 
@@ -242,6 +277,14 @@ SUMMARY = "evaluate/search_r1_ppo-1/summary.json"
         (change_json("data/manifest.json", data_sha256="new"), "manifest.json: data_sha256='new'"),
         (change_json("recall.json", datasets={"world": {"num_questions": 3, "recall@3": 7}}), "recall@3=7"),
         (change_json("recall.json", datasets=[]), "expected"),
+        (lambda a: (a / "retrievers.json").unlink(), r"retrievers\.json: the file is missing"),
+        (change_json("retrievers.json", retrievers=[]), "expected {'retrievers'"),
+        (
+            change_json(
+                "retrievers.json", retrievers={"a": {"datasets": {"w": {"num_questions": 1, "recall@3": 0.5}}}}
+            ),
+            r"a: w: recall@3=0\.5, expected low <= value <= high",
+        ),
         (lambda a: (a / "train/search_r1_ppo-1/summary.json").write_text("{}"), "key 'method' is missing"),
     ],
 )
