@@ -572,7 +572,7 @@
     const compared = [...new Set(data.cells.filter((c) => c[0].startsWith("retriever:")).map((c) => c[2]))].sort().flatMap((dataset) => data.retrievers.map((name) => {
       const found = data.compared_metrics.map((metric) => pick(name, metric, dataset));
       const any = found.find(Boolean);
-      return any && row([dataset, name, any.count, ...found.map((cell) => share(cell) || "\u2013")]);
+      return any && row([dataset, h("td", { class: "left" }, name), any.count, ...found.map((cell) => share(cell) || "\u2013")]);
     }).filter(Boolean));
     section("data", "Data and retrieval", null, data.faults.map((line) => h("p", { class: "note down" }, `Data: ${line}.`)), h("div", { class: "grid" },
       h("div", { class: "card" }, h("h3", {}, "The retriever alone, %"), table(["dataset", "questions", ...names], recall), h("p", { class: "note" }, "The question itself is the query. recall@k: share of the gold passages among the first k, over questions whose gold passages are all known; all_gold: all of them found; answer: a passage holds an answer.")),
