@@ -187,7 +187,9 @@ class HybridRetriever:
         return [*self._ordered(scored), *rest]
 
     def _ordered(self, hits: Iterable[Hit]) -> list[Hit]:
-        return sorted(hits, key=lambda hit: (-hit.score, self._rows.of(hit.passage_id)))
+        hits = list(hits)
+        rows = self._rows.of([hit.passage_id for hit in hits])
+        return [hit for hit, _ in sorted(zip(hits, rows, strict=True), key=lambda pair: (-pair[0].score, pair[1]))]
 
 
 class _Rows:
@@ -200,17 +202,18 @@ class _Rows:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def of(self, passage_id: str) -> int:
-        """The row of a passage.
+    def of(self, passage_ids: list[str]) -> list[int]:
+        """The row of each passage.
 
         Raises:
-            RetrievalError: it is not in the corpus.
+            RetrievalError: one is not in the corpus.
         """
-        key = np.uint64(key_of(passage_id))
-        at = int(np.searchsorted(self._keys, key))
-        if at == len(self._keys) or self._keys[at] != key:
-            raise RetrievalError(f"hybrid: a part found passage {passage_id!r}, which is not in the corpus.")
-        return int(self._rows[at])
+        keys = np.fromiter(map(key_of, passage_ids), np.uint64, len(passage_ids))
+        at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        for i in np.flatnonzero(self._keys[at] != keys):
+            raise RetrievalError(f"hybrid: a part found passage {passage_ids[i]!r}, which is not in the corpus.")
+        rows: list[int] = self._rows[at].tolist()
+        return rows
 
 
 def _write_rows(passages: Iterable[Passage], folder: Path) -> int:

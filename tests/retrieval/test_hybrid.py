@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tasks import conf, retrieval
 from tasks.retrieval import RetrievalError
 from tasks.retrieval.bm25 import Settings as Bm25
-from tasks.retrieval.hybrid import GROWTH, HybridRetriever, Settings
+from tasks.retrieval.hybrid import GROWTH, HybridRetriever, Settings, _Rows
 from tasks.retrieval.rerank import CrossEncoder, RerankConf
 from tasks.store import DataError
 from tasks.types import Hit
@@ -38,8 +38,8 @@ class Ranked:
 class Rows(list):
     """The rows of passages whose ids are `p<row>`."""
 
-    def of(self, passage_id: str) -> int:
-        return int(passage_id[1:])
+    def of(self, passage_ids: list[str]) -> list[int]:
+        return [int(name[1:]) for name in passage_ids]
 
 
 def _hybrid(orders: list[list[int]], depth: int, k: float = 60.0, weights: tuple[float, ...] = (), **more: object):
@@ -169,6 +169,14 @@ def test_a_part_that_fails_fails_the_search():
         parts = {"a": Ranked([0, 1, 2]), "b": kind([0, 1, 2])}
         with pytest.raises(RetrievalError, match=message):
             HybridRetriever(settings, parts, Rows([0, 1, 2]), at_once=at_once).search(["q"], 1)
+
+
+def test_a_part_with_a_passage_of_another_corpus_fails_the_search(corpus: Corpus, town_passages, tmp_path: Path):
+    path = corpus(town_passages)
+    retrieval.build(path, tmp_path / "index", SMALL)
+    parts = {"titles": Ranked([0, 10, 1]), "texts": Ranked([0, 1, 2])}
+    with pytest.raises(RetrievalError, match="a part found passage 'p10', which is not in the corpus"):
+        HybridRetriever(SMALL, parts, _Rows(tmp_path / "index")).search(["q"], 1)
 
 
 @pytest.mark.parametrize(
