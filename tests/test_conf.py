@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import yaml
@@ -30,6 +30,7 @@ class Settings:
     sizes: tuple[int, ...] = ()
     shares: dict[str, float] = dataclasses.field(default_factory=dict)
     inner: Inner = Inner()
+    parts: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require(self.num_steps >= 1, "num_steps", self.num_steps, "at least 1")
@@ -49,6 +50,7 @@ def test_a_good_file():
     assert more == Settings(0.1, 3, "x", "fast", False, 2.0, (1, 2), {"a": 1.0, "b": 0.5}, Inner(7))
     assert [type(v) for v in (more.cap, more.shares["a"])] == [float, float]
     assert read(GOOD + "cap: null").cap is None
+    assert read(GOOD + "parts: {a: {b: 1}, c: [2]}").parts == {"a": {"b": 1}, "c": [2]}
 
 
 @pytest.mark.parametrize(
@@ -203,6 +205,9 @@ def test_params(clone):
     found = conf.params(clone)
     assert (found.methods, found.seeds, found.evaluate.top_k) == (("grpo",), (0, 1), 3)
     assert fill(Params, plain(found), "x") == found
+    assert found.compare_retrievers == ()  # May be left out.
+    (clone / "params.yaml").write_text(PARAMS + "compare_retrievers: [bm25]\n")
+    assert conf.params(clone).compare_retrievers == ("bm25",)
 
 
 @pytest.mark.parametrize(
@@ -223,6 +228,8 @@ def test_params(clone):
         (("max_questions: 0", "max_questions: -1"), ["max_questions=-1", "0 (all) or more"]),
         (("num_bootstrap: 2000", "num_bootstrap: 99"), ["num_bootstrap=99", "at least 100"]),
         (("seeds: [0, 1]\n", ""), ["'seeds' is missing"]),
+        (("seeds:", "compare_retrievers: [bm25, bm52]\nseeds:"), ["unknown retriever 'bm52'", "Did you mean 'bm25'?"]),
+        (("seeds:", "compare_retrievers: [bm25, bm25]\nseeds:"), ["compare_retrievers", "different names"]),
         (("seeds: [0, 1]\n", "seeds: [0, 1]\nseeds: [2]\n"), ["seeds", "twice"]),
     ],
 )
