@@ -2,16 +2,16 @@
 
 Every part is an index of its own in a subfolder, with its own manifest. All parts give their first `depth` hits,
 whatever `top_k` is, and reciprocal rank fusion orders them; so a short result is always the beginning of a longer
-one. Equal fused scores are in corpus order. Where that gives fewer hits than wanted, the parts are asked for
-`GROWTH` times as many, again and again, and what is new follows behind; its scores lie below zero, because it
-must not overtake what was found before.
+one. A hit with score 0 matched nothing, so its rank adds nothing. Equal fused scores are in corpus order. Where that
+gives fewer hits than wanted, the parts are asked for `GROWTH` times as many, again and again, and what is new follows
+behind; its scores lie below zero, because it must not overtake what was found before.
 """
 
 from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -162,10 +162,15 @@ class HybridRetriever:
         """All passages that any part has among its first `depth`, best first, for each query."""
         run = self._threads.map if self._threads else map
         rankings = list(run(lambda name: self._ask(name, queries, depth), self._parts))
-        fused = (
-            fuse(found, len(found) * depth, self._settings.k, self._weights) for found in zip(*rankings, strict=True)
-        )
-        return [self._ordered(hits) for hits in fused]
+        return [self._fuse(found) for found in zip(*rankings, strict=True)]
+
+    def _fuse(self, rankings: Sequence[list[Hit]]) -> list[Hit]:
+        # BM25 fills up with passages that share no word with the query: their ranks mean nothing.
+        matched = [[hit for hit in ranking if hit.score != 0] for ranking in rankings]
+        fused = fuse(matched, sum(map(len, matched)), self._settings.k, self._weights)
+        known = {hit.passage_id for hit in fused}
+        rest = {hit.passage_id: replace(hit, score=0.0) for ranking in rankings for hit in ranking}
+        return self._ordered([*fused, *(hit for name, hit in rest.items() if name not in known)])
 
     def _ask(self, name: str, queries: list[str], depth: int) -> list[list[Hit]]:
         try:

@@ -26,13 +26,16 @@ SMALL = Settings("hybrid", {"titles": TITLES, "texts": TEXTS}, depth=3)
 
 
 class Ranked:
-    """Answers every query with the same ranking of the passages 0, 1, 2, ..."""
+    """Answers every query with the same ranking of the passages 0, 1, 2, ..., of which the first `matched` match."""
 
-    def __init__(self, order: list[int]) -> None:
-        self.order = order
+    def __init__(self, order: list[int], matched: int = 99) -> None:
+        self.order, self.matched = order, matched
 
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
-        return [[Hit(f"p{i}", 1.0 / (n + 1), "", "") for n, i in enumerate(self.order[:top_k])] for _ in queries]
+        scores = [1.0 / (n + 1) if n < self.matched else 0.0 for n in range(len(self.order))]
+        return [
+            [Hit(f"p{i}", score, "", "") for i, score in zip(self.order[:top_k], scores, strict=False)] for _ in queries
+        ]
 
 
 class Rows(list):
@@ -48,18 +51,20 @@ def _hybrid(orders: list[list[int]], depth: int, k: float = 60.0, weights: tuple
         "hybrid", dict.fromkeys(names, Bm25("bm25")), depth, k, dict(zip(names, weights, strict=False)),
         more.pop("reranker", RerankConf()),
     )  # fmt: skip
-    parts = {name: Ranked(order) for name, order in zip(names, orders, strict=True)}
+    matched = more.pop("matched", [99] * len(orders))
+    parts = {name: Ranked(*pair) for name, *pair in zip(names, orders, matched, strict=True)}
     return HybridRetriever(settings, parts, Rows(orders[0]), **more)
 
 
-def _slow(orders: list[list[int]], depth: int, k: float, weights: tuple[float, ...]) -> list[int]:
-    """Depth by depth: every passage not placed yet that some part has so early, by what its ranks give."""
+def _slow(orders: list[list[int]], depth: int, k: float, weights: tuple[float, ...], matched: list[int]) -> list[int]:
+    """Depth by depth: every passage not placed yet that some part has so early, by what its matching ranks give."""
     placed: list[int] = []
     while len(placed) < len(orders[0]):
         scores: dict[int, float] = {}
         for row in range(len(orders[0])):
             ranks = [order.index(row) + 1 for order in orders]
-            terms = [weight / (k + rank) for weight, rank in zip(weights, ranks, strict=True) if rank <= depth]
+            cases = zip(weights, ranks, matched, strict=True)
+            terms = [weight / (k + rank) * (rank <= most) for weight, rank, most in cases if rank <= depth]
             if terms and row not in placed:
                 scores[row] = sum(terms)
         placed += sorted(scores, key=lambda row: (-scores[row], row))
@@ -68,20 +73,21 @@ def _slow(orders: list[list[int]], depth: int, k: float, weights: tuple[float, .
 
 
 @st.composite
-def _cases(draw: st.DrawFn) -> tuple[list[list[int]], int, float, tuple[float, ...]]:
+def _cases(draw: st.DrawFn) -> tuple[list[list[int]], int, float, tuple[float, ...], list[int]]:
     count, parts = draw(st.integers(1, 30)), draw(st.integers(2, 3))
     orders = [draw(st.permutations(range(count))) for _ in range(parts)]
     weights = tuple(draw(st.lists(st.sampled_from([0.5, 1.0, 3.0, 200.0]), min_size=parts, max_size=parts)))
-    return orders, draw(st.integers(1, 12)), draw(st.sampled_from([0.0, 1.0, 60.0])), weights
+    matched = draw(st.lists(st.sampled_from([0, 2, 5, 99]), min_size=parts, max_size=parts))
+    return orders, draw(st.integers(1, 12)), draw(st.sampled_from([0.0, 1.0, 60.0])), weights, matched
 
 
 @given(_cases())
 def test_fusion_against_a_slow_one_and_every_result_begins_the_longer_ones(case):
-    orders, depth, k, weights = case
-    retriever = _hybrid(orders, depth, k, weights)
+    orders, depth, k, weights, matched = case
+    retriever = _hybrid(orders, depth, k, weights, matched=matched)
     count = len(orders[0])
     [whole] = retriever.search(["q"], count)
-    assert [int(hit.passage_id[1:]) for hit in whole] == _slow(orders, depth, k, weights)
+    assert [int(hit.passage_id[1:]) for hit in whole] == _slow(orders, depth, k, weights, matched)
     for top_k in range(1, count + 3):
         assert retriever.search(["q", "r"], top_k) == [whole[:top_k]] * 2
     scores = [hit.score for hit in whole]
@@ -98,6 +104,14 @@ def test_by_hand():
     [hits] = _hybrid([[3, 1, 2, 0], [1, 0, 2, 3]], 2, 1.0, (1.0, 2.0)).search(["q"], 9)
     assert [hit.passage_id for hit in hits] == ["p1", "p0", "p3", "p2"]
     assert [hit.score for hit in hits] == pytest.approx([4 / 3, 2 / 3, 1 / 2, -3 / 4])
+
+
+def test_passages_that_match_nothing_do_not_push_aside_those_of_the_other_part():
+    """Part 0 found p5 and filled up with p0, p1, ...; part 1 knows the order of all."""
+    orders, matched = [[5, 0, 1, 2, 3, 4], [4, 5, 3, 2, 1, 0]], [1, 99]
+    [hits] = _hybrid(orders, 4, matched=matched).search(["q"], 6)
+    assert [hit.passage_id for hit in hits] == ["p5", "p4", "p3", "p2", "p0", "p1"]
+    assert [hit.score for hit in hits[4:]] == [0.0, 0.0]
 
 
 def test_the_reranker_sees_the_first_hits_whatever_is_asked_for():
@@ -130,8 +144,10 @@ def test_index_on_disk(corpus: Corpus, town_passages: list[tuple[str, str]], tmp
     queries = ["Bern city", "", "river run", "no such word", "Zürich " * 1500]
     results = retriever.search(queries, 50)
     for query, hits in zip(queries, results, strict=True):
-        orders = [[int(hit.passage_id[1:]) for hit in part.search([query], 10)[0]] for part in parts.values()]
-        assert [int(hit.passage_id[1:]) for hit in hits] == _slow(orders, 3, 60.0, (1.0, 1.0))
+        alone = [part.search([query], 10)[0] for part in parts.values()]
+        orders = [[int(hit.passage_id[1:]) for hit in found] for found in alone]
+        matched = [sum(hit.score > 0 for hit in found) for found in alone]
+        assert [int(hit.passage_id[1:]) for hit in hits] == _slow(orders, 3, 60.0, (1.0, 1.0), matched)
         assert [(hit.title, hit.text) for hit in hits] == [town_passages[int(h.passage_id[1:])] for h in hits]
         assert retriever.search([query], 4) == [hits[:4]]
     assert retriever.search([], 3) == []
