@@ -38,9 +38,8 @@ def body(ctx: Context) -> None:
             )
             # MLflow refuses "@" in the name of a metric.
             ctx.log(0, {f"{name}/{dataset}/{key}".replace("@", "_at_"): value for key, value in figures.items()})
-    if table:
-        measured = next(iter(table.values()))["datasets"].values()
-        ctx.track_data("retrievers", sum(row["num_questions"] for row in measured))
+    measured = next(iter(table.values()))["datasets"].values() if table else ()
+    ctx.track_data("retrievers", sum(row["num_questions"] for row in measured))
 
 
 def _measure(ctx: Context, name: str) -> Row:

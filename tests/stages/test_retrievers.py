@@ -12,6 +12,7 @@ import pytest
 
 from tasks import retrieval, store
 from tasks.data.records import read_questions
+from tasks.report.table import read_retrievers
 from tasks.retrieval import bm25, dense
 from tasks.retrieval.recall import recall_table
 from tasks.stages import retrievers
@@ -84,6 +85,10 @@ def test_figures_are_those_of_the_recall_table_with_an_interval_around_each(cont
             assert figure["low"] < figure["high"]
         assert found["backend"] == settings.backend
     assert len({found["settings_digest"] for found in table.values()}) == 3
+    assert read_retrievers(ctx.root / "artifacts" / "retrievers.json")["both"]["d"].keys() == {
+        "num_questions",
+        *expected,
+    }
     assert str(ctx.root) not in (ctx.root / "artifacts" / "retrievers.json").read_text()
 
 
