@@ -56,8 +56,9 @@ def test_real_data_goes_through_every_stage(tmp_path: Path) -> None:
     clone = Clone.make(tmp_path / "clone")
     for key, value in (("data", "folder"), ("data_folder", str(folder)), ("methods", "[search_r1_grpo]")):
         clone.set(key, value)
+    clone.set("compare_retrievers", "[bm25]")
     clone.must(
-        "data", "validate", "index", "recall", "base --seed 0", "method --method search_r1_grpo",
+        "data", "validate", "index", "recall", "retrievers", "base --seed 0", "method --method search_r1_grpo",
         "train --method search_r1_grpo --seed 0",
         "evaluate --policy base --seed 0", "evaluate --policy search_r1_grpo --seed 0", "report",
     )  # fmt: skip
@@ -75,6 +76,11 @@ def test_real_data_goes_through_every_stage(tmp_path: Path) -> None:
     assert all(recall[name]["num_questions"] == count for name, count in complete.items())
     assert all(0.2 < recall[name]["recall@10"] <= 1 for name, count in complete.items() if count > 20)
 
+    compared = json.loads((artifacts / "retrievers.json").read_text())["retrievers"]["bm25"]["datasets"]
+    assert {name: row["recall@5"]["value"] for name, row in compared.items() if name in complete} == {
+        name: recall[name]["recall@5"] for name in complete
+    }
+
     for policy in ("base", "search_r1_grpo"):
         scores = _read(artifacts / f"evaluate/{policy}-0/scores.jsonl")
         greedy = [row for row in scores if row["mode"] == "greedy"]
@@ -83,5 +89,5 @@ def test_real_data_goes_through_every_stage(tmp_path: Path) -> None:
     trained_on = {row["question_id"] for row in _read(artifacts / "train/search_r1_grpo-0/trajectories.jsonl")}
     assert trained_on <= {row["id"] for row in chosen if row["split"] == "train"}
     report = (clone.root / "reports/results.md").read_text(encoding="utf-8")
-    assert all(name in report for name in complete)
+    assert all(f"| {name} | bm25 | {count} |" in report for name, count in complete.items())
     assert str(tmp_path).encode() not in b"".join(clone.files("artifacts").values())
