@@ -152,6 +152,9 @@ class HybridRetriever:
             results = [self._reranked(*pair, self._rerank) for pair in zip(queries, results, strict=True)]
         below = 0.0
         while short := [i for i, hits in enumerate(results) if len(hits) < wanted]:
+            if depth == len(self._rows):
+                found = len(results[short[0]])
+                raise RetrievalError(f"hybrid: the parts found {found} passages in all, expected {depth}.")
             depth, below = min(depth * GROWTH, len(self._rows)), below + self._most
             for i, hits in zip(short, self._fused([queries[i] for i in short], depth), strict=True):
                 known = {hit.passage_id for hit in results[i]}

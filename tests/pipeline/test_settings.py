@@ -101,6 +101,8 @@ def test_the_form_refuses_what_it_does_not_know() -> None:
     form = settings.Form.model_validate({"seeds": [1], "evaluate": {"top_k": 4}, "force": ["evaluate"]})
     assert form.answers() == {"seeds": [1], "evaluate.top_k": 4}
     assert settings.Form().answers() == {}
+    compared = {"compare_retrievers": ["bm25", "dense"]}
+    assert settings.Form.model_validate(compared).answers() == compared
     with pytest.raises(ValidationError, match="retreiver"):
         settings.Form.model_validate({"retreiver": "bm25"})
     with pytest.raises(ValidationError, match="greater than or equal to 0"):

@@ -195,6 +195,11 @@ def test_a_part_with_a_passage_of_another_corpus_fails_the_search(corpus: Corpus
         HybridRetriever(SMALL, parts, _Rows(tmp_path / "index")).search(["q"], 1)
 
 
+def test_a_part_that_repeats_a_passage_cannot_keep_the_search_going():
+    with pytest.raises(RetrievalError, match="the parts found 2 passages in all, expected 3"):
+        _hybrid([[0, 0, 1], [1, 0, 0]], 1).search(["q"], 3)
+
+
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
