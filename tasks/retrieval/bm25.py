@@ -2,16 +2,18 @@
 
 score(q, d) = sum over query tokens t of idf(t) * tf / (tf + k1 * (1 - b + b * |d| / mean |d|)),
 idf(t) = ln(1 + (N - df + 0.5) / (df + 0.5)), float32; a token that stands twice in the query counts twice.
-Passages are read as a stream: in memory are the term numbers (4 bytes a token) and the scores, never the texts.
+The files are those of bm25s; `tasks.retrieval.postings` writes them in bounded memory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import re
+import shutil
+import tempfile
 import threading
 import unicodedata
-from array import array
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,15 +24,16 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tasks import conf
+from tasks import conf, store
 from tasks.conf import require
-from tasks.retrieval import Progress, RetrievalError, check_request
+from tasks.retrieval import Progress, RetrievalError, check_request, postings
 from tasks.retrieval.manifest import NAME, Built, Manifest
 from tasks.retrieval.passages import Passages, copy_passages, read_corpus
 from tasks.retrieval.ranking import top_rows
 from tasks.types import Hit, Passage
 
 _WORD = re.compile(r"\w\w+")
+_CHUNK_FORMAT = 1  # Rises when words are counted in another way, so that no old chunk is taken for a new one.
 
 
 @dataclass(frozen=True)
@@ -96,67 +99,54 @@ class Analyzer:
         return [term for word in self.words(text) if (term := self.term(word)) is not None]
 
 
-class _TermNumbers:
-    """The corpus as term numbers: one flat array and where each passage starts; looks like a list of lists."""
-
-    def __init__(self, analyzer: Analyzer, title_weight: int, progress: Progress) -> None:
-        self.vocab: dict[str, int] = {"": 0}  # bm25s needs a term, even where no passage has one.
-        self._analyzer = analyzer
-        self._title_weight = title_weight
-        self._progress = progress
-        self._of_word: dict[str, int] = {}  # -1: a stop word
-        self._flat = array("i")
-        self._starts = array("q", [0])
-
-    @property
-    def ids(self) -> _TermNumbers:
-        """bm25s' name for the passages' term numbers."""
-        return self
-
-    def add(self, passage: Passage) -> None:
-        """Append a passage."""
-        title = [number for word in self._analyzer.words(passage.title) if (number := self._number(word)) >= 0]
-        for _ in range(self._title_weight):
-            self._flat.extend(title)
-        self._flat.extend(number for word in self._analyzer.words(passage.text) if (number := self._number(word)) >= 0)
-        self._starts.append(len(self._flat))
-
-    def _number(self, word: str) -> int:
-        number = self._of_word.get(word)
-        if number is None:
-            term = self._analyzer.term(word)
-            number = -1 if term is None else self.vocab.setdefault(term, len(self.vocab))
-            self._of_word[word] = number
-        return number
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the corpus, as counted for the passages' lengths."""
-        return len(self._flat)
-
-    def __len__(self) -> int:
-        return len(self._starts) - 1
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for row in self._progress(range(len(self)), len(self), "indexing passages"):
-            yield self._flat[self._starts[row] : self._starts[row + 1]].tolist()
-
-
 def build(
     corpus: Path, corpus_sha256: str, out: Path, settings: Settings, scratch: Path | None, progress: Progress
 ) -> Built:
-    """Fill folder `out`; see `tasks.retrieval.build`. Nothing is resumed: a million passages take minutes."""
+    """Fill folder `out`; see `tasks.retrieval.build`. A killed build counts no chunk of passages twice."""
+    analyzer = Analyzer(settings)
+
+    def words(passage: Passage) -> list[str]:
+        title = analyzer.words(passage.title)
+        if settings.title_weight == 0:
+            vocabulary.of(title)  # Counted nowhere, numbered all the same.
+        return title * settings.title_weight + analyzer.words(passage.text)
+
+    vocabulary = postings.Vocabulary(analyzer.term)
+    with _work_folder(scratch, corpus_sha256, settings) as work:
+        passages = copy_passages(read_corpus(corpus), out)
+        chunks = postings.count_chunks(progress(passages, None, "reading passages"), words, vocabulary, work)
+        _save_parameters(vocabulary, sum(chunk.rows for chunk in chunks), settings, out)
+        postings.write_scores(chunks, len(vocabulary.numbers), settings.k1, settings.b, out, progress)
+    num_tokens = sum(int(chunk.lengths.sum(dtype=np.int64)) for chunk in chunks)
+    details = {"num_terms": len(vocabulary.numbers) - 1, "num_tokens": num_tokens}
+    return Built(sum(chunk.rows for chunk in chunks), details, ("bm25s", "numpy", "PyStemmer"))
+
+
+def _save_parameters(vocabulary: postings.Vocabulary, num_rows: int, settings: Settings, out: Path) -> None:
+    """Let bm25s write its vocabulary and parameters; the arrays it writes beside them are empty."""
     import bm25s
 
-    numbers = _TermNumbers(Analyzer(settings), settings.title_weight, progress)
-    for passage in progress(copy_passages(read_corpus(corpus), out), None, "reading passages"):
-        numbers.add(passage)
     index = bm25s.BM25(k1=settings.k1, b=settings.b, method="lucene", backend="numba", auto_compile=False)
-    with np.errstate(invalid="ignore"):  # Passages without a single term have mean length 0.
-        index.index(numbers, show_progress=False)
+    index.vocab_dict, index.nonoccurrence_array = vocabulary.numbers, None
+    none = np.zeros(0, dtype=np.float32)
+    index.scores = {"data": none, "indices": none, "indptr": none, "num_docs": num_rows}
     index.save(out, show_progress=False)
-    details = {"num_terms": len(numbers.vocab) - 1, "num_tokens": numbers.num_tokens}
-    return Built(len(numbers), details, ("bm25s", "numpy", "PyStemmer"))
+
+
+@contextlib.contextmanager
+def _work_folder(scratch: Path | None, corpus_sha256: str, settings: Settings) -> Iterator[Path]:
+    """A folder for chunks, named by what they depend on; gone afterwards unless the build is killed or fails."""
+    if scratch is None:
+        with tempfile.TemporaryDirectory() as name:
+            yield Path(name)
+        return
+    analysis = (settings.stemmer, settings.stopwords, settings.title_weight)
+    versions = [importlib.metadata.version(name) for name in ("bm25s", "PyStemmer")]
+    limits = (postings.CHUNK_PASSAGES, postings.CHUNK_TOKENS)
+    folder = scratch / f"bm25-{store.digest(_CHUNK_FORMAT, corpus_sha256, *analysis, *versions, *limits)}"
+    folder.mkdir(parents=True, exist_ok=True)
+    yield folder
+    shutil.rmtree(folder)
 
 
 def open_index(index_dir: Path, manifest: Manifest, num_threads: int = 1) -> Bm25Retriever:

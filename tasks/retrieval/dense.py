@@ -1,33 +1,39 @@
-"""Dense search: unit vectors of a sentence encoder in a flat FAISS index, memory-mapped, inner product = cosine.
+"""Dense search: unit vectors of a sentence encoder in a FAISS index, memory-mapped, inner product = cosine.
 
-Encoding is the slow part, so it goes shard by shard to a scratch folder, each shard written atomically: a
-killed build continues after its last shard. Texts longer than the encoder's limit are cut, as the encoder does.
+Encoding is the slow part, so it goes shard by shard to a scratch folder and is done once for every index type
+(`tasks.retrieval.vectors`); the index is built from the shards (`tasks.retrieval.nearest`). How well an approximate
+index does is measured when it is built and stands in the manifest. Texts longer than the encoder's limit are cut, as
+the encoder does.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
+import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from tasks import conf, store
 from tasks.conf import require
-from tasks.retrieval import Progress, RetrievalError, check_request
+from tasks.retrieval import Progress, RetrievalError, check_request, nearest
 from tasks.retrieval.encoders import MINILM, Encoder, SentenceEncoder, Vectors
 from tasks.retrieval.manifest import NAME, Built, Manifest
+from tasks.retrieval.nearest import Hnsw, Ivf, Plan, Pq
 from tasks.retrieval.passages import Passages, copy_passages, count_passages, read_corpus
-from tasks.retrieval.ranking import top_rows
+from tasks.retrieval.ranking import best_candidates, top_rows
+from tasks.retrieval.vectors import Shards, encode_missing
 from tasks.store import DataError
 from tasks.types import Hit, Passage
 
-VECTORS = "vectors.faiss"
+PROBE_QUERIES, PROBE_TOP_K, PROBE_WORDS = 200, 10, 12
+"""The recall probe: so many queries, the first words of passages spread over the corpus, and how deep it looks."""
+
+_VECTORS_FORMAT = 1  # Rises when the text that is encoded changes, so that no old shard is taken for a new one.
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,9 @@ class Settings:
         encoder: `minilm` (embedded, 384 dimensions, 256 tokens) or a sentence-transformers or E5 folder.
         query_prefix, passage_prefix: put before each text; E5 was trained with `query: ` and `passage: `.
         max_tokens: cut texts after so many tokens; 0 keeps the encoder's own limit.
-        index: `flat` searches every vector.
+        index: see `tasks.retrieval.nearest`; `auto` chooses by the number of passages.
+        hnsw, ivf, pq: numbers of those index types.
+        min_recall: refuse an approximate index whose recall@10 against exact search is lower; 0 only reports it.
         batch_size: texts in one pass of the encoder.
         shard_size: passages encoded between two saves.
         device: where the encoder runs; a setting because it moves the last bits of the vectors.
@@ -49,13 +57,18 @@ class Settings:
     query_prefix: str = ""
     passage_prefix: str = ""
     max_tokens: int = 0
-    index: Literal["flat"] = "flat"
+    index: Literal["auto", "flat", "hnsw", "ivf_pq", "sq8", "ivf_sq8"] = "auto"
+    hnsw: Hnsw = field(default_factory=Hnsw)
+    ivf: Ivf = field(default_factory=Ivf)
+    pq: Pq = field(default_factory=Pq)
+    min_recall: float = 0.0
     batch_size: int = 32
     shard_size: int = 256
     device: Literal["cpu", "cuda"] = "cpu"
 
     def __post_init__(self) -> None:
         require(self.max_tokens >= 0, "max_tokens", self.max_tokens, "0 (the encoder's own limit) or more")
+        require(0 <= self.min_recall <= 1, "min_recall", self.min_recall, "a share in [0, 1]")
         require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
         require(self.shard_size >= 1, "shard_size", self.shard_size, "at least 1")
 
@@ -69,19 +82,37 @@ def build(
     progress: Progress,
     encoder: Encoder | None = None,
 ) -> Built:
-    """Fill folder `out`; see `tasks.retrieval.build`. `encoder` takes the place of the one the settings name."""
-    import faiss
+    """Fill folder `out`; see `tasks.retrieval.build`. `encoder` takes the place of the one the settings name.
 
+    Raises:
+        DataError: besides a bad corpus, settings that do not fit it, or a recall below `min_recall`.
+    """
+    num_rows = count_passages(corpus)
     encoder = encoder or _load_encoder(settings)
-    num_shards = -(-count_passages(corpus) // settings.shard_size)
-    index = faiss.IndexFlatIP(encoder.dimension)
-    with _work_folder(scratch, store.digest(corpus_sha256, encoder.sha256, conf.plain(settings))) as work:
-        shards = _shards(copy_passages(read_corpus(corpus), out), settings.shard_size)
-        for number, shard in enumerate(progress(shards, num_shards, "encoding shards")):
-            index.add(_shard_vectors(work / f"shard-{number:06d}.npy", shard, encoder, settings))
-        faiss.write_index(index, str(out / VECTORS))
-    details = {"encoder_sha256": encoder.sha256, "dimension": encoder.dimension}
-    return Built(int(index.ntotal), details, ("faiss-cpu", "numpy", "sentence-transformers", "torch"))
+    plan = nearest.plan(settings.index, num_rows, encoder.dimension, settings.hnsw, settings.ivf, settings.pq)
+    with _root(scratch) as root:
+        vectors = vectors_folder(root, corpus_sha256, encoder, settings)
+        vectors.mkdir(parents=True, exist_ok=True)
+        shards = Shards(vectors, num_rows, encoder.dimension, settings.shard_size)
+        passages = copy_passages(read_corpus(corpus), out)
+        encode_missing(shards, passages, lambda batch: _encode(batch, encoder, settings), progress)
+        work = root / f"index-{store.digest(vectors.name, asdict(plan))}"
+        work.mkdir(exist_ok=True)
+        nearest.build(plan, shards, out, work, progress)
+        details = {"encoder_sha256": encoder.sha256, "dimension": encoder.dimension, "index": asdict(plan)}
+        if plan.kind != "flat":
+            details["probe"] = _probe(shards, out, plan, settings, encoder)
+        shutil.rmtree(work)  # The vectors stay: another index, or the same one again, needs them.
+    return Built(num_rows, details, ("faiss-cpu", "numpy", "sentence-transformers", "torch", "transformers"))
+
+
+def vectors_folder(scratch: Path, corpus_sha256: str, encoder: Encoder, settings: Settings) -> Path:
+    """Where the shards of these vectors lie: named by whatever changes them, and by nothing else."""
+    changing = (
+        settings.passage_prefix, settings.max_tokens, settings.shard_size,
+        settings.batch_size, settings.device,
+    )  # fmt: skip
+    return scratch / f"vectors-{store.digest(_VECTORS_FORMAT, corpus_sha256, encoder.sha256, *changing)}"
 
 
 def open_index(
@@ -100,13 +131,13 @@ def open_index(
             f"{index_dir / NAME}: built with another encoder: {settings.encoder!r} has hash {encoder.sha256}, "
             f"the index was built with {expected}. Build the index again."
         )
-    return DenseRetriever(index_dir, settings, encoder, num_threads)
+    return DenseRetriever(index_dir, settings, Plan(**manifest.details["index"]), encoder, num_threads)
 
 
 class DenseRetriever:
     """Searches one index; see `tasks.retrieval.Retriever`. An empty query is encoded like any other text."""
 
-    def __init__(self, index_dir: Path, settings: Settings, encoder: Encoder, num_threads: int = 1) -> None:
+    def __init__(self, index_dir: Path, settings: Settings, plan: Plan, encoder: Encoder, num_threads: int = 1) -> None:
         import faiss
 
         require(num_threads >= 1, "num_threads", num_threads, "at least 1")
@@ -114,68 +145,70 @@ class DenseRetriever:
         self.passages = Passages(index_dir)
         self._settings = settings
         self._encoder = encoder
-        self._index = faiss.read_index(str(index_dir / VECTORS), faiss.IO_FLAG_MMAP_IFC)
+        self._index = nearest.open_index(index_dir, plan)
 
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
-        """The `top_k` best passages for each query; a score is a cosine."""
+        """The `top_k` best passages for each query; a score is a cosine, or what the index's codes keep of it."""
         check_request(queries, top_k)
         if not queries:
             return []
         try:
             prefix = self._settings.query_prefix
             vectors = self._encoder.encode([prefix + query for query in queries], self._settings.batch_size)
-            ranked = top_rows(self._best, list(vectors), top_k, len(self.passages))
+            if self._index.exact:
+                ranked = top_rows(self._exact, list(vectors), top_k, len(self.passages))
+            else:
+                ranked = best_candidates(self._index.search, vectors, top_k, len(self.passages))
             return [self.passages.hits(rows, scores) for rows, scores in ranked]
         except (OSError, MemoryError, RuntimeError, ValueError) as error:
             raise RetrievalError(f"dense: the search failed: {type(error).__name__}: {error}") from error
 
-    def _best(self, vectors: list[Any], count: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        scores, rows = self._index.search(np.stack(vectors), count)
-        return rows, scores
+    def _exact(self, vectors: list[Any], count: int) -> nearest.Found:
+        return self._index.search(np.stack(vectors), count)
 
 
 def _load_encoder(settings: Settings) -> Encoder:
     return SentenceEncoder(settings.encoder, settings.max_tokens, settings.device)
 
 
+def _encode(passages: list[Passage], encoder: Encoder, settings: Settings) -> Vectors:
+    texts = [f"{settings.passage_prefix}{passage.title}\n{passage.text}" for passage in passages]
+    return encoder.encode(texts, settings.batch_size)
+
+
 @contextlib.contextmanager
-def _work_folder(scratch: Path | None, key: str) -> Iterator[Path]:
-    """A folder for shards: lasting and named by what the vectors depend on, or gone afterwards."""
+def _root(scratch: Path | None) -> Iterator[Path]:
+    """The folder for work: lasting, or gone afterwards."""
     if scratch is None:
         with tempfile.TemporaryDirectory() as name:
             yield Path(name)
     else:
-        folder = scratch / f"dense-{key}"
-        folder.mkdir(parents=True, exist_ok=True)
-        yield folder
+        scratch.mkdir(parents=True, exist_ok=True)
+        yield scratch
 
 
-def _shards(passages: Iterable[Passage], size: int) -> Iterator[list[Passage]]:
-    passages = iter(passages)
-    while shard := list(itertools.islice(passages, size)):
-        yield shard
+def _probe(shards: Shards, out: Path, plan: Plan, settings: Settings, encoder: Encoder) -> dict[str, Any]:
+    """What share of the exact best passages the index in `out` finds, averaged over the probe's queries.
 
-
-def _shard_vectors(path: Path, shard: list[Passage], encoder: Encoder, settings: Settings) -> Vectors:
-    """[N, D] vectors of a shard, read if an earlier build left them whole, else encoded and saved."""
-    saved = _read_shard(path, len(shard), encoder.dimension)
-    if saved is not None:
-        return saved
-    texts = [f"{settings.passage_prefix}{passage.title}\n{passage.text}" for passage in shard]
-    vectors = encoder.encode(texts, settings.batch_size)
-    assert vectors.shape == (len(shard), encoder.dimension), vectors.shape
-    if not np.isfinite(vectors).all():
-        raise DataError(f"encoder {settings.encoder!r} gave a vector that is not finite for a passage of {path.stem}.")
-    with store.replacing(path) as file:
-        np.save(file, vectors)
-    return vectors
-
-
-def _read_shard(path: Path, rows: int, dimension: int) -> Vectors | None:
-    """The saved shard, or None where there is none or it is not whole (it is then encoded again)."""
-    try:
-        vectors = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        return None
-    whole = vectors.shape == (rows, dimension) and vectors.dtype == np.float32 and bool(np.isfinite(vectors).all())
-    return vectors if whole else None
+    Raises:
+        DataError: the share is below `min_recall`.
+    """
+    passages = Passages(out)
+    rows = np.unique(np.linspace(0, len(passages) - 1, PROBE_QUERIES).round().astype(np.int64))
+    texts = (f"{hit.title} {hit.text}" for hit in passages.hits(rows, np.zeros(len(rows))))
+    queries = [settings.query_prefix + " ".join(text.split()[:PROBE_WORDS]) for text in texts]
+    vectors = encoder.encode(queries, settings.batch_size)
+    top_k = min(PROBE_TOP_K, len(passages))
+    ranked = best_candidates(nearest.open_index(out, plan).search, vectors, top_k, len(passages))
+    exact = nearest.exact_rows(shards, vectors, top_k)
+    shares = [
+        len(set(found.tolist()) & set(best.tolist())) / top_k for (found, _), best in zip(ranked, exact, strict=True)
+    ]
+    recall = round(float(np.mean(shares)), 4)
+    if recall < settings.min_recall:
+        raise DataError(
+            f"min_recall={settings.min_recall}: the {plan.kind} index finds {recall} of the {top_k} best passages of "
+            f"exact search, with {plan.parameters}. Search more of it (ivf nprobe, hnsw ef_search), give codes more "
+            "bits (pq m, or sq8), or choose flat. The vectors are kept, so the next build encodes nothing."
+        )
+    return {"num_queries": len(rows), f"recall@{top_k}": recall}

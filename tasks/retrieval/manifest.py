@@ -17,7 +17,7 @@ from tasks import conf, store
 from tasks.store import DataError
 
 NAME = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,9 @@
 
 The engine is asked for a few more rows than wanted. When the last of them scores less than the k-th, every row
 that ties with the k-th is in hand and can be ordered; otherwise the engine is asked for more.
+
+An approximate engine cannot say that it found every tie, so it is asked once, always for the same number of rows
+while top_k is below that: the same candidates, ordered the same way, whatever top_k is.
 """
 
 from __future__ import annotations
@@ -14,7 +17,10 @@ import numpy.typing as npt
 
 Rows = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float32]
-Engine = Callable[[list[Any], int], tuple[npt.NDArray[Any], npt.NDArray[Any]]]
+Engine = Callable[[Any, int], tuple[npt.NDArray[Any], npt.NDArray[Any]]]
+
+CANDIDATES = 64
+"""Rows an approximate engine is always asked for; up to here a smaller top_k is a prefix of a larger one."""
 
 _SPARE = 16
 _GROWTH = 8
@@ -51,6 +57,22 @@ def top_rows(
                 open_ties.append(index)
         pending, asked = open_ties, min(asked * _GROWTH, num_rows)
     return [results[i] for i in range(len(queries))]
+
+
+def best_candidates(engine: Engine, queries: npt.NDArray[Any], top_k: int, num_rows: int) -> list[tuple[Rows, Scores]]:
+    """The `min(top_k, num_rows)` best of the rows an approximate engine finds, by falling score, then by row.
+
+    Args:
+        engine: as in `top_rows`, except that its rows need only be good ones; it fills every place.
+        queries: [Q, ...] whatever the engine takes.
+        top_k: rows wanted.
+        num_rows: rows there are.
+    """
+    wanted = min(top_k, num_rows)
+    rows, scores = engine(queries, min(max(wanted, CANDIDATES), num_rows))
+    order = np.lexsort((rows, -scores), axis=1)[:, :wanted]
+    rows, scores = np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1)
+    return list(zip(rows, scores, strict=True))
 
 
 def _best_above(score: float, rows: npt.NDArray[Any], scores: npt.NDArray[Any]) -> tuple[Rows, Scores]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tasks import conf, retrieval, store
-from tasks.retrieval import dense
+from tasks.retrieval import dense, nearest
 from tasks.retrieval import manifest as manifests
 from tasks.retrieval.dense import Settings
 from tasks.retrieval.encoders import SentenceEncoder
@@ -96,13 +96,13 @@ def test_a_killed_build_resumes_to_the_same_bytes(corpus, town_passages, tmp_pat
 def test_a_torn_shard_is_encoded_again(corpus, town_passages, tmp_path):
     path, scratch = corpus(town_passages), tmp_path / "scratch"
     _build(path, tmp_path / "index", HashEncoder(), scratch)
-    before = store.sha256(tmp_path / "index" / dense.VECTORS)
+    before = store.sha256(tmp_path / "index" / nearest.FLAT)
     shard = sorted(scratch.glob("*/shard-*.npy"))[1]
     shard.write_bytes(shard.read_bytes()[:-5])
     encoder = HashEncoder()
     _build(path, tmp_path / "index", encoder, scratch)
     assert len(encoder.texts) == 3
-    assert store.sha256(tmp_path / "index" / dense.VECTORS) == before
+    assert store.sha256(tmp_path / "index" / nearest.FLAT) == before
 
 
 def test_shards_of_other_settings_or_another_corpus_are_not_used(corpus, town_passages, tmp_path):

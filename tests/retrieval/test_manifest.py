@@ -73,7 +73,7 @@ def test_no_index_and_foreign_manifests(built, tmp_path):
         retrieval.open_retriever(tmp_path / "nowhere")
     tree = json.loads((index / "manifest.json").read_text())
     (index / "manifest.json").write_text(json.dumps(tree | {"format": 99}))
-    with pytest.raises(DataError, match=r"found format 99, expected 1"):
+    with pytest.raises(DataError, match=r"found format 99, expected 2"):
         retrieval.open_retriever(index)
     (index / "manifest.json").write_text(json.dumps(tree | {"surprise": 1}))
     with pytest.raises(DataError, match=r"not an index manifest"):
