@@ -6,6 +6,7 @@ import hashlib
 import multiprocessing
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -158,22 +159,47 @@ def test_the_embedded_encoder(corpus, town_passages, tmp_path):
         assert [hit.score for hit in hits] == pytest.approx(np.sort(row)[::-1][:3], abs=1e-5)
 
 
-@pytest.mark.slow
-def test_a_folder_without_pooling_settings_is_mean_pooled(tmp_path):
-    """What E5 needs: the mean over the tokens of the last layer, length 1."""
+@pytest.fixture
+def tiny_e5(tmp_path: Path) -> tuple[Path, Callable[[str], np.ndarray]]:
+    """A random BERT as E5 is published, without pooling settings, and its vector of a text, worked out by hand:
+    the mean over the tokens of the last layer, length 1; no batch and so no padding."""
     import torch
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "query", ":", "city", "river", "bern"]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "query", "passage", ":", "city", "river", "bern", "is", "a"]
     tokenizer = BertTokenizerFast(vocab={word: number for number, word in enumerate(words)})
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     model = BertModel(BertConfig(vocab_size=len(words), **sizes)).eval()
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    texts = ["query: city", "query: river bern city river"]
-    found = SentenceEncoder(str(tmp_path)).encode(texts, 2)
-    for text, vector in zip(texts, found, strict=True):
+    model.save_pretrained(tmp_path / "e5")
+    tokenizer.save_pretrained(tmp_path / "e5")
+
+    def vector(text: str) -> np.ndarray:
         with torch.no_grad():
             mean = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0)
-        assert vector == pytest.approx((mean / mean.norm()).numpy(), abs=1e-5)
+        return (mean / mean.norm()).numpy()
+
+    return tmp_path / "e5", vector
+
+
+@pytest.mark.slow
+def test_a_folder_without_pooling_settings_is_mean_pooled(tiny_e5):
+    folder, vector = tiny_e5
+    texts = ["query: city", "query: river bern city river"]
+    for text, found in zip(texts, SentenceEncoder(str(folder)).encode(texts, 2), strict=True):
+        assert found == pytest.approx(vector(text), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_e5_gets_its_prefixes(tiny_e5, corpus, tmp_path):
+    folder, vector = tiny_e5
+    passages = [("Bern", "Bern is a city"), ("", "a river"), ("City", "a city is a city"), ("River", "city river")]
+    path = corpus(passages)
+    config = Settings("dense", encoder=str(folder), query_prefix="query: ", passage_prefix="passage: ", batch_size=3)
+    retrieval.build(path, tmp_path / "index", config)
+    retriever = retrieval.open_retriever(tmp_path / "index", path)
+    vectors = np.stack([vector(f"passage: {title}\n{text}") for title, text in passages])
+    for query, hits in zip(["bern", "a river is"], retriever.search(["bern", "a river is"], 4), strict=True):
+        scores = vectors @ vector(f"query: {query}")
+        assert [hit.score for hit in hits] == pytest.approx(np.sort(scores)[::-1], abs=1e-5)
+        assert [hit.score for hit in hits] == pytest.approx([scores[int(hit.passage_id[1:])] for hit in hits], abs=1e-5)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tasks import retrieval, store
+from tasks.retrieval import dense
 from tasks.retrieval import manifest as manifests
 from tasks.retrieval.bm25 import Settings
 from tasks.store import DataError
@@ -125,3 +126,15 @@ def test_the_files_in_conf_are_valid():
     root = Path(__file__).parents[2]
     assert retrieval.load_settings("bm25", root).backend == "bm25"
     assert retrieval.load_settings("dense", root).encoder == "minilm"
+
+
+@pytest.mark.parametrize("settings", [Settings("bm25"), dense.Settings("dense")])
+def test_an_id_that_two_rows_have_is_refused(corpus, town_passages, settings):
+    path = corpus(town_passages)
+    with path.open("a") as file:
+        file.write('\n{"id":"p3","title":"","text":"again"}\n')
+    with pytest.raises(
+        DataError, match=r"corpus.jsonl: row 12: field 'id': found 'p3' again, first in row 4; expected"
+    ):
+        retrieval.build(path, path.parent / "index", settings, path.parent / "scratch")
+    assert not (path.parent / "index").exists()
