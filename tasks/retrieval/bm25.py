@@ -1,8 +1,9 @@
-"""BM25 by bm25s (Lucene variant) over title and text, memory-mapped, searched by its numba backend.
+"""BM25 by bm25s (Lucene variant) over title and text, memory-mapped, searched by compiled code.
 
 score(q, d) = sum over query tokens t of idf(t) * tf / (tf + k1 * (1 - b + b * |d| / mean |d|)),
 idf(t) = ln(1 + (N - df + 0.5) / (df + 0.5)), float32; a token that stands twice in the query counts twice.
-The files are those of bm25s; `tasks.retrieval.postings` writes them in bounded memory.
+The files are those of bm25s; `tasks.retrieval.postings` writes them in bounded memory, `tasks.retrieval.scoring`
+searches them.
 """
 
 from __future__ import annotations
@@ -17,19 +18,17 @@ import unicodedata
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from tasks import conf, store
 from tasks.conf import require
 from tasks.retrieval import Progress, RetrievalError, check_request, postings
 from tasks.retrieval.manifest import NAME, Built, Manifest
 from tasks.retrieval.passages import Passages, copy_passages, read_corpus
-from tasks.retrieval.ranking import top_rows
 from tasks.types import Hit, Passage
 
 _WORD = re.compile(r"\w\w+")
@@ -164,54 +163,32 @@ class Bm25Retriever:
     def __init__(self, index_dir: Path, settings: Settings, num_threads: int = 1) -> None:
         import bm25s
 
+        from tasks.retrieval.scoring import best_rows
+
         require(num_threads >= 1, "num_threads", num_threads, "at least 1")
-        _keep_compiled_search()
         self.passages = Passages(index_dir)
         self._analyzer = Analyzer(settings)
         self._num_threads = num_threads
         self._threads = ThreadPoolExecutor(num_threads) if num_threads > 1 else None
-        self._index = bm25s.BM25.load(index_dir, mmap=True, auto_compile=False, show_progress=False, backend="numba")
+        index = bm25s.BM25.load(index_dir, mmap=True, auto_compile=False, show_progress=False)
+        self._numbers = index.vocab_dict
+        # Plain arrays over the maps: a memmap object is another type to numba, and so another compilation.
+        data, indices, indptr = (np.asarray(index.scores[name]) for name in ("data", "indices", "indptr"))
+        self._best_rows = partial(best_rows, data, indices, indptr, len(self.passages))
 
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
         """The `top_k` best passages for each query."""
         check_request(queries, top_k)
-        ids = [self._index.get_tokens_ids(self._analyzer.terms(query)) for query in queries]
+        if not queries:
+            return []
+        terms = (self._analyzer.terms(query) for query in queries)
+        ids = [[self._numbers[term] for term in query if term in self._numbers] for query in terms]
+        count = min(top_k, len(self.passages))
+        size = max(1, -(-len(ids) // self._num_threads))
+        parts = [ids[start : start + size] for start in range(0, len(ids), size)]
+        run = self._threads.map if self._threads else map
         try:
-            ranked = top_rows(self._best, ids, top_k, len(self.passages), floor=0.0)
-            return [self.passages.hits(rows, scores) for rows, scores in ranked]
+            found = run(lambda part: self._best_rows(part, count), parts)
+            return [hits for rows, scores in found for hits in self.passages.hits(rows, scores)]
         except (OSError, MemoryError, ValueError) as error:
             raise RetrievalError(f"bm25: the search failed: {type(error).__name__}: {error}") from error
-
-    def _best(self, queries: list[list[int]], count: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """The engine of `top_rows`; bm25s cannot take a query without terms, so those get zeros here."""
-        rows = np.tile(np.arange(count, dtype=np.int64), (len(queries), 1))
-        scores = np.zeros((len(queries), count), dtype=np.float32)
-        filled = [i for i, ids in enumerate(queries) if ids]
-        size = max(1, -(-len(filled) // self._num_threads))
-        parts = [filled[start : start + size] for start in range(0, len(filled), size)]
-        run = self._threads.map if self._threads else map
-        found = run(lambda part: self._retrieve([queries[i] for i in part], count), parts)
-        for part, (part_rows, part_scores) in zip(parts, found, strict=True):
-            rows[part], scores[part] = part_rows, part_scores
-        return rows, scores
-
-    def _retrieve(self, queries: list[list[int]], count: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        # One bm25s thread: its parallel search is another compilation of 10 s; this one lets go of the GIL.
-        rows, scores = self._index.retrieve(queries, k=count, sorted=False, show_progress=False, n_threads=1)
-        return rows, scores
-
-
-@cache
-def _keep_compiled_search() -> None:
-    """Let numba keep bm25s' compiled search on disk: a process then starts in 0.2 s instead of 5.
-
-    bm25s does not ask for it. Only the serial search may be kept: numba files the parallel one under the same
-    name, and each would then be loaded in place of the other. A folder that cannot be written only costs the
-    time again.
-    """
-    from bm25s.numba import retrieve_utils
-
-    compiled: Any = getattr(retrieve_utils, "_retrieve_internal_jitted_serial", None)
-    # numba raises RuntimeError where it finds no folder it may write to.
-    with contextlib.suppress(AttributeError, RuntimeError):
-        compiled.enable_caching()

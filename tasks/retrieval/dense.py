@@ -155,16 +155,10 @@ class DenseRetriever:
         try:
             prefix = self._settings.query_prefix
             vectors = self._encoder.encode([prefix + query for query in queries], self._settings.batch_size)
-            if self._index.exact:
-                ranked = top_rows(self._exact, list(vectors), top_k, len(self.passages))
-            else:
-                ranked = best_candidates(self._index.search, vectors, top_k, len(self.passages))
-            return [self.passages.hits(rows, scores) for rows, scores in ranked]
+            rank = top_rows if self._index.exact else best_candidates
+            return self.passages.hits(*rank(self._index.search, vectors, top_k, len(self.passages)))
         except (OSError, MemoryError, RuntimeError, ValueError) as error:
             raise RetrievalError(f"dense: the search failed: {type(error).__name__}: {error}") from error
-
-    def _exact(self, vectors: list[Any], count: int) -> nearest.Found:
-        return self._index.search(np.stack(vectors), count)
 
 
 def _load_encoder(settings: Settings) -> Encoder:
@@ -195,15 +189,13 @@ def _probe(shards: Shards, out: Path, plan: Plan, settings: Settings, encoder: E
     """
     passages = Passages(out)
     rows = np.unique(np.linspace(0, len(passages) - 1, PROBE_QUERIES).round().astype(np.int64))
-    texts = (f"{hit.title} {hit.text}" for hit in passages.hits(rows, np.zeros(len(rows))))
+    texts = (f"{hit.title} {hit.text}" for hit in passages.hits(rows[None], np.zeros((1, len(rows))))[0])
     queries = [settings.query_prefix + " ".join(text.split()[:PROBE_WORDS]) for text in texts]
     vectors = encoder.encode(queries, settings.batch_size)
     top_k = min(PROBE_TOP_K, len(passages))
-    ranked = best_candidates(nearest.open_index(out, plan).search, vectors, top_k, len(passages))
+    found, _ = best_candidates(nearest.open_index(out, plan).search, vectors, top_k, len(passages))
     exact = nearest.exact_rows(shards, vectors, top_k)
-    shares = [
-        len(set(found.tolist()) & set(best.tolist())) / top_k for (found, _), best in zip(ranked, exact, strict=True)
-    ]
+    shares = [len(set(ours) & set(best)) / top_k for ours, best in zip(found.tolist(), exact.tolist(), strict=True)]
     recall = round(float(np.mean(shares)), 4)
     if recall < settings.min_recall:
         raise DataError(

@@ -7,7 +7,6 @@ corpus keeps 8 bytes a passage, a hash of its id, to refuse ids that appear twic
 
 from __future__ import annotations
 
-import json
 import mmap
 from array import array
 from collections.abc import Iterable, Iterator
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from tasks import store
 from tasks.data import records
@@ -25,8 +25,6 @@ from tasks.types import Hit, Passage
 
 ROWS = "passages.jsonl"
 OFFSETS = "offsets.npy"
-
-_DECODE = json.JSONDecoder().decode
 
 
 def read_corpus(path: Path) -> Iterator[Passage]:
@@ -87,11 +85,14 @@ class Passages:
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
-    def hits(self, rows: npt.NDArray[Any], scores: npt.NDArray[Any]) -> list[Hit]:
-        """One hit a row, in the given order."""
+    def hits(self, rows: npt.NDArray[Any], scores: npt.NDArray[Any]) -> list[list[Hit]]:
+        """The passages of rows [Q, n] with scores [Q, n], in the given order."""
         starts, ends = self._offsets[rows].tolist(), self._offsets[rows + 1].tolist()
-        found = []
-        for start, end, score in zip(starts, ends, scores.tolist(), strict=True):
-            fields = _DECODE(self._bytes[start:end].decode())
-            found.append(Hit(fields["id"], score, fields["title"], fields["text"]))
-        return found
+        return [
+            [self._hit(*place) for place in zip(*lines, strict=True)]
+            for lines in zip(starts, ends, scores.tolist(), strict=True)
+        ]
+
+    def _hit(self, start: int, end: int, score: float) -> Hit:
+        fields = orjson.loads(self._bytes[start:end])
+        return Hit(fields["id"], score, fields["title"], fields["text"])
