@@ -5,7 +5,7 @@
 #                                                   the same, after writing these into params.yaml
 #   make run COMPARE=bm25,dense,hybrid              also these retrievers, measured side by side
 #   make smoke                                      the whole pipeline at its smallest size; params.yaml stays as it is
-#   make test | check | bench | ui | serve | report | upload | clean
+#   make test | check | bench | bench-retrieval | ui | serve | report | upload | clean
 
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
@@ -43,7 +43,7 @@ SETTINGS = $(if $(DATA),--data '$(DATA)') \
   $(if $(TOP_K),--set 'evaluate.top_k=$(TOP_K)') \
   $(if $(MAX_QUESTIONS),--set 'evaluate.max_questions=$(MAX_QUESTIONS)') $(if $(PARALLEL),--max-parallel '$(PARALLEL)')
 
-.PHONY: setup run smoke test check format bench ui serve report upload clean
+.PHONY: setup run smoke test check format bench bench-retrieval ui serve report upload clean
 
 setup: $(STAMP)
 
@@ -95,6 +95,9 @@ format: $(STAMP)
 
 bench: $(BENCH_STAMP)
 	@$(BIN)/python -m tests.benchmarks.bench_trl
+
+bench-retrieval: $(STAMP)
+	@$(BIN)/python -m tests.benchmarks.bench_retrieval
 
 report: $(STAMP)
 	@cat reports/results.md 2>/dev/null || { echo "There is no report yet: make run"; exit 1; }

@@ -138,11 +138,9 @@ class DenseRetriever:
     """Searches one index; see `tasks.retrieval.Retriever`. An empty query is encoded like any other text."""
 
     def __init__(self, index_dir: Path, settings: Settings, plan: Plan, encoder: Encoder, num_threads: int = 1) -> None:
-        import faiss
-
         require(num_threads >= 1, "num_threads", num_threads, "at least 1")
-        faiss.omp_set_num_threads(num_threads)
         self.passages = Passages(index_dir)
+        self._num_threads = num_threads
         self._settings = settings
         self._encoder = encoder
         self._index = nearest.open_index(index_dir, plan)
@@ -156,7 +154,9 @@ class DenseRetriever:
             prefix = self._settings.query_prefix
             vectors = self._encoder.encode([prefix + query for query in queries], self._settings.batch_size)
             rank = top_rows if self._index.exact else best_candidates
-            return self.passages.hits(*rank(self._index.search, vectors, top_k, len(self.passages)))
+            with nearest.threads(self._num_threads):
+                found = rank(self._index.search, vectors, top_k, len(self.passages))
+            return self.passages.hits(*found)
         except (OSError, MemoryError, RuntimeError, ValueError) as error:
             raise RetrievalError(f"dense: the search failed: {type(error).__name__}: {error}") from error
 

@@ -42,6 +42,7 @@ AUTO: tuple[tuple[int, Kind], ...] = ((200_000, "flat"), (500_000, "hnsw"), (30_
 
 _BLOCK = 65_536  # Rows in memory at a time; part of the bytes of an hnsw index.
 _SEED = 0
+_PER_CENTROID = 64  # Training passages; FAISS warns below 39.
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ class Ivf:
     Attributes:
         nlist: lists; 0 takes the power of two nearest to twice the root of the passages (at least 39 passages a list).
         nprobe: lists searched for a query; more where these hold too few passages.
-        train_size: most passages k-means, ranges and product codes are fitted to.
+        train_size: most passages that k-means, ranges and product codes are fitted to; fewer where 65,536, or 64 a
+            list, are enough.
     """
 
     nlist: int = 0
@@ -122,7 +124,7 @@ def plan(index: Kind | Literal["auto"], num_rows: int, dimension: int, hnsw: Hns
     if kind == "hnsw":
         return Plan(kind, asdict(hnsw))
     nlist = 1 if kind == "sq8" else ivf.nlist or _lists_for(num_rows)
-    sample = min(num_rows, ivf.train_size)
+    sample = min(num_rows, ivf.train_size, max(_PER_CENTROID * nlist, 65_536))
     if nlist > sample:
         raise DataError(f"nlist={nlist}: more lists than the {sample} passages they are fitted to. Give fewer, or 0.")
     parameters = {"nlist": nlist, "nprobe": min(ivf.nprobe, nlist), "train_size": sample}
@@ -146,11 +148,23 @@ def build(plan: Plan, shards: Shards, out: Path, scratch: Path, progress: Progre
     if plan.kind == "flat":
         _write_flat(shards, out / FLAT, progress)
         return
-    with _one_thread():
+    with threads(1):  # With more, sums and links depend on which is faster.
         if plan.kind == "hnsw":
             _write_hnsw(plan, shards, out / INDEX, progress)
         else:
             _write_lists(plan, shards, out, scratch, progress)
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """FAISS on so many threads; the number belongs to the calling thread, so it is set wherever work is done."""
+    faiss = _faiss()
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(count)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
 
 
 class Index(Protocol):
@@ -300,6 +314,7 @@ def _trained(plan: Plan, sample: Vectors) -> Any:
         m, bits = plan.parameters["m"], plan.parameters["bits"]
         index = faiss.IndexIVFPQ(quantizer, dimension, nlist, m, bits, metric)
         index.pq.cp.min_points_per_centroid = 1  # A small sample is what the settings asked for.
+        index.pq.cp.max_points_per_centroid = _PER_CENTROID
     else:
         # One list has no centroid worth subtracting: these are the codes of IndexScalarQuantizer.
         eight_bits = faiss.ScalarQuantizer.QT_8bit
@@ -307,18 +322,6 @@ def _trained(plan: Plan, sample: Vectors) -> Any:
     index.cp.min_points_per_centroid = 1
     index.train(sample)
     return index
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """FAISS on one thread: with more, sums and links depend on which is faster."""
-    faiss = _faiss()
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(before)
 
 
 def _faiss() -> Any:

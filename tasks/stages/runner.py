@@ -200,7 +200,9 @@ def _hashes(path: Path, root: Path) -> list[list[str]]:
         return [[path.name, store.sha256(path)]]
     if not path.is_dir():
         raise ValueError(f"{path}: the stage needs this and it is missing. Run `make run`, which makes it.")
-    files = sorted(p for p in path.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+    # As .dvcignore has it: the documents of a room are not its code.
+    kept = (p for p in path.rglob("*") if p.suffix != ".md" and "__pycache__" not in p.parts)
+    files = sorted(p for p in kept if p.is_file())
     return [[str(p.relative_to(path)), store.sha256(p)] for p in files]
 
 
