@@ -1,0 +1,401 @@
+"""Search over HTTP: the client of `tasks.server`, and by `protocol: search_r1` of Search-R1's retrieval server.
+
+An index of this backend is a manifest alone: which index the server had when it was made. Opening it asks the
+server again and refuses another corpus or another index. Where the server is and the key it wants are no part of
+a result, so they come from the environment: SEARCH_SERVER_URL and SEARCH_SERVER_API_KEY.
+
+A search is tried again while the server may come back, with growing random pauses. After several failures in a
+row a circuit breaker fails searches at once for a while, so that an outage costs seconds and not hours. Whatever
+is not a complete answer raises; there is no empty result.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from tasks import conf, store
+from tasks.conf import require
+from tasks.retrieval import Progress, RetrievalError, check_request
+from tasks.retrieval.manifest import NAME, Built, Manifest
+from tasks.retrieval.passages import count_passages
+from tasks.store import DataError
+from tasks.types import Hit
+
+T = TypeVar("T")
+
+URL = "SEARCH_SERVER_URL"
+API_KEY = "SEARCH_SERVER_API_KEY"
+DEFAULT_URL = "http://127.0.0.1:8000"
+PROTOCOL = 1
+"""Version of what `tasks.server` and this client say to each other; `/health` tells it."""
+
+_OUTAGE = (408, 429, 502, 503, 504)
+_SHOWN = 200
+_PROBE = "capital city"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`conf/retriever/*.yaml` with `backend: remote`.
+
+    Attributes:
+        protocol: `breadcrumb` asks `/health` what is served and checks it; `search_r1` is a server that cannot
+            tell, so that nothing but the shape of its answers is checked; it must have `top_k` hits for any query.
+        batch_size: queries in one request.
+        max_in_flight: requests at once.
+        timeout_s: for a connection, and for a whole answer.
+        retries: further tries of a failed request.
+        backoff_s: pause before the first of them, doubled for each further one, times a random number in [0.5, 1].
+        max_backoff_s: longest pause, also where the server asks for a longer one.
+        breaker_failures: failed tries in a row, over all requests, after which searches fail at once.
+        breaker_cool_down_s: for how long; then one request tries again.
+        max_response_bytes: size of one answer.
+    """
+
+    backend: Literal["remote"]
+    protocol: Literal["breadcrumb", "search_r1"] = "breadcrumb"
+    batch_size: int = 64
+    max_in_flight: int = 4
+    timeout_s: float = 70.0
+    retries: int = 4
+    backoff_s: float = 0.5
+    max_backoff_s: float = 10.0
+    breaker_failures: int = 10
+    breaker_cool_down_s: float = 15.0
+    max_response_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        require(self.retries >= 0, "retries", self.retries, "0 or more")
+        for name in ("batch_size", "max_in_flight", "breaker_failures", "max_response_bytes"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in ("timeout_s", "backoff_s", "max_backoff_s", "breaker_cool_down_s"):
+            require(getattr(self, name) > 0, name, getattr(self, name), "a number above 0")
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a server says it serves; None where its protocol cannot tell."""
+
+    backend: str | None
+    index_sha256: str | None
+    corpus_sha256: str | None
+    num_passages: int
+
+
+def contents(title: str, text: str) -> str:
+    r"""A passage as Search-R1 writes it.
+
+    >>> contents("Bern", "A city.")
+    '"Bern"\nA city.'
+    """
+    return f'"{title}"\n{text}'
+
+
+def split_contents(whole: str) -> tuple[str, str]:
+    r"""Title and text of a passage as Search-R1 writes it: the first line without its quotes, and the rest.
+
+    >>> split_contents('"Bern"\nA city.')
+    ('Bern', 'A city.')
+    """
+    title, _, text = whole.partition("\n")
+    if len(title) >= 2 and title[0] == title[-1] == '"':
+        title = title[1:-1]
+    return title, text
+
+
+def build(
+    corpus: Path, corpus_sha256: str, out: Path, settings: Settings, scratch: Path | None, progress: Progress
+) -> Built:
+    """Record what the server serves; see `tasks.retrieval.build`.
+
+    Raises:
+        DataError: no server there, or one that serves another corpus.
+    """
+    served = _served(Client(settings), corpus_sha256, count_passages(corpus))
+    details = {"protocol": settings.protocol, "served_backend": served.backend, "index_sha256": served.index_sha256}
+    return Built(served.num_passages, details)
+
+
+def open_index(index_dir: Path, manifest: Manifest, num_threads: int = 1) -> RemoteRetriever:
+    """Open a folder that `build` filled; `num_threads` is the server's business.
+
+    Raises:
+        DataError: no server there, or one that serves another corpus or another index.
+    """
+    settings = conf.fill(Settings, manifest.settings, str(index_dir / NAME))
+    client = Client(settings)
+    served = _served(client, manifest.corpus_sha256, manifest.num_passages)
+    if served.index_sha256 != manifest.details.get("index_sha256"):
+        raise DataError(
+            f"{client.address}: serves index {str(served.index_sha256)[:12]}, {index_dir / NAME} was made when it "
+            f"served {str(manifest.details.get('index_sha256'))[:12]}. Serve that index, or run the index stage again."
+        )
+    return RemoteRetriever(client, manifest.num_passages)
+
+
+class RemoteRetriever:
+    """Searches by a server; see `tasks.retrieval.Retriever`. Safe to share between threads."""
+
+    def __init__(self, client: Client, num_passages: int) -> None:
+        self._client = client
+        self._num_passages = num_passages
+        self._threads = ThreadPoolExecutor(client.settings.max_in_flight, thread_name_prefix="search")
+
+    def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
+        """The `top_k` best passages for each query, with the scores of the server's backend."""
+        check_request(queries, top_k)
+        size, count = self._client.settings.batch_size, min(top_k, self._num_passages)
+        parts = [queries[start : start + size] for start in range(0, len(queries), size)]
+        run = map if len(parts) < 2 else self._threads.map
+        return [hits for found in run(lambda part: self._ask(part, count), parts) for hits in found]
+
+    def _ask(self, queries: list[str], count: int) -> list[list[Hit]]:
+        request = {"queries": queries, "topk": count, "return_scores": True}
+        return self._client.call("POST", "/retrieve", request, lambda tree: self._hits(tree, len(queries), count))
+
+    def _hits(self, tree: Any, num_queries: int, count: int) -> list[list[Hit]]:
+        results = tree.get("result") if isinstance(tree, dict) else None
+        if not isinstance(results, list) or len(results) != num_queries:
+            found = f"{len(results)} results" if isinstance(results, list) else f"{type(results).__name__}"
+            raise ValueError(f"result: found {found}, expected a list of {num_queries}")
+        with_titles = self._client.settings.protocol == "breadcrumb"
+        for place, hits in enumerate(results):
+            if not isinstance(hits, list) or len(hits) != count:
+                found = f"{len(hits)} hits" if isinstance(hits, list) else f"{type(hits).__name__}"
+                raise ValueError(f"result[{place}]: found {found}, expected a list of {count}")
+        return [
+            [_hit(one, with_titles, f"result[{i}][{j}]") for j, one in enumerate(hits)]
+            for i, hits in enumerate(results)
+        ]
+
+
+def _hit(one: Any, with_titles: bool, place: str) -> Hit:
+    """One hit of an answer.
+
+    Raises:
+        ValueError: a field is missing or of another type, or the score is no finite number.
+    """
+    document = one.get("document") if isinstance(one, dict) else None
+    if not isinstance(document, dict):
+        raise ValueError(f"{place}: found no document, expected an object with document and score")
+    score = one.get("score")
+    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+        raise ValueError(f"{place}.score: found {score!r:.40}, expected a finite number")
+    if with_titles:
+        name, title, text = (_text(document.get(name), f"{place}.document.{name}") for name in ("id", "title", "text"))
+    else:
+        whole = _text(document.get("contents"), f"{place}.document.contents")
+        name = document.get("id", store.digest(whole))  # Its BM25 server names no passages.
+        name = _text(str(name) if isinstance(name, int) else name, f"{place}.document.id")
+        title, text = split_contents(whole)
+    return Hit(passage_id=name, score=float(score), title=title, text=text)
+
+
+def _text(value: Any, place: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{place}: found {type(value).__name__}, expected text")
+    return value
+
+
+def _served(client: Client, corpus_sha256: str, num_passages: int) -> Served:
+    """What the server serves, after a check that it is this corpus.
+
+    Raises:
+        DataError: no server there, or one that serves another corpus.
+    """
+    try:
+        if client.settings.protocol == "search_r1":
+            RemoteRetriever(client, num_passages).search([_PROBE], 1)
+            return Served(None, None, None, num_passages)
+        served: Served = client.call("GET", "/health", None, _health)
+    except RetrievalError as error:
+        raise DataError(f"{error} {_ADVICE}") from None
+    if (served.corpus_sha256, served.num_passages) != (corpus_sha256, num_passages):
+        raise DataError(
+            f"{client.address}: serves a corpus of {served.num_passages} passages with sha256 "
+            f"{str(served.corpus_sha256)[:12]}, expected {num_passages} and {corpus_sha256[:12]}. "
+            "Serve an index of this corpus."
+        )
+    return served
+
+
+_ADVICE = f"Start one (make search-server), or name it in {URL}; protocol: search_r1 is for servers without /health."
+
+
+def _health(tree: Any) -> Served:
+    if not isinstance(tree, dict) or tree.get("protocol") != PROTOCOL:
+        found = tree.get("protocol") if isinstance(tree, dict) else type(tree).__name__
+        raise ValueError(f"protocol: found {found!r:.40}, expected {PROTOCOL}")
+    backend, index, corpus, count = (tree.get(n) for n in ("backend", "index_sha256", "corpus_sha256", "num_passages"))
+    if not (isinstance(backend, str) and isinstance(index, str) and isinstance(corpus, str) and type(count) is int):
+        raise ValueError("found no backend, index_sha256, corpus_sha256 and num_passages, expected them all")
+    return Served(backend, index, corpus, count)
+
+
+@dataclass
+class Breaker:
+    """Opens after `failures` in a row; then lets one call through every `cool_down_s` until one succeeds."""
+
+    failures: int
+    cool_down_s: float
+    clock: Callable[[], float] = time.monotonic
+    _in_a_row: int = 0
+    _next_trial: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def allow(self) -> bool:
+        """Whether a call may be made now."""
+        with self._lock:
+            if self._in_a_row < self.failures:
+                return True
+            if self.clock() < self._next_trial:
+                return False
+            self._next_trial = self.clock() + self.cool_down_s  # Others wait for how this one ends.
+            return True
+
+    def record(self, success: bool) -> None:
+        """How a call ended."""
+        with self._lock:
+            self._in_a_row = 0 if success else self._in_a_row + 1
+            if self._in_a_row >= self.failures:
+                self._next_trial = self.clock() + self.cool_down_s
+
+
+class _OutageError(Exception):
+    """A failure that may pass; `retry_after_s` is what the server asked for."""
+
+    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Client:
+    """HTTP calls of one server with retries and a circuit breaker; safe to share between threads.
+
+    Attributes:
+        address: of the server, without user name, password and query.
+    """
+
+    def __init__(self, settings: Settings, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Read address and key from the environment; nothing is asked yet.
+
+        Raises:
+            ValueError: the address or the key cannot be used.
+        """
+        import httpx
+
+        url, key = os.environ.get(URL) or DEFAULT_URL, os.environ.get(API_KEY, "")
+        try:
+            parsed = httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise ValueError(f"{URL}: not an address ({error}). Expected something like {DEFAULT_URL}.") from None
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise ValueError(f"{URL}: expected an address that begins with http:// or https://, such as {DEFAULT_URL}.")
+        if key and not (key.isascii() and key.isprintable()):
+            raise ValueError(f"{API_KEY}: found characters that a header cannot hold, expected printable ASCII.")
+        self.settings = settings
+        parsed = parsed.copy_with(
+            path=parsed.path.rstrip("/").removesuffix("/retrieve") + "/"
+        )  # Search-R1's search_url.
+        self.address = str(parsed.copy_with(username=None, password=None, query=None, fragment=None)).rstrip("/")
+        self.breaker = Breaker(settings.breaker_failures, settings.breaker_cool_down_s)
+        self._sleep = sleep
+        self._errors = (httpx.TransportError, httpx.StreamError)
+        self._http = httpx.Client(
+            base_url=parsed,
+            headers={"accept-encoding": "identity", **({"authorization": f"Bearer {key}"} if key else {})},
+            timeout=settings.timeout_s,
+            limits=httpx.Limits(max_connections=settings.max_in_flight, keepalive_expiry=30.0),
+            trust_env=False,  # No proxy between a trainer and its search server, whatever the shell has set.
+            verify=ssl.create_default_context() if parsed.scheme == "https" else True,
+        )
+
+    def call(self, method: str, path: str, body: Any, read: Callable[[Any], T]) -> T:
+        """Send one request until it is answered, and `read` the JSON of the answer.
+
+        Raises:
+            RetrievalError: no complete answer after all tries, a refusal, an answer that `read` refuses
+                (by a ValueError), or an open circuit breaker.
+        """
+        content = None if body is None else json.dumps(body).encode()
+        attempts = self.settings.retries + 1
+        for attempt in range(1, attempts + 1):
+            if not self.breaker.allow():
+                raise RetrievalError(
+                    f"{self.address}: not asked: {self.settings.breaker_failures} tries in a row have failed; asked "
+                    f"again at most every {self.settings.breaker_cool_down_s:g} s."
+                )
+            try:
+                status, answer = self._send(method, path, content)
+                if status >= 400:
+                    self.breaker.record(status < 500)  # A refusal is an answer too.
+                    raise RetrievalError(f"{self.address}{path}: refused with status {status}: {_detail(answer)}.")
+                result = read(json.loads(answer))
+            except _OutageError as error:
+                self.breaker.record(False)
+                if attempt == attempts:
+                    raise RetrievalError(f"{self.address}{path}: {error} ({attempts} tries).") from None
+                self._pause(attempt, error.retry_after_s)
+            except (ValueError, OverflowError, RecursionError) as error:
+                self.breaker.record(False)
+                raise RetrievalError(f"{self.address}{path}: not a usable answer: {error}.") from None
+            else:
+                self.breaker.record(True)
+                return result
+        raise AssertionError("unreachable")
+
+    def _send(self, method: str, path: str, content: bytes | None) -> tuple[int, bytes]:
+        """Status and body of one try.
+
+        Raises:
+            _OutageError: no connection, no answer in time, or a status that says so.
+            ValueError: the body is larger than allowed, or the server points elsewhere.
+        """
+        headers = {} if content is None else {"content-type": "application/json"}
+        limit, until = self.settings.max_response_bytes, time.monotonic() + self.settings.timeout_s
+        try:
+            with self._http.stream(method, path, content=content, headers=headers) as response:
+                if 300 <= response.status_code < 400:
+                    raise ValueError(f"found a redirection (status {response.status_code}), expected an answer")
+                body = bytearray()
+                for block in response.iter_raw():
+                    body += block
+                    if len(body) > limit:
+                        raise ValueError(f"found more than {limit} bytes, expected at most max_response_bytes")
+                    if time.monotonic() > until:
+                        raise _OutageError(f"the answer took longer than {self.settings.timeout_s:g} s")
+                if response.status_code in _OUTAGE:
+                    told = f"status {response.status_code}: {_detail(bytes(body))}"
+                    raise _OutageError(told, _seconds(response.headers.get("retry-after")))
+                return response.status_code, bytes(body)
+        except self._errors as error:
+            raise _OutageError(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) from None
+
+    def _pause(self, attempt: int, asked_s: float) -> None:
+        longest = self.settings.max_backoff_s
+        own = min(longest, self.settings.backoff_s * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)
+        self._sleep(max(own, min(asked_s, longest)))
+
+
+def _detail(answer: bytes) -> str:
+    try:
+        tree = json.loads(answer)
+    except (ValueError, RecursionError):
+        return ascii(answer[:_SHOWN].decode("utf-8", "replace"))
+    return str(tree["detail"] if isinstance(tree, dict) and "detail" in tree else tree)[:_SHOWN]
+
+
+def _seconds(header: str | None) -> float:
+    """Retry-After in seconds; its other form, a date, is left to our own pause."""
+    return float(header) if header is not None and header.isascii() and header.isdecimal() and len(header) < 7 else 0.0

@@ -1,0 +1,186 @@
+"""`python -m tasks.server`: serve one index until SIGTERM or Ctrl-C; `make search-server` is the short way.
+
+Others than this machine can reach the server only where `host` says so, and then it wants a key, read from
+SEARCH_SERVER_API_KEY and expected as `Authorization: Bearer ...`, unless `--without-key` lets everybody in (the
+clients of Search-R1 send none). The key is never written anywhere. Exit status: 0 after a signal, 1 after an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ipaddress
+import os
+import resource
+import signal
+import socket
+import sys
+from pathlib import Path
+from types import FrameType
+
+import yaml
+
+from tasks import conf
+from tasks.server.settings import Settings
+
+API_KEY = "SEARCH_SERVER_API_KEY"
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_FILES = 65_536
+_SWITCH_S = 0.0005  # The search must not keep the event loop waiting for the interpreter lock (5 ms a time).
+
+
+def main(words: list[str] | None = None) -> int:
+    """Read the command line, serve, and say how it ended."""
+    given = _parser().parse_args(words)
+    try:
+        settings = _settings(given)
+        key = api_key(settings.host, given.without_key)
+        with _listening(settings) as listener:
+            return _serve(given, settings, key, listener)
+    except ValueError as error:
+        return _tell(error)
+
+
+def api_key(host: str, without_key: bool) -> str | None:
+    """The key a server on `host` asks for; None lets everybody in.
+
+    Raises:
+        ValueError: others can reach `host` and there is no key, or the key cannot stand in a header.
+    """
+    key = os.environ.get(API_KEY, "")
+    if key and not (key.isascii() and key.isprintable() and key == key.strip()):
+        raise ValueError(f"{API_KEY}: found characters that a header cannot hold, expected printable ASCII.")
+    if key and without_key:
+        raise ValueError(f"--without-key and {API_KEY} exclude each other. Leave one out.")
+    if not key and not without_key and not is_loopback(host):
+        raise ValueError(
+            f"host={host}: others can reach this address, and {API_KEY} is not set. Set a key there, listen on "
+            "127.0.0.1, or let everybody in with --without-key."
+        )
+    return key or None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("0.0.0.0"), is_loopback("node7")
+    (True, True, False, False)
+    """
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tasks.server", description=(__doc__ or "").partition(";")[0])
+    parser.add_argument("--index", type=Path, required=True, help="folder of the index, such as artifacts/index")
+    parser.add_argument("--corpus", type=Path, help="refuse an index that was built from another corpus")
+    parser.add_argument("--settings", default="default", help="name of a file of conf/server (default)")
+    parser.add_argument("--host", help="address to listen on")
+    parser.add_argument("--port", type=int, help="port to listen on; 0 takes a free one")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another value of a setting")
+    parser.add_argument("--without-key", action="store_true", help="let everybody in, on any address")
+    return parser
+
+
+def _settings(given: argparse.Namespace) -> Settings:
+    tree = conf.section("server", given.settings)
+    for word in given.set:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise ValueError(f"--set {word}: expected KEY=VALUE, such as max_batch=128.")
+        try:
+            tree[name] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ValueError(f"--set {word}: the value is not YAML.") from None
+    tree.update({name: value for name in ("host", "port") if (value := getattr(given, name)) is not None})
+    return conf.fill(Settings, tree, f"{conf.CONF}/server/{given.settings}.yaml")
+
+
+def _listening(settings: Settings) -> contextlib.closing[socket.socket]:
+    """A socket that has the port, before anything slow begins.
+
+    Raises:
+        ValueError: the port is taken or the address is not one of this machine.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise ValueError(
+            f"cannot have port {settings.port} of {settings.host} ({error.strerror}); is another server running? "
+            "Choose another port: make search-server PORT=..., or --port."
+        ) from None
+    return contextlib.closing(listener)
+
+
+def _serve(given: argparse.Namespace, settings: Settings, key: str | None, listener: socket.socket) -> int:
+    for variable in _THREADS:  # Before the libraries that read them are loaded.
+        os.environ.setdefault(variable, str(settings.num_threads))
+    import uvicorn
+
+    from tasks.server.app import SearchService, make_app
+    from tasks.server.guard import bounded_protocol
+
+    _allow_many_connections()
+    sys.setswitchinterval(_SWITCH_S)
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    address = f"http://{host}:{listener.getsockname()[1]}"
+
+    class Server(uvicorn.Server):
+        """Says at once that it stops, so that no request is taken on any more."""
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            service.state = "stopping"
+            super().handle_exit(sig, frame)
+
+    def changed(service: SearchService) -> None:
+        if service.failure is not None:
+            server.should_exit = True
+        else:
+            health = service.health
+            print(
+                f"ready: {health.backend}, {health.num_passages} passages, index {str(health.index_sha256)[:12]}, "
+                f"at {address} (description: {address}/docs). Ctrl-C ends it.",
+                flush=True,
+            )
+
+    service = SearchService(given.index, settings, given.corpus, changed)
+    config = uvicorn.Config(
+        make_app(service, settings, key),
+        http=bounded_protocol(settings),
+        ws="none",
+        access_log=False,
+        log_level="warning",
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=settings.keep_alive_s,
+        timeout_graceful_shutdown=settings.stop_timeout_s,
+        backlog=settings.max_connections,
+    )
+    server = Server(config)
+    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises its signal again at the end: then, too, no more.
+        signal.signal(number, server.handle_exit)
+    print(f"opening {given.index} for {address}", file=sys.stderr, flush=True)
+    server.run(sockets=[listener])
+    return 0 if service.failure is None else _tell(service.failure)
+
+
+def _tell(error: Exception) -> int:
+    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+    print(f"error: {kind}{' '.join(str(error).split())}", file=sys.stderr, flush=True)
+    return 1
+
+
+def _allow_many_connections() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

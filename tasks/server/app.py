@@ -1,0 +1,366 @@
+"""The application: `POST /retrieve`, `/health`, `/metrics`, `/docs` and `/openapi.json` over one opened index.
+
+Request and answer of `/retrieve` are those of Search-R1's `search_r1/search/retrieval_server.py`, with two
+differences: unknown fields are refused (422) instead of ignored, so that a misspelt `top_k` cannot pass as the
+default, and a document has `title` and `text` beside the `contents` that Search-R1's client reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from tasks import store
+from tasks.retrieval import RetrievalError, Retriever, open_retriever
+from tasks.retrieval import manifest as manifests
+from tasks.retrieval.remote import PROTOCOL, contents
+from tasks.server.batching import Batcher, QueueFullError
+from tasks.server.cache import AnswerCache
+from tasks.server.guard import Guard, RefusedError
+from tasks.server.metrics import Metrics
+from tasks.server.page import docs_page
+from tasks.server.settings import Settings
+from tasks.types import Hit
+
+State = Literal["starting", "ready", "stopping"]
+_JSON = "application/json"
+_READS_AT_ONCE = 32
+_MAX_SHOWN = 80
+_MAX_ERRORS = 3
+_DESCRIPTION = (
+    "The best passages of one index for each query, best first. Request and answer as in Search-R1's retrieval server."
+)
+
+
+class Document(BaseModel):
+    """A passage; `contents` is `"title"`, a line break and `text`."""
+
+    id: str
+    title: str
+    text: str
+    contents: str
+
+
+class ScoredDocument(BaseModel):
+    """A passage and its score; a higher one is better."""
+
+    document: Document
+    score: float
+
+
+class Answer(BaseModel):
+    """One list a query, in the order of the queries; passages without scores where none were asked for."""
+
+    result: list[list[ScoredDocument]] | list[list[Document]]
+
+
+class Problem(BaseModel):
+    """Every error: what was found and what was expected."""
+
+    detail: str
+
+
+class Health(BaseModel):
+    """What is served; all but `status` and `protocol` are null until the index is open."""
+
+    status: State
+    protocol: int
+    backend: str | None = None
+    index_sha256: str | None = None
+    corpus_sha256: str | None = None
+    num_passages: int | None = None
+
+
+class SearchService:
+    """One index, its batcher and its cache, from the first request to the last.
+
+    Attributes:
+        state: requests are answered when it is `ready`.
+        failure: why the index could not be opened.
+        health: what `/health` says.
+    """
+
+    def __init__(
+        self,
+        index_dir: Path,
+        settings: Settings,
+        corpus: Path | None = None,
+        on_change: Callable[[SearchService], None] = lambda service: None,
+        opened: Retriever | None = None,
+    ) -> None:
+        """Nothing is opened before `start`.
+
+        Args:
+            index_dir: a folder made by `tasks.retrieval.build`.
+            settings: limits and sizes.
+            corpus: when given, must be the corpus the index was built from.
+            on_change: called when the index is open, and when that failed.
+            opened: stands in for the index of `index_dir`, whose manifest is still read.
+        """
+        self.state: State = "starting"
+        self.failure: Exception | None = None
+        self.health = Health(status="starting", protocol=PROTOCOL)
+        self.metrics = Metrics()
+        self._index_dir, self._corpus, self._settings = index_dir, corpus, settings
+        self._on_change, self._opened = on_change, opened
+        self._batcher: Batcher | None = None
+        self._cache: AnswerCache | None = None
+
+    def start(self) -> None:
+        """Open the index in a thread of its own; call from the event loop."""
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._open, args=(loop,), name="open index", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the search thread; requests in work should be answered by now."""
+        self.state = "stopping"
+        if self._batcher is not None:
+            self._batcher.stop(self._settings.stop_timeout_s)
+        if self._cache is not None:
+            self._cache.close()
+
+    async def answers(self, queries: Sequence[str], top_k: int) -> list[bytes]:
+        """The hits of each query as JSON, from the cache or from a search.
+
+        Raises:
+            RefusedError: 503 when too much waits or the search fails, 504 when it takes too long.
+        """
+        assert self._batcher is not None
+        found: dict[str, bytes] = {}
+        if self._cache is not None:
+            for number, query in enumerate(dict.fromkeys(queries), 1):
+                if (answer := self._cache.get(self._key(query, top_k))) is not None:
+                    found[query] = answer
+                if number % _READS_AT_ONCE == 0:  # Others are to be heard too.
+                    await asyncio.sleep(0)
+            self.metrics.hits.inc(len(found))
+        missing = [query for query in dict.fromkeys(queries) if query not in found]
+        self.metrics.misses.inc(len(missing))
+        try:
+            searched = await self._batcher.ask(missing, top_k, self._settings.request_timeout_s)
+        except QueueFullError as error:
+            raise RefusedError(503, str(error)) from None
+        except TimeoutError as error:
+            raise RefusedError(504, str(error)) from None
+        except RetrievalError as error:
+            raise RefusedError(503, f"the search failed: {error}") from error
+        found.update(zip(missing, searched, strict=True))
+        return [found[query] for query in queries]
+
+    def measure(self) -> bytes:
+        """The metrics, as Prometheus reads them."""
+        self.metrics.queue.set(0 if self._batcher is None else self._batcher.queued)
+        self.metrics.drops.set(0 if self._cache is None else self._cache.num_drops)
+        return self.metrics.text()
+
+    def _open(self, loop: asyncio.AbstractEventLoop) -> None:
+        result: tuple[Retriever, Health] | Exception
+        try:
+            retriever = self._opened or open_retriever(self._index_dir, self._corpus, self._settings.num_threads)
+            manifest = manifests.read(self._index_dir)
+            health = Health(
+                status="ready",
+                protocol=PROTOCOL,
+                backend=manifest.backend,
+                index_sha256=store.sha256(self._index_dir / manifests.NAME),
+                corpus_sha256=manifest.corpus_sha256,
+                num_passages=manifest.num_passages,
+            )
+            first = retriever.search([""], 1)[0][0]
+            retriever.search([first.text[: self._settings.max_query_chars]], 1)  # Libraries load and compile now.
+            if self._settings.cache_bytes:
+                self._cache = AnswerCache(Path(self._settings.cache_folder), self._settings.cache_bytes)
+            result = (retriever, health)
+        except Exception as error:
+            result = error
+        with contextlib.suppress(RuntimeError):  # The server has ended meanwhile.
+            loop.call_soon_threadsafe(self._take, result)
+
+    def _take(self, result: tuple[Retriever, Health] | Exception) -> None:
+        if self.state != "starting":
+            return
+        if isinstance(result, Exception):
+            self.failure = result
+        else:
+            retriever, self.health = result
+            settings = self._settings
+            self._batcher = Batcher(
+                retriever.search,
+                encode_hits,
+                settings.max_batch,
+                settings.max_wait_ms / 1000,
+                settings.max_queue,
+                self._after_batch,
+            )
+            self._batcher.start()
+            self.state = "ready"
+        self._on_change(self)
+
+    def _after_batch(self, size: int, top_k: int, queries: list[str], answers: list[bytes]) -> None:
+        self.metrics.batch.observe(size)
+        if self._cache is not None:
+            self._cache.put({self._key(q, top_k): answer for q, answer in zip(queries, answers, strict=True)})
+
+    def _key(self, query: str, top_k: int) -> str:
+        return hashlib.sha256(json.dumps([self.health.index_sha256, query, top_k]).encode()).hexdigest()
+
+
+def make_app(service: SearchService, settings: Settings, api_key: str | None = None) -> Guard:
+    """The ASGI application of a service, guarded; `api_key` None lets everybody in."""
+    model, has_key = _request_model(settings), api_key is not None
+    measured: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+    if has_key:
+        measured[401] = {"model": Problem, "description": "No key, or another one"}
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        yield
+        service.stop()
+
+    app = FastAPI(
+        title="Breadcrumb search",
+        version=str(PROTOCOL),
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        openapi_url="/openapi.json",
+    )
+
+    @app.post("/retrieve", responses=_responses(has_key), openapi_extra=_request_body(model, has_key))
+    async def retrieve(request: Request) -> Response:
+        """The `topk` best passages for each query, at most all there are; `topk` null takes the server's default."""
+        wanted: Any = _parse(model, await request.body())
+        top_k = settings.default_top_k if wanted.topk is None else wanted.topk
+        if top_k * len(wanted.queries) > settings.max_hits:
+            found = f"topk={top_k} times {len(wanted.queries)} queries"
+            raise RefusedError(422, f"body: found {found}, expected a product of at most {settings.max_hits}")
+        answers = await service.answers(wanted.queries, top_k)
+        if not wanted.return_scores:
+            answers = [_without_scores(answer) for answer in answers]
+        return Response(b'{"result":[' + b",".join(answers) + b"]}", media_type=_JSON)
+
+    @app.get("/health", response_model=Health, responses={503: {"model": Health, "description": "Not ready"}})
+    async def health() -> Response:
+        """What is served; 503 while the index is being opened and while the server stops."""
+        content = service.health.model_copy(update={"status": service.state})
+        return JSONResponse(content.model_dump(), 200 if service.state == "ready" else 503)
+
+    @app.get("/metrics", responses=measured, response_class=Response, openapi_extra=_security(has_key))
+    async def metrics() -> Response:
+        """Requests, seconds, batch sizes, cache hits, queue length and memory, for Prometheus."""
+        service.metrics.in_work.set(guard.in_work)
+        return Response(service.measure(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(docs_page(app.openapi()))
+
+    @app.exception_handler(RefusedError)
+    async def tell_refusal(request: Request, refused: RefusedError) -> JSONResponse:
+        return JSONResponse({"detail": str(refused)}, refused.status, refused.headers)
+
+    @app.exception_handler(Exception)
+    async def tell_fault(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"detail": f"{type(error).__name__}: a fault of the server; see its output"}, 500)
+
+    if api_key is not None:
+        app.openapi().setdefault("components", {})["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    guard = Guard(app, settings, service.metrics, api_key, lambda: service.state)
+    return guard
+
+
+def encode_hits(hits: Sequence[Hit]) -> bytes:
+    """One query's part of an answer, with scores; a float's shortest spelling reads back as the same float."""
+    listed = [
+        {
+            "document": {
+                "id": hit.passage_id,
+                "title": hit.title,
+                "text": hit.text,
+                "contents": contents(hit.title, hit.text),
+            },
+            "score": hit.score,
+        }
+        for hit in hits
+    ]
+    return json.dumps(listed, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _without_scores(answer: bytes) -> bytes:
+    documents = [hit["document"] for hit in json.loads(answer)]
+    return json.dumps(documents, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _request_model(settings: Settings) -> type[BaseModel]:
+    """The request with this server's limits, so that the description states them."""
+    query = Annotated[str, Field(max_length=settings.max_query_chars)]
+    return create_model(
+        "RetrieveRequest",
+        __config__=ConfigDict(extra="forbid", strict=True),
+        queries=(Annotated[list[query], Field(max_length=settings.max_queries)], ...),  # type: ignore[valid-type]
+        topk=(Annotated[int, Field(ge=1, le=settings.max_top_k)] | None, None),
+        return_scores=(bool, False),
+    )
+
+
+def _request_body(model: type[BaseModel], key: bool) -> dict[str, Any]:
+    body = {"required": True, "content": {_JSON: {"schema": model.model_json_schema()}}}
+    return {"requestBody": body, **_security(key)}
+
+
+def _security(key: bool) -> dict[str, Any]:
+    return {"security": [{"key": []}]} if key else {}
+
+
+def _responses(key: bool) -> dict[int | str, dict[str, Any]]:
+    told = {
+        400: "Not JSON",
+        408: "The body came too slowly",
+        413: "The body is too large",
+        422: "JSON, but not a request: unknown field, wrong type or over a limit",
+        500: "A fault of the server",
+        503: "Starting, stopping, too much in work, or the search failed; try again after Retry-After seconds",
+        504: "The search took too long",
+    }
+    if key:
+        told[401] = "No key, or another one"
+    refusals: dict[int | str, dict[str, Any]] = {
+        status: {"model": Problem, "description": text} for status, text in sorted(told.items())
+    }
+    return {200: {"model": Answer, "description": "The passages"}, **refusals}
+
+
+def _parse(model: type[BaseModel], body: bytes) -> BaseModel:
+    """The request in a body.
+
+    Raises:
+        RefusedError: 400 where it is no JSON, 422 where it is another JSON.
+    """
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        told = []
+        for one in error.errors(include_url=False, include_context=False)[:_MAX_ERRORS]:
+            if one["type"] == "json_invalid":
+                raise RefusedError(400, f"body: {one['msg']}; expected a JSON object") from None
+            place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in one["loc"])
+            told.append(f"body{place:.{_MAX_SHOWN}}: {one['msg']}, found {_shown(one['input'])}")
+        raise RefusedError(422, "; ".join(told)) from None
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if not isinstance(value, str | list | dict) else f"{type(value).__name__} of length {len(value)}"
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."

@@ -1,0 +1,73 @@
+"""Settings of the search server (`conf/server/<name>.yaml`): where it listens, how it batches, what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from tasks.conf import require
+
+_MAY_BE_ZERO = ("port", "max_wait_ms", "cache_bytes")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every bound of the server; what is over a limit is refused with the status given here.
+
+    Attributes:
+        host: address to listen on; one that others can reach needs a key (see `tasks.server.__main__`).
+        port: 0 takes a free one.
+        num_threads: threads of one search.
+        max_batch: queries of one search; concurrent requests are merged up to here.
+        max_wait_ms: how long an idle server waits for company before it searches; a busy one batches anyway.
+        cache_folder: answers on disk, kept over restarts.
+        cache_bytes: size of that folder; the oldest answers go first, 0 keeps none.
+        default_top_k: hits a query when the request gives no `topk`.
+        max_top_k: largest `topk` (422).
+        max_queries: queries in a request (422).
+        max_query_chars: characters of a query (422).
+        max_hits: `topk` times queries in a request (422): what one answer may hold.
+        max_body_bytes: size of a request's body (413).
+        max_requests: requests in work at once (503 with Retry-After).
+        max_queue: queries waiting for the search at once (503 with Retry-After).
+        max_connections: open connections; one more is closed at once.
+        read_timeout_s: from a request's first byte to its last header, and again to the last of its body (408).
+        request_timeout_s: from a request's last byte to its answer (504).
+        write_timeout_s: how long a client may leave an answer unread before the connection is cut.
+        keep_alive_s: how long an idle connection stays open.
+        stop_timeout_s: how long requests in work may take to end after SIGTERM.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    num_threads: int = 1
+    max_batch: int = 64
+    max_wait_ms: float = 1.0
+    cache_folder: str = ".scratch/search-cache"
+    cache_bytes: int = 1 << 30
+    default_top_k: int = 3
+    max_top_k: int = 1000
+    max_queries: int = 512
+    max_query_chars: int = 16_384
+    max_hits: int = 50_000
+    max_body_bytes: int = 4 << 20
+    max_requests: int = 512
+    max_queue: int = 16_384
+    max_connections: int = 2048
+    read_timeout_s: float = 10.0
+    request_timeout_s: float = 60.0
+    write_timeout_s: float = 30.0
+    keep_alive_s: int = 75
+    stop_timeout_s: int = 20
+
+    def __post_init__(self) -> None:
+        require(bool(self.host), "host", self.host, "an address such as 127.0.0.1")
+        require(self.port < 65536, "port", self.port, "a number from 0 to 65535")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int | float):
+                zero = field.name in _MAY_BE_ZERO
+                holds = value >= 0 if zero else value > 0
+                require(holds, field.name, value, "0 or more" if zero else "a number above 0")
+        require(self.default_top_k <= self.max_top_k, "default_top_k", self.default_top_k, f"at most {self.max_top_k}")
+        require(self.max_top_k <= self.max_hits, "max_top_k", self.max_top_k, f"at most max_hits={self.max_hits}")
+        require(self.max_queries <= self.max_queue, "max_queries", self.max_queries, f"at most {self.max_queue}")
