@@ -1,0 +1,303 @@
+"""A real server on a real socket: loads, slow and broken clients, limits, signals and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tasks import retrieval
+from tasks.retrieval.bm25 import Settings as Bm25
+from tests.server.running import ROOT, ServerProcess, free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.servers]
+
+
+def search_r1_client(url: str, queries: list[str], topk: int) -> list[str]:
+    """What Search-R1's `_batch_search` and `_passages2string` make of the answers, line by line."""
+    answer = httpx.post(url, json={"queries": queries, "topk": topk, "return_scores": True}).json()
+    texts = []
+    for hits in answer["result"]:
+        text = ""
+        for number, hit in enumerate(hits, 1):
+            first, *rest = hit["document"]["contents"].split("\n")
+            text += f"Doc {number}(Title: {first}) " + "\n".join(rest) + "\n"
+        texts.append(text)
+    return texts
+
+
+def test_search_r1s_client_reads_our_answers(server, local):
+    queries = ["film directed city", "", "mayor"]
+    expected = [
+        "".join(f'Doc {i}(Title: "{hit.title}") {hit.text}\n' for i, hit in enumerate(hits, 1))
+        for hits in local.search(queries, 3)
+    ]
+    assert search_r1_client(f"{server.url}/retrieve", queries, 3) == expected
+
+
+def test_five_hundred_clients_at_once(server, local):
+    """Each on a connection of its own; every one gets the hits of its own queries."""
+    queries = [[f"film city {i % 97} {'mayor' * (i % 3)}", f"person {i}"] for i in range(500)]
+
+    async def main() -> list[httpx.Response]:
+        limits = httpx.Limits(max_connections=500)
+        async with httpx.AsyncClient(limits=limits, timeout=60) as client:
+            bodies = [{"queries": two, "topk": 1 + i % 5, "return_scores": True} for i, two in enumerate(queries)]
+            return await asyncio.gather(*(client.post(f"{server.url}/retrieve", json=body) for body in bodies))
+
+    responses = asyncio.run(main())
+    assert {response.status_code for response in responses} == {200}
+    for i, response in enumerate(responses):
+        found = [[(h["document"]["id"], h["score"]) for h in hits] for hits in response.json()["result"]]
+        expected = local.search(queries[i], 1 + i % 5)
+        assert found == [[(hit.passage_id, hit.score) for hit in hits] for hits in expected]
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_body_of_50_mb_is_refused_and_not_kept(server, declared):
+    before = server.rss
+
+    def blocks() -> Iterator[bytes]:
+        for _ in range(50):
+            yield b" " * 1_000_000
+
+    content: Any = b" " * 50_000_000 if declared else blocks()
+    refused = httpx.post(f"{server.url}/retrieve", content=content, timeout=30)
+    assert refused.status_code == 413
+    assert "expected at most 4194304" in refused.json()["detail"]
+    assert server.rss - before < 15_000_000
+    assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def _connect(server: ServerProcess) -> socket.socket:
+    one = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    one.settimeout(10)
+    return one
+
+
+def _read(one: socket.socket) -> bytes:
+    received = b""
+    with contextlib.suppress(ConnectionError):
+        while block := one.recv(65536):
+            received += block
+    return received
+
+
+def test_slow_clients_are_sent_away(server):
+    """Nothing at all, half a header, a header a second, half a body; meanwhile others are served."""
+    half_body = b"POST /retrieve HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
+    slow = {start: _connect(server) for start in (b"", b"POST /retrieve HTTP/1.1\r\nhos", half_body)}
+    dripping = _connect(server)
+    dripping.sendall(b"POST /retrieve HTTP/1.1\r\nhost: x\r\n")
+    for start, one in slow.items():
+        one.sendall(start)
+    assert httpx.post(f"{server.url}/retrieve", json={"queries": ["city"]}).status_code == 200
+    with contextlib.suppress(ConnectionError):
+        for i in range(40):
+            dripping.sendall(f"x-{i}: y\r\n".encode())
+            time.sleep(0.1)
+    for one in (*slow.values(), dripping):
+        answer = _read(one)
+        assert answer.startswith(b"HTTP/1.1 408"), answer
+        assert b'{"detail"' in answer
+        one.close()
+    assert httpx.post(f"{server.url}/retrieve", json={"queries": ["city"]}).status_code == 200
+
+
+def test_clients_that_leave_early(server):
+    body = json.dumps({"queries": ["city"] * 500, "topk": 90}).encode()
+    head = f"POST /retrieve HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    for sent in (head, head + body[:50], head + body):
+        for _ in range(20):
+            one = _connect(server)
+            one.sendall(sent)
+            one.close()
+    assert httpx.post(f"{server.url}/retrieve", json={"queries": ["city"]}).status_code == 200
+    text = httpx.get(f"{server.url}/metrics").text
+    assert "search_requests_in_work 0.0" in text or "search_requests_in_work 1.0" in text
+
+
+def test_what_is_not_http(server):
+    for sent in (
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"GET\r\n\r\n",
+        b"POST /retrieve HTTP/1.1\r\ncontent-length: x\r\n\r\n",
+    ):
+        one = _connect(server)
+        one.sendall(sent)
+        assert _read(one).startswith(b"HTTP/1.1 4")
+        one.close()
+    assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_an_answer_left_unread_is_cut_off(world_index, tmp_path):
+    """A client that never reads its large answers holds a connection and its buffer no longer than it may."""
+    words = [word for one in ("write_timeout_s=0.5", "cache_bytes=0") for word in ("--set", one)]
+    body = json.dumps({"queries": [f"city {i}" for i in range(200)], "topk": 200}).encode()
+    head = f"POST /retrieve HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    with ServerProcess(world_index, "--port", "0", *words) as running:
+        one = socket.socket()
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        one.connect(("127.0.0.1", running.port))
+        one.sendall(head + body)
+        time.sleep(4)
+        one.settimeout(10)
+        assert len(_read(one)) < 10_000_000  # It has some 17 MB.
+        one.close()
+
+
+class Load:
+    """Clients that ask until told to stop, and what they got."""
+
+    def __init__(self, url: str, count: int) -> None:
+        self.url, self.stopping = url, threading.Event()
+        self.answers: list[tuple[str, int, int]] = []  # (query, status or 0, hits)
+        self.threads = [threading.Thread(target=self._ask, args=(i,)) for i in range(count)]
+        for thread in self.threads:
+            thread.start()
+
+    def _ask(self, number: int) -> None:
+        with httpx.Client(timeout=30) as client:
+            asked = 0
+            while not self.stopping.is_set():
+                query = f"city {number} {asked}"
+                asked += 1
+                try:
+                    answer = client.post(f"{self.url}/retrieve", json={"queries": [query], "topk": 2})
+                    hits = len(answer.json()["result"][0]) if answer.status_code == 200 else 0
+                    self.answers.append((query, answer.status_code, hits))
+                except httpx.TransportError:
+                    self.answers.append((query, 0, 0))
+                    time.sleep(0.05)
+
+    def end(self) -> list[tuple[str, int, int]]:
+        self.stopping.set()
+        for thread in self.threads:
+            thread.join(40)
+        assert not any(thread.is_alive() for thread in self.threads)
+        return self.answers
+
+
+def test_killed_under_load_and_started_again(world_index, tmp_path):
+    port = free_port()
+    words = ("--port", str(port), "--set", f"cache_folder={tmp_path}/cache")
+    first = ServerProcess(world_index, *words).wait()
+    load = Load(first.url, 6)
+    time.sleep(1)
+    first.end(signal.SIGKILL)
+    killed_at = len(load.answers)
+    time.sleep(0.5)
+    with ServerProcess(world_index, *words) as second:
+        time.sleep(1)
+        answers = load.end()
+        assert second.end() == 0
+    failed = [answer for answer in answers if answer[1] != 200]
+    assert killed_at > 20
+    assert failed
+    assert {status for _, status, _ in failed} <= {0, 503}
+    assert all(hits == 2 for _, status, hits in answers if status == 200)  # Never an empty result.
+    assert sum(status == 200 for _, status, _ in answers[killed_at:]) > 20
+
+
+def test_a_graceful_stop_answers_what_is_in_work(world_index, tmp_path):
+    running = ServerProcess(world_index, "--port", "0", "--set", f"cache_folder={tmp_path}/cache").wait()
+    load = Load(running.url, 6)
+    time.sleep(1)
+    began = time.monotonic()
+    status = running.end(signal.SIGTERM)
+    assert status == 0, running.log.read_text()
+    assert time.monotonic() - began < 15
+    answers = load.end()
+    refused = [answer for answer in answers if answer[1] != 200]
+    assert {status for _, status, _ in refused} <= {0, 503}
+    first = next(i for i, answer in enumerate(answers) if answer[1] != 200)
+    # A request in work is answered; a later one finds no server, or a connection that was just closed.
+    assert all(status != 200 for _, status, _ in answers[first + 6 :])
+    assert "Traceback" not in running.log.read_text()
+
+
+def test_stopped_while_idle_and_by_ctrl_c(world_index, tmp_path):
+    running = ServerProcess(world_index, "--port", "0", "--set", "cache_bytes=0").wait()
+    with httpx.Client() as client:
+        client.get(f"{running.url}/health")  # A connection that stays open must not keep the server.
+        assert running.end(signal.SIGINT) == 0
+    assert "Traceback" not in running.log.read_text()
+
+
+def _fails(*words: str, env: dict[str, str] | None = None) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "tasks.server", *words], cwd=ROOT, capture_output=True, text=True, timeout=60,
+        env={"PATH": "", **(env or {})},
+    )  # fmt: skip
+    assert done.returncode == 1, done
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stderr.splitlines()[-1]
+
+
+def test_what_keeps_it_from_starting(world_index, world_corpus, tmp_path):
+    index = str(world_index)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        told = _fails("--index", index, "--port", port)
+        assert told.startswith(f"error: cannot have port {port} of 127.0.0.1 (Address already in use)")
+    assert "no search index here (manifest.json is missing)" in _fails("--index", str(tmp_path), "--port", "0")
+    other = tmp_path / "corpus.jsonl"
+    other.write_text('{"id":"p","title":"","text":"other"}\n')
+    assert "built from another corpus" in _fails("--index", index, "--port", "0", "--corpus", str(other))
+    torn = tmp_path / "torn"
+    retrieval.build(other, torn, Bm25("bm25"))
+    (torn / "passages.jsonl").write_bytes(b"x")
+    assert "the manifest says" in _fails("--index", str(torn), "--port", "0")
+
+
+def test_what_keeps_it_from_listening_to_others(world_index):
+    index = str(world_index)
+    told = _fails("--index", index, "--host", "0.0.0.0", "--port", "0")
+    assert "host=0.0.0.0: others can reach this address, and SEARCH_SERVER_API_KEY is not set" in told
+    assert "exclude each other" in _fails("--index", index, "--without-key", env={"SEARCH_SERVER_API_KEY": "k" * 9})
+    told = _fails("--index", index, env={"SEARCH_SERVER_API_KEY": "ünprintable"})
+    assert "cannot hold" in told
+    assert "ünprintable" not in told
+    assert "unknown key 'max_bach'. Did you mean 'max_batch'" in _fails("--index", index, "--set", "max_bach=3")
+    assert "unknown server 'magic'" in _fails("--index", index, "--settings", "magic")
+
+
+def test_with_a_key_it_listens_to_others_and_never_tells_the_key(world_index, tmp_path):
+    key = {"SEARCH_SERVER_API_KEY": "open-sesame"}
+    words = ("--host", "0.0.0.0", "--port", "0", "--set", "cache_bytes=0")
+    with ServerProcess(world_index, *words, env=key) as running:
+        url = f"http://127.0.0.1:{running.port}/retrieve"
+        assert httpx.post(url, json={"queries": ["a"]}).status_code == 401
+        headers = {"authorization": "Bearer open-sesame"}
+        assert httpx.post(url, json={"queries": ["a"]}, headers=headers).status_code == 200
+        assert running.end() == 0
+        assert "sesame" not in running.log.read_text()
+
+
+def test_memory_stays_flat_under_load(server, tmp_path: Path):
+    """After a warm-up, thousands of different queries add less than the cache's own buffers."""
+
+    def play(start: int) -> int:
+        with httpx.Client() as client:
+            for i in range(start, start + 40):
+                body = {"queries": [f"city {i} {j}" for j in range(50)], "topk": 5}
+                assert client.post(f"{server.url}/retrieve", json=body).status_code == 200
+        return server.rss
+
+    play(0)
+    before = play(100)
+    assert play(1000) - before < 20_000_000
