@@ -5,6 +5,8 @@
 #                                                   the same, after writing these into params.yaml
 #   make run COMPARE=bm25,dense,hybrid              also these retrievers, measured side by side
 #   make smoke                                      the whole pipeline at its smallest size; params.yaml stays as it is
+#   make search-server INDEX=artifacts/index PORT=8000
+#                                                   the index over HTTP, for RETRIEVER=remote and Search-R1's clients
 #   make test | check | bench | bench-retrieval | ui | serve | report | upload | clean
 
 SHELL := /bin/bash
@@ -21,6 +23,7 @@ BENCH_STAMP := $(VENV)/.made-from-bench.txt
 UV := 0.13.8
 PORT_PREFECT ?= 4200
 PORT_MLFLOW ?= 5000
+INDEX ?= artifacts/index
 
 # A file of tests stays in one process: its fixtures are made once. Long files come first (tests/conftest.py).
 PYTEST := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
@@ -43,7 +46,7 @@ SETTINGS = $(if $(DATA),--data '$(DATA)') \
   $(if $(TOP_K),--set 'evaluate.top_k=$(TOP_K)') \
   $(if $(MAX_QUESTIONS),--set 'evaluate.max_questions=$(MAX_QUESTIONS)') $(if $(PARALLEL),--max-parallel '$(PARALLEL)')
 
-.PHONY: setup run smoke test check format bench bench-retrieval ui serve report upload clean
+.PHONY: setup run smoke test check format bench bench-retrieval ui serve search-server report upload clean
 
 setup: $(STAMP)
 
@@ -98,6 +101,7 @@ bench: $(BENCH_STAMP)
 
 bench-retrieval: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks.bench_retrieval
+	@$(BIN)/python -m tests.benchmarks.bench_server $(ARGS)
 
 report: $(STAMP)
 	@cat reports/results.md 2>/dev/null || { echo "There is no report yet: make run"; exit 1; }
@@ -108,6 +112,9 @@ ui: $(STAMP)
 
 serve: $(STAMP)
 	@$(BIN)/python -m flows.serve
+
+search-server: $(STAMP)
+	@exec $(BIN)/python -m tasks.server --index '$(INDEX)' $(if $(PORT),--port '$(PORT)') $(ARGS)
 
 upload: $(STAMP)
 	@$(BIN)/python -m tasks.stages.tracking upload

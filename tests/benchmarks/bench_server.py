@@ -1,0 +1,310 @@
+"""Our search server beside one of Search-R1's shape: `python -m tests.benchmarks.bench_server`.
+
+Same index, same engine, same clients, one run, one server at a time. Clients ask one query a request, each waits
+for its answer before it asks again; they live in a process of their own. Queries are eight words of a passage:
+
+- `unique`: no query twice;
+- `rollouts`: five rollouts of a question ask at about the same time, four of them the same query;
+- `again`: the `rollouts` once more, as a second epoch or evaluation asks them; our cache then holds them.
+
+The limits, at 32 clients: 5 times the peer's throughput where the order of RL allows it (see `LIMITS`), no error
+at 128 clients, and memory that does not grow. The other figures are printed and judged by the reader. Exit 1 when
+a limit is not met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks import retrieval, store
+from tasks.data.records import read_passages
+from tests.server.running import ROOT, ServerProcess, write_world
+
+REAL = ROOT.parent / "shared" / "data" / "real" / "corpus.jsonl.gz"
+FOLDER = ROOT / ".scratch" / "bench-server"
+NUM_DENSE = 1000
+TOP_K = 3
+ROLLOUTS, ALIKE = 5, 4
+WINDOW = 32 * ROLLOUTS
+SPEEDUP = 5.0
+LIMITS = (("bm25", "again"), ("dense", "rollouts"), ("dense", "again"))
+MAX_GROWTH_MB = 16.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One load on one server; latencies in seconds."""
+
+    per_s: float
+    p50: float
+    p99: float
+    errors: int
+    answers: int
+
+
+class _Client(asyncio.Protocol):
+    """Sends a request, reads its answer, sends the next one, until the time is over."""
+
+    def __init__(self, bodies: Iterator[bytes], until: float, done: asyncio.Future[None]) -> None:
+        self.bodies, self.until, self.done = bodies, until, done
+        self.seconds: list[float] = []
+        self.errors = 0
+        self.received = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._send()
+
+    def _send(self) -> None:
+        body = next(self.bodies, None)
+        if body is None or time.perf_counter() >= self.until:
+            self.transport.close()
+            return
+        self.sent = time.perf_counter()
+        head = b"POST /retrieve HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        self.transport.write(head % len(body) + body)
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        head, found, _ = self.received.partition(b"\r\n\r\n")
+        if not found:
+            return
+        length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+        if len(self.received) >= len(head) + 4 + length:
+            self.seconds.append(time.perf_counter() - self.sent)
+            self.errors += not head.startswith(b"HTTP/1.1 200") or length < 100
+            self.received.clear()
+            self._send()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.errors += exc is not None or (time.perf_counter() < self.until and next(self.bodies, None) is not None)
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+def play(port: int, bodies: list[bytes], num_clients: int, seconds: float) -> tuple[list[float], int, float]:
+    """Latencies, errors and duration of a load; runs in a process of its own."""
+
+    async def main() -> tuple[list[float], int, float]:
+        loop = asyncio.get_running_loop()
+        shared, clients, began = iter(bodies), [], time.perf_counter()
+        for _ in range(num_clients):
+            done = loop.create_future()
+            _, client = await loop.create_connection(
+                lambda done=done: _Client(shared, began + seconds, done), "127.0.0.1", port
+            )
+            clients.append(client)
+        await asyncio.wait_for(asyncio.gather(*(client.done for client in clients)), seconds + 120)
+        took = max(time.perf_counter() - began, 1e-9)
+        return [s for client in clients for s in client.seconds], sum(client.errors for client in clients), took
+
+    try:
+        import uvloop
+
+        return uvloop.run(main())
+    except ImportError:
+        return asyncio.run(main())
+
+
+def spans(corpus: Path, limit: int) -> Callable[[random.Random], str]:
+    """Makes queries: eight words in a row out of the first `limit` passages."""
+    texts = [p.text.split() for p, _ in zip(read_passages(corpus), range(limit), strict=False)]
+    texts = [words for words in texts if len(words) >= 8]
+
+    def query(rng: random.Random) -> str:
+        words = rng.choice(texts)
+        start = rng.randrange(len(words) - 7)
+        return " ".join([*words[start : start + 8], str(rng.randrange(10**6))])
+
+    return query
+
+
+def stream(kind: str, query: Callable[[random.Random], str], seed: int, count: int) -> list[bytes]:
+    """Request bodies in order."""
+    rng = random.Random(seed)
+    if kind == "unique":
+        queries = [query(rng) for _ in range(count)]
+    else:
+        queries = []
+        while len(queries) < count:
+            window = []
+            for _ in range(WINDOW // ROLLOUTS):
+                window += [query(rng)] * ALIKE + [query(rng) for _ in range(ROLLOUTS - ALIKE)]
+            rng.shuffle(window)
+            queries += window
+    bodies = ({"queries": [query], "topk": TOP_K, "return_scores": True} for query in queries[:count])
+    return [json.dumps(body).encode() for body in bodies]
+
+
+def summary(seconds: list[float], errors: int, took: float) -> Measured:
+    """Of the latencies of one load.
+
+    >>> summary([0.1] * 98 + [0.2, 0.3], 1, 10.0)
+    Measured(per_s=10.0, p50=0.1, p99=0.2, errors=1, answers=100)
+    """
+    ordered = sorted(seconds) or [0.0]
+    p99 = ordered[max(0, -(-99 * len(ordered) // 100) - 1)]
+    return Measured(len(seconds) / took, statistics.median(ordered), p99, errors, len(seconds))
+
+
+def growth(samples: list[tuple[float, float]]) -> tuple[float, float]:
+    """Slope per minute (least squares) and growth from the second to the last fifth, of (seconds, MB) samples.
+
+    >>> growth([(float(s), 100.0 + s / 60) for s in range(100)])
+    (1.0, 1.0)
+    """
+    fifth = max(1, len(samples) // 5)
+    kept = samples[fifth:]
+    mean_s, mean_mb = (statistics.fmean(column) for column in zip(*kept, strict=True))
+    square = sum((s - mean_s) ** 2 for s, _ in kept) or 1.0
+    slope = 60 * sum((s - mean_s) * (mb - mean_mb) for s, mb in kept) / square
+    first, last = (statistics.fmean(mb for _, mb in part) for part in (samples[fifth : 2 * fifth], samples[-fifth:]))
+    return round(slope, 3), round(last - first, 1)
+
+
+def indexes(backends: list[str]) -> dict[str, tuple[Path, Path]]:
+    """Corpus and index of each backend, built where they are missing."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    corpus = REAL
+    if not corpus.is_file():
+        corpus = FOLDER / "world.jsonl"
+        write_world(corpus)
+    few = FOLDER / "few.jsonl"
+    some = (p for p, _ in zip(read_passages(corpus), range(NUM_DENSE), strict=False))
+    store.write_jsonl(few, ({"id": p.id, "title": p.title, "text": p.text} for p in some))
+    found = {"bm25": (corpus, FOLDER / "bm25"), "dense": (few, FOLDER / "dense")}
+    for backend in backends:
+        path, index = found[backend]
+        if not (index / "manifest.json").is_file():
+            print(f"building {index.name} ...", file=sys.stderr, flush=True)
+            retrieval.build(path, index, retrieval.load_settings(backend, ROOT), FOLDER / "work")
+    return {backend: found[backend] for backend in backends}
+
+
+def compare(
+    backend: str,
+    corpus: Path,
+    index: Path,
+    clients: list[int],
+    seconds: float,
+    words: list[str],
+    pool: ProcessPoolExecutor,
+) -> dict[tuple[str, str, int], Measured]:
+    """Each load on each server; the key is (server, kind of load, clients)."""
+    query = spans(corpus, 5000)
+    found: dict[tuple[str, str, int], Measured] = {}
+    for who in ("peer", "ours"):
+        module, more = ("tests.benchmarks.search_r1_server", []) if who == "peer" else ("tasks.server", words)
+        with ServerProcess(index, *more, module=module) as server:
+            pool.submit(play, server.port, stream("unique", query, 999, 200), 4, 1.0).result()
+            for number, count in enumerate(clients):
+                bodies: list[bytes] = []
+                for kind in ("unique", "rollouts", "again"):
+                    if kind != "again":
+                        bodies = stream(kind, query, 2 * number + (kind == "unique"), int(9000 * seconds))
+                    elif who == "ours":  # Only what the first pass has asked can be asked again.
+                        bodies = bodies[: found[who, "rollouts", count].answers]
+                        time.sleep(0.5)
+                    else:
+                        found[who, kind, count] = found[who, "rollouts", count]  # It remembers nothing.
+                        continue
+                    measured = summary(*pool.submit(play, server.port, bodies, count, seconds).result())
+                    found[who, kind, count] = measured
+                    print(f"{backend} {who} {kind} {count}: {measured}", file=sys.stderr, flush=True)
+    return found
+
+
+def table(backend: str, found: dict[tuple[str, str, int], Measured], clients: list[int]) -> tuple[str, bool]:
+    """Markdown of the comparison, and whether its limits are met."""
+    lines = [
+        "| backend | load | clients | ours/s | peer/s | ratio | ours p50 ms | p99 | peer p50 | p99 | errors, peer |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    met = True
+    for kind in ("unique", "rollouts", "again"):
+        for count in clients:
+            ours, peer = found["ours", kind, count], found["peer", kind, count]
+            ratio = ours.per_s / peer.per_s if peer.per_s else float("inf")
+            judged = count == 32 and (backend, kind) in LIMITS
+            mark = "" if not judged else " (met)" if ratio >= SPEEDUP else f" (NOT MET: {SPEEDUP:g})"
+            met = met and not (judged and ratio < SPEEDUP) and not ours.errors
+            times = " | ".join(f"{1000 * s:.1f}" for s in (ours.p50, ours.p99, peer.p50, peer.p99))
+            lines.append(
+                f"| {backend} | {kind} | {count} | {ours.per_s:.0f} | {peer.per_s:.0f} | {ratio:.1f}{mark} | {times} | "
+                f"{ours.errors}, {peer.errors} |"
+            )
+    return "\n".join(lines), met
+
+
+def memory(corpus: Path, index: Path, minutes: float, words: list[str], pool: ProcessPoolExecutor) -> tuple[str, bool]:
+    """Ours under 32 clients with ever new queries: how its memory grows."""
+    query, samples = spans(corpus, 5000), []
+    with ServerProcess(index, *words) as server:
+        began, number, errors, answers = time.monotonic(), 10_000, 0, 0
+        while (passed := time.monotonic() - began) < 60 * minutes:
+            number += 1
+            bodies = stream("unique", query, number, 20_000)
+            load = pool.submit(play, server.port, bodies, 32, min(10.0, 60 * minutes - passed + 0.1))
+            while not load.done():
+                samples.append((time.monotonic() - began, server.rss / 1e6))
+                time.sleep(0.5)
+            seconds, failed, _ = load.result()
+            errors, answers = errors + failed, answers + len(seconds)
+    slope, grown = growth(samples)
+    met = grown <= MAX_GROWTH_MB and not errors
+    verdict = "met" if met else "NOT MET"
+    return (
+        f"memory over {minutes:g} minutes, 32 clients, {answers} answers, {errors} errors: {samples[-1][1]:.0f} MB at "
+        f"the end, {slope:+.2f} MB/min, {grown:+.1f} MB from the second to the last fifth "
+        f"(limit {MAX_GROWTH_MB:g}: {verdict})"
+    ), met
+
+
+def main() -> int:
+    """Measure, print the tables, judge."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.bench_server")
+    parser.add_argument("--backends", default="bm25,dense")
+    parser.add_argument("--clients", default="1,8,32,128")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each load")
+    parser.add_argument("--memory-minutes", type=float, default=0.5, help="0 leaves it out; the order wants 10")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of our server")
+    given = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    backends, clients = given.backends.split(","), [int(count) for count in given.clients.split(",")]
+    places, good = indexes(backends), True
+    spawn = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as scratch, ProcessPoolExecutor(1, spawn) as pool:
+        for backend, (corpus, index) in places.items():
+            settings = [f"cache_folder={scratch}/{backend}", *given.set]
+            words = ["--port", "0", *(word for one in settings for word in ("--set", one))]
+            if clients != [0]:
+                text, met = table(
+                    backend, compare(backend, corpus, index, clients, given.seconds, words, pool), clients
+                )
+                print(text, flush=True)
+                good = good and met
+        if given.memory_minutes:
+            corpus, index = places[backends[0]]
+            words = ["--port", "0", "--set", f"cache_folder={scratch}/memory", "--set", "cache_bytes=67108864"]
+            text, met = memory(corpus, index, given.memory_minutes, words, pool)
+            print(text)
+            good = good and met
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
