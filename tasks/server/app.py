@@ -130,7 +130,7 @@ class SearchService:
             self._cache.close()
 
     async def answers(self, queries: Sequence[str], top_k: int) -> list[bytes]:
-        """The hits of each query as JSON, from the cache or from a search.
+        """The encoded hits of each query, from the cache or from a search.
 
         Raises:
             RefusedError: 503 when too much waits or the search fails, 504 when it takes too long.
@@ -248,9 +248,7 @@ def make_app(service: SearchService, settings: Settings, api_key: str | None = N
             found = f"topk={top_k} times {len(wanted.queries)} queries"
             raise RefusedError(422, f"body: found {found}, expected a product of at most {settings.max_hits}")
         answers = await service.answers(wanted.queries, top_k)
-        if not wanted.return_scores:
-            answers = [_without_scores(answer) for answer in answers]
-        return Response(b'{"result":[' + b",".join(answers) + b"]}", media_type=_JSON)
+        return Response(render(answers, wanted.return_scores), media_type=_JSON)
 
     @app.get("/health", response_model=Health, responses={503: {"model": Health, "description": "Not ready"}})
     async def health() -> Response:
@@ -283,25 +281,39 @@ def make_app(service: SearchService, settings: Settings, api_key: str | None = N
 
 
 def encode_hits(hits: Sequence[Hit]) -> bytes:
-    """One query's part of an answer, with scores; a float's shortest spelling reads back as the same float."""
-    listed = [
-        {
-            "document": {
-                "id": hit.passage_id,
-                "title": hit.title,
-                "text": hit.text,
-                "contents": contents(hit.title, hit.text),
-            },
-            "score": hit.score,
+    """One query's hits as lines of JSON: a document, its score, the next document and so on.
+
+    Lines, because an answer with scores and one without are then put together without parsing. A float's shortest
+    spelling reads back as the same float.
+    """
+    lines = []
+    for hit in hits:
+        document = {
+            "id": hit.passage_id,
+            "title": hit.title,
+            "text": hit.text,
+            "contents": contents(hit.title, hit.text),
         }
-        for hit in hits
-    ]
-    return json.dumps(listed, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        lines.append(json.dumps(document, ensure_ascii=False, separators=(",", ":")))
+        lines.append(json.dumps(hit.score, allow_nan=False))
+    return "\n".join(lines).encode()
 
 
-def _without_scores(answer: bytes) -> bytes:
-    documents = [hit["document"] for hit in json.loads(answer)]
-    return json.dumps(documents, ensure_ascii=False, separators=(",", ":")).encode()
+def render(answers: Sequence[bytes], return_scores: bool) -> bytes:
+    r"""The body of an answer out of encoded hits.
+
+    >>> from tasks.types import Hit
+    >>> render([encode_hits([Hit("p", 0.5, "T", "x")])], True)
+    b'{"result":[[{"document":{"id":"p","title":"T","text":"x","contents":"\\"T\\"\\nx"},"score":0.5}]]}'
+    """
+    results = []
+    for answer in answers:
+        lines = answer.split(b"\n")
+        documents, scores = lines[0::2], lines[1::2]
+        if return_scores:
+            documents = [b'{"document":%b,"score":%b}' % pair for pair in zip(documents, scores, strict=True)]
+        results.append(b"[%b]" % b",".join(documents))
+    return b'{"result":[%b]}' % b",".join(results)
 
 
 def _request_model(settings: Settings) -> type[BaseModel]:

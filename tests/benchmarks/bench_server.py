@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tasks import retrieval, store
 from tasks.data.records import read_passages
@@ -64,8 +65,7 @@ class _Client(asyncio.Protocol):
         self.errors = 0
         self.received = bytearray()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, transport: Any) -> None:
         self.transport = transport
         self._send()
 

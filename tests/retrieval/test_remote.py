@@ -181,11 +181,11 @@ def test_contents_without_quotes_or_text():
 @settings(max_examples=30, deadline=None)
 @given(scores=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=20))
 def test_scores_cross_the_wire_bit_for_bit(scores):
-    from tasks.server.app import encode_hits
+    from tasks.server.app import encode_hits, render
     from tasks.types import Hit
 
     hits = [Hit(f"p{i}", score, "t", "x") for i, score in enumerate(scores)]
-    with_scores = json.loads(b'{"result":[' + encode_hits(hits) + b"]}")
+    with_scores = json.loads(render([encode_hits(hits)], True))
     found = RemoteRetriever(Client(QUICK), len(hits))._hits(with_scores, 1, len(hits))[0]
     assert [score.hex() for score in scores] == [hit.score.hex() for hit in found]
     assert found == hits

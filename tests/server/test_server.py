@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import signal
@@ -38,6 +37,20 @@ def search_r1_client(url: str, queries: list[str], topk: int) -> list[str]:
     return texts
 
 
+def _connect(server: ServerProcess) -> socket.socket:
+    one = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    one.settimeout(10)
+    return one
+
+
+def _read(one: socket.socket) -> bytes:
+    received = b""
+    with contextlib.suppress(ConnectionError):
+        while block := one.recv(65536):
+            received += block
+    return received
+
+
 def test_search_r1s_client_reads_our_answers(server, local):
     queries = ["film directed city", "", "mayor"]
     expected = [
@@ -51,16 +64,16 @@ def test_five_hundred_clients_at_once(server, local):
     """Each on a connection of its own; every one gets the hits of its own queries."""
     queries = [[f"film city {i % 97} {'mayor' * (i % 3)}", f"person {i}"] for i in range(500)]
 
-    async def main() -> list[httpx.Response]:
-        limits = httpx.Limits(max_connections=500)
-        async with httpx.AsyncClient(limits=limits, timeout=60) as client:
-            bodies = [{"queries": two, "topk": 1 + i % 5, "return_scores": True} for i, two in enumerate(queries)]
-            return await asyncio.gather(*(client.post(f"{server.url}/retrieve", json=body) for body in bodies))
-
-    responses = asyncio.run(main())
-    assert {response.status_code for response in responses} == {200}
-    for i, response in enumerate(responses):
-        found = [[(h["document"]["id"], h["score"]) for h in hits] for hits in response.json()["result"]]
+    clients = [_connect(server) for _ in queries]
+    for i, (client, two) in enumerate(zip(clients, queries, strict=True)):
+        body = json.dumps({"queries": two, "topk": 1 + i % 5, "return_scores": True}).encode()
+        head = f"POST /retrieve HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+        client.sendall(head.encode() + body)
+    for i, client in enumerate(clients):
+        head, _, body = _read(client).partition(b"\r\n\r\n")
+        client.close()
+        assert head.startswith(b"HTTP/1.1 200 OK"), head
+        found = [[(h["document"]["id"], h["score"]) for h in hits] for hits in json.loads(body)["result"]]
         expected = local.search(queries[i], 1 + i % 5)
         assert found == [[(hit.passage_id, hit.score) for hit in hits] for hits in expected]
 
@@ -79,20 +92,6 @@ def test_a_body_of_50_mb_is_refused_and_not_kept(server, declared):
     assert "expected at most 4194304" in refused.json()["detail"]
     assert server.rss - before < 15_000_000
     assert httpx.get(f"{server.url}/health").status_code == 200
-
-
-def _connect(server: ServerProcess) -> socket.socket:
-    one = socket.create_connection(("127.0.0.1", server.port), timeout=10)
-    one.settimeout(10)
-    return one
-
-
-def _read(one: socket.socket) -> bytes:
-    received = b""
-    with contextlib.suppress(ConnectionError):
-        while block := one.recv(65536):
-            received += block
-    return received
 
 
 def test_slow_clients_are_sent_away(server):
