@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from tasks import store
 from tasks.retrieval import RetrievalError, Retriever, open_retriever
@@ -323,9 +323,14 @@ def _request_model(settings: Settings) -> type[BaseModel]:
         "RetrieveRequest",
         __config__=ConfigDict(extra="forbid", strict=True),
         queries=(Annotated[list[query], Field(max_length=settings.max_queries)], ...),  # type: ignore[valid-type]
-        topk=(Annotated[int, Field(ge=1, le=settings.max_top_k)] | None, None),
+        topk=(Annotated[int, Field(ge=1, le=settings.max_top_k), BeforeValidator(_whole)] | None, None),
         return_scores=(bool, False),
     )
+
+
+def _whole(value: Any) -> Any:
+    """JSON has one kind of number: 2.0 is the integer 2."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _request_body(model: type[BaseModel], key: bool) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Micro-batches: queries of concurrent requests are searched together, by one thread that calls `search`.
 
-While a search runs, new queries pile up and form the next batch, so batches grow with the load; an idle server
-waits `max_wait_s` for company. The same query asked twice at once is searched once. Queries of one batch are
-searched with equal `top_k` only: then every answer is what a search of its own gives, for approximate indexes too.
+While a search runs, new queries pile up and form the next batch, so batches grow with the load; a server that has
+become idle under load waits `max_wait_s` for company, one with a single client does not. The same query asked twice
+at once is searched once. The queries of a batch have one `top_k`: then every answer is what a search of its own
+gives, for approximate indexes too.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Batcher:
             search: `(queries, top_k) -> hits`, called by one thread only.
             encode: one query's hits as the bytes that `ask` returns.
             max_batch: queries of one search.
-            max_wait_s: how long to wait for further queries when no search was running.
+            max_wait_s: how long to wait for further queries when no search is running and the last one had several.
             max_queue: queries that may wait.
             on_batch: told in that thread, after the answers are on their way:
                 `(queries of the batch, top_k, queries answered, their answers)`.
@@ -67,6 +68,7 @@ class Batcher:
         self._waiting: dict[Key, _Asked] = {}  # In order of arrival; guarded by `_changed`.
         self._changed = threading.Condition()
         self._stopped = False
+        self._last_size = 0
         # A daemon: a search that hangs must not keep a stopped server alive.
         self._thread = threading.Thread(target=self._work, name="search", daemon=True)
 
@@ -171,7 +173,7 @@ class Batcher:
         with self._changed:
             if not self._waiting:
                 self._changed.wait_for(lambda: self._waiting or self._stopped)
-                until = time.monotonic() + self._max_wait_s
+                until = time.monotonic() + (self._max_wait_s if self._last_size > 1 else 0.0)
                 while len(self._waiting) < self._max_batch and not self._stopped:
                     if (left := until - time.monotonic()) <= 0 or not self._changed.wait(left):
                         break
@@ -184,6 +186,7 @@ class Batcher:
                         break
             for asked in batch:
                 del self._waiting[asked.key]
+            self._last_size = len(batch)
             return batch
 
     def _answers(self, queries: list[str], top_k: int) -> list[bytes | Exception]:

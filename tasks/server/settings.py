@@ -18,7 +18,7 @@ class Settings:
         port: 0 takes a free one.
         num_threads: threads of one search.
         max_batch: queries of one search; concurrent requests are merged up to here.
-        max_wait_ms: how long an idle server waits for company before it searches; a busy one batches anyway.
+        max_wait_ms: how long a server with several clients waits for company when idle; a busy one batches anyway.
         cache_folder: answers on disk, kept over restarts.
         cache_bytes: size of that folder; the oldest answers go first, 0 keeps none.
         default_top_k: hits a query when the request gives no `topk`.

@@ -51,6 +51,7 @@ def test_the_default_top_k_and_more_than_there_is(world_index, local):
         [hit.passage_id for hit in hits] for hits in local.search(["city", ""], 1000)
     ]
     assert len(everything[0]) == 276
+    assert len(ask(world_index, {"queries": ["city"], "topk": 2.0}).json()["result"][0]) == 2
     assert ask(world_index, {"queries": []}).json() == {"result": []}
 
 
@@ -77,6 +78,7 @@ def test_long_and_odd_queries(world_index):
         (b'{"queries": ["a"], "topk": "3"}', 422, "body.topk"),
         (b'{"queries": ["a"], "topk": true}', 422, "body.topk"),
         (b'{"queries": ["a"], "topk": 1e99}', 422, "body.topk"),
+        (b'{"queries": ["a"], "topk": 2.5}', 422, "body.topk"),
         (b'{"queries": ["a"], "return_scores": 1}', 422, "body.return_scores"),
         (b'{"queries": ["a"], "top_k": 5}', 422, "body.top_k: Extra inputs are not permitted, found 5"),
     ],

@@ -227,6 +227,22 @@ def test_a_graceful_stop_answers_what_is_in_work(world_index, tmp_path):
     assert "Traceback" not in running.log.read_text()
 
 
+def test_a_graceful_stop_waits_for_a_long_request(world_index, tmp_path):
+    """250 long queries that are being searched when the signal comes."""
+    running = ServerProcess(world_index, "--port", "0", "--set", "cache_bytes=0").wait()
+    body = json.dumps({"queries": [f"{i} " + "film city mayor " * 300 for i in range(250)], "topk": 90}).encode()
+    one = _connect(running)
+    one.sendall(f"POST /retrieve HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+    while "search_requests_in_work 1.0" not in httpx.get(f"{running.url}/metrics").text:
+        time.sleep(0.005)
+    running.process.send_signal(signal.SIGTERM)
+    head, _, answer = _read(one).partition(b"\r\n\r\n")
+    one.close()
+    assert running.process.wait(30) == 0
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    assert [len(hits) for hits in json.loads(answer)["result"]] == [90] * 250
+
+
 def test_stopped_while_idle_and_by_ctrl_c(world_index, tmp_path):
     running = ServerProcess(world_index, "--port", "0", "--set", "cache_bytes=0").wait()
     with httpx.Client() as client:
