@@ -1,0 +1,47 @@
+"""The server benchmark's loads and verdicts; the benchmark itself runs by `make bench-retrieval`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+from tests.benchmarks.bench_server import SPEEDUP, WINDOW, Measured, growth, stream, table
+
+
+def _queries(kind: str, count: int) -> list[str]:
+    bodies = stream(kind, lambda rng: str(rng.random()), 3, count)
+    return [json.loads(body)["queries"][0] for body in bodies]
+
+
+def test_loads() -> None:
+    assert max(Counter(_queries("unique", 1000)).values()) == 1
+    assert _queries("unique", 50) == _queries("unique", 50)
+    rollouts = _queries("rollouts", 3 * WINDOW)
+    assert Counter(Counter(rollouts).values()) == {4: 3 * WINDOW // 5, 1: 3 * WINDOW // 5}
+    for start in range(0, 3 * WINDOW, WINDOW):  # The rollouts of a question are near each other.
+        assert not set(rollouts[start : start + WINDOW]) & set(rollouts[start + WINDOW :])
+
+
+def _found(ours: float, errors: int = 0) -> dict[tuple[str, str, int], Measured]:
+    found = {}
+    for kind in ("unique", "rollouts", "again"):
+        found["ours", kind, 32] = Measured(ours, 0.001, 0.002, errors, 100)
+        found["peer", kind, 32] = Measured(100.0, 0.001, 0.002, 0, 100)
+    return found
+
+
+def test_verdicts() -> None:
+    assert table("bm25", _found(100 * SPEEDUP), [32])[1]
+    text, met = table("bm25", _found(100 * SPEEDUP - 1), [32])
+    assert not met
+    assert "NOT MET" in text
+    assert not table("bm25", _found(100 * SPEEDUP, errors=1), [32])[1]
+
+
+def test_growth() -> None:
+    assert growth([(s / 2, 50.0) for s in range(100)]) == (0.0, 0.0)
+    warm_up = [(s / 2, min(s, 10.0)) for s in range(100)]  # Ends before the second fifth.
+    assert growth(warm_up) == (0.0, 0.0)
+    slope, grown = growth([(float(s), 2.0 * s) for s in range(600)])
+    assert slope == 120.0
+    assert grown == 720.0
