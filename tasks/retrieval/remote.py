@@ -35,12 +35,13 @@ from tasks.types import Hit
 T = TypeVar("T")
 
 URL = "SEARCH_SERVER_URL"
-API_KEY = "SEARCH_SERVER_API_KEY"
+KEY_VARIABLE = "SEARCH_SERVER_API_KEY"
 DEFAULT_URL = "http://127.0.0.1:8000"
 PROTOCOL = 1
 """Version of what `tasks.server` and this client say to each other; `/health` tells it."""
 
 _OUTAGE = (408, 429, 502, 503, 504)
+_CONNECT_S = 10.0
 _SHOWN = 200
 _PROBE = "capital city"
 
@@ -54,7 +55,7 @@ class Settings:
             tell, so that nothing but the shape of its answers is checked; it must have `top_k` hits for any query.
         batch_size: queries in one request.
         max_in_flight: requests at once.
-        timeout_s: for a connection, and for a whole answer.
+        timeout_s: for a whole answer; a connection gets at most 10 s of it.
         retries: further tries of a failed request.
         backoff_s: pause before the first of them, doubled for each further one, times a random number in [0.5, 1].
         max_backoff_s: longest pause, also where the server asks for a longer one.
@@ -139,7 +140,8 @@ def open_index(index_dir: Path, manifest: Manifest, num_threads: int = 1) -> Rem
     if served.index_sha256 != manifest.details.get("index_sha256"):
         raise DataError(
             f"{client.address}: serves index {str(served.index_sha256)[:12]}, {index_dir / NAME} was made when it "
-            f"served {str(manifest.details.get('index_sha256'))[:12]}. Serve that index, or run the index stage again."
+            f"served {str(manifest.details.get('index_sha256'))[:12]}. Serve that index, or take this one: "
+            "dvc repro --force index."
         )
     return RemoteRetriever(client, manifest.num_passages)
 
@@ -295,7 +297,7 @@ class Client:
         """
         import httpx
 
-        url, key = os.environ.get(URL) or DEFAULT_URL, os.environ.get(API_KEY, "")
+        url, key = os.environ.get(URL) or DEFAULT_URL, os.environ.get(KEY_VARIABLE, "")
         try:
             parsed = httpx.URL(url)
         except httpx.InvalidURL as error:
@@ -303,7 +305,7 @@ class Client:
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise ValueError(f"{URL}: expected an address that begins with http:// or https://, such as {DEFAULT_URL}.")
         if key and not (key.isascii() and key.isprintable()):
-            raise ValueError(f"{API_KEY}: found characters that a header cannot hold, expected printable ASCII.")
+            raise ValueError(f"{KEY_VARIABLE}: found characters that a header cannot hold, expected printable ASCII.")
         self.settings = settings
         parsed = parsed.copy_with(
             path=parsed.path.rstrip("/").removesuffix("/retrieve") + "/"
@@ -311,11 +313,11 @@ class Client:
         self.address = str(parsed.copy_with(username=None, password=None, query=None, fragment=None)).rstrip("/")
         self.breaker = Breaker(settings.breaker_failures, settings.breaker_cool_down_s)
         self._sleep = sleep
-        self._errors = (httpx.TransportError, httpx.StreamError)
+        self._transport_error = httpx.TransportError
         self._http = httpx.Client(
             base_url=parsed,
             headers={"accept-encoding": "identity", **({"authorization": f"Bearer {key}"} if key else {})},
-            timeout=settings.timeout_s,
+            timeout=httpx.Timeout(settings.timeout_s, connect=min(settings.timeout_s, _CONNECT_S)),
             limits=httpx.Limits(max_connections=settings.max_in_flight, keepalive_expiry=30.0),
             trust_env=False,  # No proxy between a trainer and its search server, whatever the shell has set.
             verify=ssl.create_default_context() if parsed.scheme == "https" else True,
@@ -379,7 +381,7 @@ class Client:
                     told = f"status {response.status_code}: {_detail(bytes(body))}"
                     raise _OutageError(told, _seconds(response.headers.get("retry-after")))
                 return response.status_code, bytes(body)
-        except self._errors as error:
+        except self._transport_error as error:
             raise _OutageError(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) from None
 
     def _pause(self, attempt: int, asked_s: float) -> None:

@@ -23,7 +23,7 @@ import yaml
 from tasks import conf
 from tasks.server.settings import Settings
 
-API_KEY = "SEARCH_SERVER_API_KEY"
+KEY_VARIABLE = "SEARCH_SERVER_API_KEY"
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _FILES = 65_536
 _SWITCH_S = 0.0005  # The search must not keep the event loop waiting for the interpreter lock (5 ms a time).
@@ -47,14 +47,14 @@ def api_key(host: str, without_key: bool) -> str | None:
     Raises:
         ValueError: others can reach `host` and there is no key, or the key cannot stand in a header.
     """
-    key = os.environ.get(API_KEY, "")
+    key = os.environ.get(KEY_VARIABLE, "")
     if key and not (key.isascii() and key.isprintable() and key == key.strip()):
-        raise ValueError(f"{API_KEY}: found characters that a header cannot hold, expected printable ASCII.")
+        raise ValueError(f"{KEY_VARIABLE}: found characters that a header cannot hold, expected printable ASCII.")
     if key and without_key:
-        raise ValueError(f"--without-key and {API_KEY} exclude each other. Leave one out.")
+        raise ValueError(f"--without-key and {KEY_VARIABLE} exclude each other. Leave one out.")
     if not key and not without_key and not is_loopback(host):
         raise ValueError(
-            f"host={host}: others can reach this address, and {API_KEY} is not set. Set a key there, listen on "
+            f"host={host}: others can reach this address, and {KEY_VARIABLE} is not set. Set a key there, listen on "
             "127.0.0.1, or let everybody in with --without-key."
         )
     return key or None

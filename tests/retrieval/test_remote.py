@@ -70,7 +70,7 @@ class Stub:
 def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     one = Stub()
     monkeypatch.setenv(remote.URL, one.url)
-    monkeypatch.delenv(remote.API_KEY, raising=False)
+    monkeypatch.delenv(remote.KEY_VARIABLE, raising=False)
     yield one
     one.http.shutdown()
     one.http.server_close()
@@ -367,12 +367,12 @@ def test_the_size_of_an_answer_is_bounded(stub):
 
 
 def test_the_key_is_sent_and_never_told(stub, monkeypatch):
-    monkeypatch.setenv(remote.API_KEY, "open-sesame")
+    monkeypatch.setenv(remote.KEY_VARIABLE, "open-sesame")
     with pytest.raises(RetrievalError) as told:
         _search(stub, (401, {"detail": "another one"}))
     assert stub.asked[0][2]["authorization"] == "Bearer open-sesame"
     assert "sesame" not in str(told.value)
-    monkeypatch.setenv(remote.API_KEY, "two\nlines")
+    monkeypatch.setenv(remote.KEY_VARIABLE, "two\nlines")
     with pytest.raises(ValueError, match="cannot hold") as wrong:
         Client(QUICK)
     assert "lines" not in str(wrong.value)

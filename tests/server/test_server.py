@@ -319,7 +319,7 @@ def test_memory_stays_flat_under_load(server, tmp_path: Path):
 
 def _our_client(url: str, corpus: Path, out: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Any:
     monkeypatch.setenv(remote.URL, url)
-    monkeypatch.delenv(remote.API_KEY, raising=False)
+    monkeypatch.delenv(remote.KEY_VARIABLE, raising=False)
     settings = remote.Settings("remote", batch_size=7, max_in_flight=3, backoff_s=0.01, retries=1, **changes)
     retrieval.build(corpus, out, settings)
     return retrieval.open_retriever(out, corpus)
