@@ -174,7 +174,7 @@ def bounded_protocol(settings: Settings) -> type[HttpToolsProtocol]:
             if self.pipeline:  # It is we who do not read on.
                 self._stop_reading_timer()
             else:  # The guard answers a slow body; this is for a body that nobody wants.
-                self._wait_for_reading(settings.read_timeout_s + _GRACE_S)
+                self._wait_for_reading(settings.read_timeout_s + _GRACE_S, self.transport.close)
 
         def on_message_complete(self) -> None:
             self._stop_reading_timer()
@@ -191,9 +191,9 @@ def bounded_protocol(settings: Settings) -> type[HttpToolsProtocol]:
             if self.flow is not None:
                 super().resume_writing()
 
-        def _wait_for_reading(self, seconds: float) -> None:
+        def _wait_for_reading(self, seconds: float, give_up: Callable[[], None] | None = None) -> None:
             self._stop_reading_timer()
-            self._reading = self.loop.call_later(seconds, self._give_up_reading)
+            self._reading = self.loop.call_later(seconds, give_up or self._give_up_reading)
 
         def _stop_reading_timer(self) -> None:
             if self._reading is not None:
@@ -201,13 +201,11 @@ def bounded_protocol(settings: Settings) -> type[HttpToolsProtocol]:
                 self._reading = None
 
         def _give_up_reading(self) -> None:
-            if self.transport.is_closing():
-                return
-            if self.cycle is None or self.cycle.response_complete:
+            if not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete):
                 body = json.dumps({"detail": f"no complete request within {settings.read_timeout_s:g} s"}).encode()
                 self.transport.write(
                     b"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\nconnection: close\r\n"
-                    b"content-length: " + str(len(body)).encode() + b"\r\n\r\n" + body
+                    b"content-length: %d\r\n\r\n%b" % (len(body), body)
                 )
             self.transport.close()
 

@@ -222,8 +222,8 @@ def test_a_graceful_stop_answers_what_is_in_work(world_index, tmp_path):
     refused = [answer for answer in answers if answer[1] != 200]
     assert {status for _, status, _ in refused} <= {0, 503}
     first = next(i for i, answer in enumerate(answers) if answer[1] != 200)
-    # A request in work is answered; a later one finds no server, or a connection that was just closed.
-    assert all(status != 200 for _, status, _ in answers[first + 6 :])
+    # What is in work is answered, one request a client at most; a later one finds no server or is refused.
+    assert sum(status == 200 for _, status, _ in answers[first:]) <= 6
     assert "Traceback" not in running.log.read_text()
 
 
