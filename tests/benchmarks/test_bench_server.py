@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from tests.benchmarks.bench_server import SPEEDUP, WINDOW, Measured, growth, stream, table
+from tests.benchmarks.bench_server import LOADS, SPEEDUP, WINDOW, Measured, growth, stream, table
 
 
 def _queries(kind: str, count: int) -> list[str]:
     bodies = stream(kind, lambda rng: str(rng.random()), 3, count)
-    return [json.loads(body)["queries"][0] for body in bodies]
+    return [query for body in bodies for query in json.loads(body)["queries"]]
 
 
 def test_loads() -> None:
@@ -20,11 +20,12 @@ def test_loads() -> None:
     assert Counter(Counter(rollouts).values()) == {4: 3 * WINDOW // 5, 1: 3 * WINDOW // 5}
     for start in range(0, 3 * WINDOW, WINDOW):  # The rollouts of a question are near each other.
         assert not set(rollouts[start : start + WINDOW]) & set(rollouts[start + WINDOW :])
+    assert Counter(Counter(_queries("turns", 3)).values()) == {4: 3 * WINDOW // 5, 1: 3 * WINDOW // 5}
 
 
 def _found(ours: float, errors: int = 0) -> dict[tuple[str, str, int], Measured]:
     found = {}
-    for kind in ("unique", "rollouts", "again"):
+    for kind in LOADS["bm25"]:
         found["ours", kind, 32] = Measured(ours, 0.001, 0.002, errors, 100)
         found["peer", kind, 32] = Measured(100.0, 0.001, 0.002, 0, 100)
     return found

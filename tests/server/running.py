@@ -77,6 +77,12 @@ class ServerProcess:
         pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
+    @property
+    def cpu_s(self) -> float:
+        """Processor seconds it has used."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def end(self, number: int = signal.SIGTERM, seconds: float = 30.0) -> int:
         """Send a signal; returns the exit status."""
         self.process.send_signal(number)
