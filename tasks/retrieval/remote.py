@@ -86,12 +86,14 @@ class Settings:
 
 @dataclass(frozen=True)
 class Served:
-    """What a server says it serves; None where its protocol cannot tell."""
+    """What a server says it serves, and how many queries and hits a request may have; None where it cannot tell."""
 
-    backend: str | None
-    index_sha256: str | None
-    corpus_sha256: str | None
     num_passages: int
+    backend: str | None = None
+    index_sha256: str | None = None
+    corpus_sha256: str | None = None
+    max_queries: int | None = None
+    max_hits: int | None = None
 
 
 def contents(title: str, text: str) -> str:
@@ -143,21 +145,21 @@ def open_index(index_dir: Path, manifest: Manifest, num_threads: int = 1) -> Rem
             f"served {str(manifest.details.get('index_sha256'))[:12]}. Serve that index, or take this one: "
             "dvc repro --force index."
         )
-    return RemoteRetriever(client, manifest.num_passages)
+    return RemoteRetriever(client, served)
 
 
 class RemoteRetriever:
     """Searches by a server; see `tasks.retrieval.Retriever`. Safe to share between threads."""
 
-    def __init__(self, client: Client, num_passages: int) -> None:
-        self._client = client
-        self._num_passages = num_passages
+    def __init__(self, client: Client, served: Served) -> None:
+        self._client, self._served = client, served
         self._threads = ThreadPoolExecutor(client.settings.max_in_flight, thread_name_prefix="search")
 
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
         """The `top_k` best passages for each query, with the scores of the server's backend."""
         check_request(queries, top_k)
-        size, count = self._client.settings.batch_size, min(top_k, self._num_passages)
+        count, size = min(top_k, self._served.num_passages), self._client.settings.batch_size
+        size = min(size, self._served.max_queries or size, max(1, (self._served.max_hits or size * count) // count))
         parts = [queries[start : start + size] for start in range(0, len(queries), size)]
         run = map if len(parts) < 2 else self._threads.map
         return [hits for found in run(lambda part: self._ask(part, count), parts) for hits in found]
@@ -218,9 +220,10 @@ def _served(client: Client, corpus_sha256: str, num_passages: int) -> Served:
     """
     try:
         if client.settings.protocol == "search_r1":
-            RemoteRetriever(client, num_passages).search([_PROBE], 1)
-            return Served(None, None, None, num_passages)
-        served: Served = client.call("GET", "/health", None, _health)
+            served = Served(num_passages)
+            RemoteRetriever(client, served).search([_PROBE], 1)
+            return served
+        served = client.call("GET", "/health", None, _health)
     except RetrievalError as error:
         raise DataError(f"{error} {_ADVICE}") from None
     if (served.corpus_sha256, served.num_passages) != (corpus_sha256, num_passages):
@@ -239,10 +242,11 @@ def _health(tree: Any) -> Served:
     if not isinstance(tree, dict) or tree.get("protocol") != PROTOCOL:
         found = tree.get("protocol") if isinstance(tree, dict) else type(tree).__name__
         raise ValueError(f"protocol: found {found!r:.40}, expected {PROTOCOL}")
-    backend, index, corpus, count = (tree.get(n) for n in ("backend", "index_sha256", "corpus_sha256", "num_passages"))
-    if not (isinstance(backend, str) and isinstance(index, str) and isinstance(corpus, str) and type(count) is int):
-        raise ValueError("found no backend, index_sha256, corpus_sha256 and num_passages, expected them all")
-    return Served(backend, index, corpus, count)
+    names = ("num_passages", "backend", "index_sha256", "corpus_sha256", "max_queries", "max_hits")
+    values: list[Any] = [tree.get(name) for name in names]
+    if [type(value) for value in values] != [int, str, str, str, int, int]:
+        raise ValueError(f"expected {', '.join(names)} as numbers and text, found {values!r:.{_SHOWN}}")
+    return Served(*values)
 
 
 @dataclass

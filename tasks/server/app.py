@@ -71,10 +71,12 @@ class Problem(BaseModel):
 
 
 class Health(BaseModel):
-    """What is served; all but `status` and `protocol` are null until the index is open."""
+    """What is served and what a request may ask; what is of the index is null until that is open."""
 
     status: State
     protocol: int
+    max_queries: int
+    max_hits: int
     backend: str | None = None
     index_sha256: str | None = None
     corpus_sha256: str | None = None
@@ -109,7 +111,9 @@ class SearchService:
         """
         self.state: State = "starting"
         self.failure: Exception | None = None
-        self.health = Health(status="starting", protocol=PROTOCOL)
+        self.health = Health(
+            status="starting", protocol=PROTOCOL, max_queries=settings.max_queries, max_hits=settings.max_hits
+        )
         self.metrics = Metrics()
         self._index_dir, self._corpus, self._settings = index_dir, corpus, settings
         self._on_change, self._opened = on_change, opened
@@ -168,14 +172,13 @@ class SearchService:
         try:
             retriever = self._opened or open_retriever(self._index_dir, self._corpus, self._settings.threads)
             manifest = manifests.read(self._index_dir)
-            health = Health(
-                status="ready",
-                protocol=PROTOCOL,
-                backend=manifest.backend,
-                index_sha256=store.sha256(self._index_dir / manifests.NAME),
-                corpus_sha256=manifest.corpus_sha256,
-                num_passages=manifest.num_passages,
-            )
+            served = {
+                "backend": manifest.backend,
+                "index_sha256": store.sha256(self._index_dir / manifests.NAME),
+                "corpus_sha256": manifest.corpus_sha256,
+                "num_passages": manifest.num_passages,
+            }
+            health = self.health.model_copy(update=served)
             first = retriever.search([""], 1)[0][0]
             retriever.search([first.text[: self._settings.max_query_chars]], 1)  # Libraries load and compile now.
             if self._settings.cache_bytes:

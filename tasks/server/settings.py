@@ -49,7 +49,7 @@ class Settings:
     max_top_k: int = 1000
     max_queries: int = 512
     max_query_chars: int = 16_384
-    max_hits: int = 50_000
+    max_hits: int = 10_000
     max_body_bytes: int = 4 << 20
     max_requests: int = 512
     max_queue: int = 16_384

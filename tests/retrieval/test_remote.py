@@ -19,7 +19,7 @@ from tasks import conf, retrieval, store
 from tasks.retrieval import RetrievalError, remote
 from tasks.retrieval import manifest as manifests
 from tasks.retrieval.bm25 import Settings as Bm25
-from tasks.retrieval.remote import Breaker, Client, RemoteRetriever, Settings
+from tasks.retrieval.remote import Breaker, Client, RemoteRetriever, Served, Settings
 from tasks.store import DataError
 
 QUICK = Settings("remote", backoff_s=0.001, max_backoff_s=0.002, timeout_s=5.0, retries=2)
@@ -126,6 +126,8 @@ def built(corpus, town_passages, tmp_path) -> tuple[Path, retrieval.Retriever, d
         "index_sha256": store.sha256(tmp_path / "local" / "manifest.json"),
         "corpus_sha256": manifest["corpus_sha256"],
         "num_passages": 10,
+        "max_queries": 100,
+        "max_hits": 1000,
     }
     return path, retrieval.open_retriever(tmp_path / "local"), health
 
@@ -149,6 +151,17 @@ def test_hits_are_those_of_a_local_search(stub, built, tmp_path):
     assert max(len(body["queries"]) for _, body, _ in stub.asked if body) == 2
     with pytest.raises(ValueError, match="top_k=0"):
         there.search(["a"], 0)
+
+
+def test_requests_keep_to_the_limits_of_the_server(stub, built, tmp_path):
+    path, local, health = built
+    stub.answer = OurShape(local, health | {"max_queries": 4, "max_hits": 10})
+    retrieval.build(path, tmp_path / "index", QUICK)
+    there = retrieval.open_retriever(tmp_path / "index", path)
+    for top_k, most in ((1, 4), (3, 3), (10, 1), (500, 1)):
+        stub.asked.clear()
+        assert there.search(QUERIES, top_k) == local.search(QUERIES, top_k)
+        assert max(len(body["queries"]) for _, body, _ in stub.asked) == most
 
 
 @pytest.mark.parametrize("with_ids", [True, False])
@@ -186,7 +199,7 @@ def test_scores_cross_the_wire_bit_for_bit(scores):
 
     hits = [Hit(f"p{i}", score, "t", "x") for i, score in enumerate(scores)]
     with_scores = json.loads(render([encode_hits(hits)], True))
-    found = RemoteRetriever(Client(QUICK), len(hits))._hits(with_scores, 1, len(hits))[0]
+    found = RemoteRetriever(Client(QUICK), Served(len(hits)))._hits(with_scores, 1, len(hits))[0]
     assert [score.hex() for score in scores] == [hit.score.hex() for hit in found]
     assert found == hits
 
@@ -197,7 +210,7 @@ def test_scores_cross_the_wire_bit_for_bit(scores):
         ({"corpus_sha256": "0" * 64}, "serves a corpus of 10 passages with sha256 000000000000, expected 10"),
         ({"num_passages": 11}, "serves a corpus of 11 passages"),
         ({"protocol": 99}, "protocol: found 99, expected 1"),
-        ({"index_sha256": None}, "found no backend, index_sha256"),
+        ({"index_sha256": None}, "expected num_passages, backend, index_sha256"),
     ],
 )
 def test_another_server_is_refused(stub, built, tmp_path, change, told):
@@ -236,7 +249,7 @@ def _search(stub: Stub, *answers: Response, queries: int = 2, **options: Any) ->
     """What two queries with three hits each get from a server that gives these answers, the last for ever."""
     left = list(answers)
     stub.answer = lambda path, body: left.pop(0) if len(left) > 1 else left[0]
-    return RemoteRetriever(Client(replace(QUICK, **options)), 100).search([f"q{i}" for i in range(queries)], 3)
+    return RemoteRetriever(Client(replace(QUICK, **options)), Served(100)).search([f"q{i}" for i in range(queries)], 3)
 
 
 GOOD = (200, {"result": [hits_of(3), hits_of(3)]})
@@ -315,7 +328,7 @@ def test_pauses_grow_at_random_and_do_as_the_server_asks(stub):
     asked = iter(["", "", "", "5", "60", ""])
     stub.answer = lambda path, body: (503, {}, {"retry-after": next(asked)})
     with pytest.raises(RetrievalError):
-        RemoteRetriever(client, 100).search(["a", "b"], 3)
+        RemoteRetriever(client, Served(100)).search(["a", "b"], 3)
     for pause, (low, high) in zip(pauses, [(0.5, 1), (1, 2), (2, 4), (5, 6), (6, 6)], strict=True):
         assert low <= pause <= high
     assert len({round(pause, 6) for pause in pauses}) == 5
@@ -325,7 +338,7 @@ def test_the_breaker_opens_and_closes(stub, monkeypatch):
     now = 100.0
     client = Client(replace(QUICK, retries=0, breaker_failures=3, breaker_cool_down_s=10.0))
     client.breaker.clock = lambda: now
-    there = RemoteRetriever(client, 100)
+    there = RemoteRetriever(client, Served(100))
     stub.answer = lambda path, body: (503, {"detail": "down"})
 
     def fails(told: str, asked: int) -> None:
@@ -391,7 +404,7 @@ def test_an_address_may_end_in_retrieve(stub, monkeypatch):
 def test_many_threads_share_one_client(stub, built):
     _, local, health = built
     stub.answer = OurShape(local, health)
-    there = RemoteRetriever(Client(replace(QUICK, batch_size=2)), 10)
+    there = RemoteRetriever(Client(replace(QUICK, batch_size=2)), Served(10))
     wrong: list[Any] = []
 
     def ask(number: int) -> None:

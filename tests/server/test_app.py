@@ -176,6 +176,8 @@ def test_health_tells_what_is_served(world_index, world_corpus):
                     "index_sha256": store.sha256(world_index / "manifest.json"),
                     "corpus_sha256": store.sha256(world_corpus),
                     "num_passages": 276,
+                    "max_queries": 512,
+                    "max_hits": 10_000,
                 },
             )
             for state in ("starting", "stopping"):
@@ -290,7 +292,7 @@ def test_a_torn_index_is_refused(world_index, tmp_path):
         ({"max_batch": 0}, "max_batch=0: expected a number above 0"),
         ({"cache_bytes": -1}, "cache_bytes=-1: expected 0 or more"),
         ({"default_top_k": 2000}, "default_top_k=2000: expected at most 1000"),
-        ({"max_top_k": 10**6}, "max_top_k=1000000: expected at most max_hits=50000"),
+        ({"max_top_k": 10**6}, "max_top_k=1000000: expected at most max_hits=10000"),
         ({"max_queries": 10**6}, "max_queries=1000000: expected at most 16384"),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 from tests.server.running import ServerProcess
 
 # Small enough that every request the description allows is within the limits it cannot state.
-LIMITS = ("max_top_k=90", "max_queries=500")
+LIMITS = ("max_top_k=90", "max_queries=500", "max_hits=45000")
 OPTIONS = (
     "--phases examples,coverage,fuzzing --max-examples 60 --seed 1 --generation-deterministic "
     "--request-timeout 10 --max-response-time 10 --continue-on-failure --no-color"

@@ -118,7 +118,7 @@ def test_slow_clients_are_sent_away(server):
 
 
 def test_clients_that_leave_early(server):
-    body = json.dumps({"queries": ["city"] * 500, "topk": 90}).encode()
+    body = json.dumps({"queries": ["city"] * 500, "topk": 20}).encode()
     head = f"POST /retrieve HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     for sent in (head, head + body[:50], head + body):
         for _ in range(20):
@@ -145,7 +145,7 @@ def test_what_is_not_http(server):
 
 def test_an_answer_left_unread_is_cut_off(world_index, tmp_path):
     """A client that never reads its large answers holds a connection and its buffer no longer than it may."""
-    words = [word for one in ("write_timeout_s=0.5", "cache_bytes=0") for word in ("--set", one)]
+    words = [word for one in ("write_timeout_s=0.5", "cache_bytes=0", "max_hits=50000") for word in ("--set", one)]
     body = json.dumps({"queries": [f"city {i}" for i in range(200)], "topk": 200}).encode()
     head = f"POST /retrieve HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     with ServerProcess(world_index, "--port", "0", *words) as running:
@@ -230,7 +230,7 @@ def test_a_graceful_stop_answers_what_is_in_work(world_index, tmp_path):
 def test_a_graceful_stop_waits_for_a_long_request(world_index, tmp_path):
     """250 long queries that are being searched when the signal comes."""
     with ServerProcess(world_index, "--port", "0", "--set", "cache_bytes=0") as running:
-        body = json.dumps({"queries": [f"{i} " + "film city mayor " * 300 for i in range(250)], "topk": 90}).encode()
+        body = json.dumps({"queries": [f"{i} " + "film city mayor " * 300 for i in range(250)], "topk": 40}).encode()
         one = _connect(running)
         one.sendall(f"POST /retrieve HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
         while "search_requests_in_work 1.0" not in httpx.get(f"{running.url}/metrics").text:
@@ -240,7 +240,7 @@ def test_a_graceful_stop_waits_for_a_long_request(world_index, tmp_path):
         one.close()
         assert running.process.wait(30) == 0
         assert head.startswith(b"HTTP/1.1 200 OK")
-        assert [len(hits) for hits in json.loads(answer)["result"]] == [90] * 250
+        assert [len(hits) for hits in json.loads(answer)["result"]] == [40] * 250
 
 
 def test_stopped_while_idle_and_by_ctrl_c(world_index, tmp_path):
