@@ -120,6 +120,7 @@ def _listening(settings: Settings) -> contextlib.closing[socket.socket]:
 def _serve(given: argparse.Namespace, settings: Settings, key: str | None, listener: socket.socket) -> int:
     for variable in _THREADS:  # Before the libraries that read them are loaded.
         os.environ.setdefault(variable, str(settings.threads))
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # Threads that spin slow down all others on a busy machine.
     import uvicorn
 
     from tasks.server.app import SearchService, make_app

@@ -1,8 +1,8 @@
 """Our search server beside one of Search-R1's shape: `python -m tests.benchmarks.bench_server`.
 
-Same index, same engine, same clients, one run, one server at a time, each free to use every processor. A client
-waits for its answer before it asks again; clients live in a process of their own. Queries are eight words of a
-passage and a number:
+Same index, same engine, same clients, one run, one server at a time, each free to use every processor (the peer by a
+thread a request, ours by the threads of a search). A client waits for its answer before it asks again; clients live
+in a process of their own. Queries are eight words of a passage and a number:
 
 - `unique`: one query a request, no query twice;
 - `rollouts`: one query a request; five rollouts of a question ask at about the same time, four of them the same;
@@ -222,7 +222,8 @@ def compare(
     found: dict[tuple[str, str, int], Measured] = {}
     for who in ("peer", "ours"):
         module, more = ("tests.benchmarks.search_r1_server", []) if who == "peer" else ("tasks.server", words)
-        with ServerProcess(index, *more, module=module) as server:
+        env = {"OMP_NUM_THREADS": "1"} if who == "peer" else {}  # It has a thread a request.
+        with ServerProcess(index, *more, module=module, env=env) as server:
             pool.submit(play, server.port, stream("unique", query, 999, 200), 4, 1.0).result()
             for number, count in enumerate(clients):
                 bodies: list[bytes] = []
@@ -299,7 +300,8 @@ def main() -> int:
     parser.add_argument("--memory-minutes", type=float, default=0.5, help="0 leaves it out; the order wants 10")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of our server")
     given = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))  # Both servers may use every processor.
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # `make` has set the first.
+        os.environ.pop(variable, None)
     backends, clients = given.backends.split(","), [int(count) for count in given.clients.split(",")]
     places, good = indexes(backends), True
     spawn = multiprocessing.get_context("spawn")

@@ -54,6 +54,7 @@ def main() -> None:
     retriever.search(["the city"], 1)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
+        listener.listen(2048)
         print(f"ready: http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
         server = uvicorn.Server(uvicorn.Config(make_app(retriever), log_level="warning", access_log=False))
         server.run(sockets=[listener])
