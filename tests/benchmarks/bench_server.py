@@ -309,6 +309,9 @@ def main() -> int:
         os.environ.pop(variable, None)
     backends, clients = given.backends.split(","), [int(count) for count in given.clients.split(",")]
     places, good = indexes(backends), True
+    busy, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if busy > processors / 2:
+        print(f"The machine is busy: load {busy:.1f} on {processors} processors. Trust the processor time alone.\n")
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as scratch, ProcessPoolExecutor(1, spawn) as pool:
         for backend, (corpus, index) in places.items():
