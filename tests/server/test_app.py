@@ -11,6 +11,7 @@ import pytest
 
 from tasks import store
 from tasks.retrieval.remote import PROTOCOL
+from tasks.server.app import SearchService
 from tasks.server.settings import Settings
 from tasks.store import DataError
 from tests.server.running import NumberRetriever, serving
@@ -28,6 +29,12 @@ def ask(index: Path, body: Any, settings: Settings = NO_CACHE, **options: Any) -
             return await client.post("/retrieve", json=body)
 
     return asyncio.run(main())
+
+
+async def _stored(service: SearchService, count: int) -> None:
+    """Answers are stored after they are sent."""
+    while len(service._cache) < count:
+        await asyncio.sleep(0.001)
 
 
 def test_the_answer_has_the_shape_of_search_r1s(world_index, local):
@@ -153,7 +160,8 @@ def test_too_many_requests_at_once(world_index):
         async with serving(world_index, Settings(cache_bytes=0, max_requests=3), number) as (client, _):
             number.free.clear()
             waiting = [asyncio.create_task(client.post("/retrieve", json={"queries": [f"q{i}"]})) for i in range(5)]
-            await asyncio.sleep(0.1)
+            while sum(task.done() for task in waiting) < 2:
+                await asyncio.sleep(0.001)
             number.free.set()
             responses = await asyncio.gather(*waiting)
             assert all(r.headers["retry-after"] == "1" for r in responses if r.status_code == 503)
@@ -236,7 +244,7 @@ def test_a_cached_answer_is_the_same_bytes(world_index, tmp_path):
             contents = []
             for _ in range(2):
                 contents.append((await client.post("/retrieve", json=body)).content)
-                await asyncio.sleep(0.1)  # Answers are stored after they are sent.
+                await _stored(service, 3)
             bare = await client.post("/retrieve", json={**body, "return_scores": False})
             assert bare.json()["result"][0][0] == json.loads(contents[0])["result"][0][0]["document"]
             return [*contents, service.metrics.misses._value.get()]
@@ -258,10 +266,10 @@ def test_another_index_does_not_meet_these_answers(world_index, tmp_path, corpus
 def test_metrics_count_what_happened(world_index, tmp_path):
     async def main() -> str:
         settings = Settings(cache_folder=str(tmp_path / "cache"))
-        async with serving(world_index, settings, NumberRetriever()) as (client, _):
+        async with serving(world_index, settings, NumberRetriever()) as (client, service):
             for body in ({"queries": ["a", "b"]}, {"queries": ["a", "a"]}, {"queries": [3]}):
                 await client.post("/retrieve", json=body)
-                await asyncio.sleep(0.1)
+                await _stored(service, 2)
             await client.get("/secret/path")
             return (await client.get("/metrics")).text
 

@@ -56,17 +56,25 @@ def test_everybody_gets_his_own_answers(requests, max_batch):
     assert batcher.queued == 0
 
 
+async def _blocked(batcher: Batcher, retriever: NumberRetriever) -> asyncio.Task[list[bytes]]:
+    """A search that is running and will not end before `retriever.free` is set."""
+    retriever.free.clear()
+    first = asyncio.create_task(batcher.ask(["first"], 1, 10))
+    await asyncio.sleep(0)  # Asked,
+    while batcher.queued:  # and taken by the search.
+        await asyncio.sleep(0.001)
+    return first
+
+
 def test_waiting_queries_are_merged_and_equal_ones_searched_once():
     retriever = NumberRetriever()
     batcher = _batcher(retriever, max_batch=16)
 
     async def body() -> None:
-        retriever.free.clear()
-        first = asyncio.create_task(batcher.ask(["first"], 1, 10))
-        await asyncio.sleep(0.05)
+        first = await _blocked(batcher, retriever)
         others = [asyncio.create_task(batcher.ask([f"q{i % 10}", f"q{i % 10}"], 2, 10)) for i in range(50)]
         deeper = asyncio.create_task(batcher.ask(["q1"], 3, 10))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)
         assert batcher.queued == 11
         retriever.free.set()
         await asyncio.gather(first, deeper, *others)
@@ -77,25 +85,33 @@ def test_waiting_queries_are_merged_and_equal_ones_searched_once():
 
 def test_a_query_that_fails_does_not_fail_its_neighbours():
     retriever = NumberRetriever(bad=lambda query: query == "bad")
-    batcher = _batcher(retriever, wait_s=0.05)
+    batcher = _batcher(retriever)
 
     async def body() -> list[Any]:
-        return await asyncio.gather(*(batcher.ask([q], 1, 10) for q in ("a", "bad", "b", "c")), return_exceptions=True)
+        first = await _blocked(batcher, retriever)
+        tasks = [asyncio.create_task(batcher.ask([query], 1, 10)) for query in ("a", "bad", "b", "c")]
+        await asyncio.sleep(0)
+        retriever.free.set()
+        return (await asyncio.gather(first, *tasks, return_exceptions=True))[1:]
 
     answers = _run(batcher, body())
     assert [isinstance(answer, RetrievalError) for answer in answers] == [False, True, False, False]
-    assert len(retriever.batches) == 5  # Together, then each alone.
+    assert [len(queries) for queries, _ in retriever.batches] == [1, 4, 1, 1, 1, 1]  # Together, then each alone.
 
 
 def test_an_outage_fails_all_after_few_searches():
     retriever = NumberRetriever(bad=lambda query: True)
-    batcher = _batcher(retriever, max_batch=64, wait_s=0.05)
+    batcher = _batcher(retriever, max_batch=64)
 
     async def body() -> list[Any]:
-        return await asyncio.gather(*(batcher.ask([str(i)], 1, 10) for i in range(40)), return_exceptions=True)
+        first = await _blocked(batcher, retriever)
+        tasks = [asyncio.create_task(batcher.ask([str(i)], 1, 10)) for i in range(40)]
+        await asyncio.sleep(0)
+        retriever.free.set()
+        return await asyncio.gather(first, *tasks, return_exceptions=True)
 
     assert all(isinstance(answer, RetrievalError) for answer in _run(batcher, body()))
-    assert len(retriever.batches) == 3
+    assert [len(queries) for queries, _ in retriever.batches] == [1, 40, 1, 1]
 
 
 def test_a_slow_search_times_out_and_abandoned_queries_are_not_searched():
@@ -103,17 +119,16 @@ def test_a_slow_search_times_out_and_abandoned_queries_are_not_searched():
     batcher = _batcher(retriever)
 
     async def body() -> None:
-        retriever.free.clear()
-        with pytest.raises(TimeoutError, match=r"1 of 1 queries had no answer within 0.1 s"):
-            await batcher.ask(["slow"], 1, 0.1)
-        with pytest.raises(TimeoutError):
-            await batcher.ask(["never"], 1, 0.1)
+        first = await _blocked(batcher, retriever)
+        with pytest.raises(TimeoutError, match=r"2 of 2 queries had no answer within 0.1 s"):
+            await batcher.ask(["first", "never"], 1, 0.1)
         assert batcher.queued == 0
         retriever.free.set()
+        assert await first
         assert await batcher.ask(["after"], 1, 10)
 
     _run(batcher, body())
-    assert [queries for queries, _ in retriever.batches] == [["slow"], ["after"]]
+    assert [queries for queries, _ in retriever.batches] == [["first"], ["after"]]
 
 
 def test_the_queue_is_bounded():
@@ -121,16 +136,14 @@ def test_the_queue_is_bounded():
     batcher = _batcher(retriever, max_queue=5)
 
     async def body() -> None:
-        retriever.free.clear()
-        tasks = [asyncio.create_task(batcher.ask(["running"], 1, 10))]
-        await asyncio.sleep(0.05)
-        tasks.append(asyncio.create_task(batcher.ask(list("abcde"), 1, 10)))
-        await asyncio.sleep(0.01)
+        first = await _blocked(batcher, retriever)
+        full = asyncio.create_task(batcher.ask(list("abcde"), 1, 10))
+        await asyncio.sleep(0)
         with pytest.raises(QueueFullError, match="5 queries wait, at most 5 may"):
             await batcher.ask(["f"], 1, 10)
         again = asyncio.create_task(batcher.ask(list("abc"), 1, 10))  # On their way already: no place needed.
         retriever.free.set()
-        await asyncio.gather(again, *tasks)
+        await asyncio.gather(first, again, full)
 
     _run(batcher, body())
 
@@ -141,17 +154,16 @@ def test_stopping_answers_what_still_waits():
 
     async def body() -> None:
         batcher.start()
-        retriever.free.clear()
-        running = asyncio.create_task(batcher.ask(["running"], 1, 10))
-        await asyncio.sleep(0.05)
+        first = await _blocked(batcher, retriever)
         waiting = asyncio.create_task(batcher.ask(["waiting"], 1, 10))
-        await asyncio.sleep(0.01)
-        asyncio.get_running_loop().call_later(0.05, retriever.free.set)
-        await asyncio.to_thread(lambda: None)
+        await asyncio.sleep(0)
         batcher.stop(0.01)
+        retriever.free.set()
         with pytest.raises(RuntimeError, match="stopping"):
             await waiting
-        assert await running
+        assert await first
+        with pytest.raises(RuntimeError, match="stopping"):
+            await batcher.ask(["late"], 1, 10)
 
     asyncio.run(body())
 

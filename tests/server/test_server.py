@@ -153,7 +153,11 @@ def test_an_answer_left_unread_is_cut_off(world_index, tmp_path):
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         one.connect(("127.0.0.1", running.port))
         one.sendall(head + body)
-        time.sleep(4)
+        while (
+            'search_requests_total{path="/retrieve",status="200"} 1.0' not in httpx.get(f"{running.url}/metrics").text
+        ):
+            time.sleep(0.05)
+        time.sleep(1.5)
         one.settimeout(10)
         assert len(_read(one)) < 10_000_000  # It has some 17 MB.
         one.close()
