@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import hypothesis
 import pytest
 
+# A busy machine is no failure: how long examples take is never asserted.
+hypothesis.settings.register_profile("house", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("house")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 

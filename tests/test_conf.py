@@ -137,7 +137,7 @@ good_settings = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(good_settings)
 def test_settings_survive_being_written_down(made):
     assert fill(Settings, plain(made), "x") == made
@@ -157,7 +157,7 @@ def at(tree, path):
     return tree
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(mappings, mappings, st.lists(keys, min_size=1, max_size=3))
 def test_merging(base, over, path):
     before = (repr(base), repr(over))

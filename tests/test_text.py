@@ -26,7 +26,7 @@ words = st.sampled_from(
 )
 texts = st.one_of(st.lists(words, max_size=8).map(" ".join), st.text(max_size=20))
 gold_lists = st.lists(texts, max_size=4)
-many = settings(max_examples=300, deadline=None)
+many = settings(max_examples=300)
 
 
 def slow_normalize(text: str) -> str:

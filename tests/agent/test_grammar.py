@@ -13,7 +13,7 @@ SPECIALS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<s>", "</s>", "[PAD]
 GRAMMAR = SearchGrammar(reserved=SPECIALS)
 EXACT_TAGS = [f"<{slash}{name}>" for name in TAGS for slash in ("", "/")]
 ANY_TAG = re.compile(r"<\s*/?\s*(think|search|information|answer)\s*>", re.IGNORECASE)
-many = settings(max_examples=250, deadline=None)
+many = settings(max_examples=250)
 
 PIECES = [*EXACT_TAGS, "<search", "</sea", "rch>", "<", "/", ">", "</", "search", "answer", "a", " ", "\n", "Paris"]
 policy_texts = st.lists(st.sampled_from(PIECES), max_size=9).map("".join)

@@ -96,7 +96,7 @@ def test_without_faults_skipping_changes_nothing(make_folder: Make, tmp_path: Pa
     assert fault_lines(strict) == fault_lines(skipped) == []
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.sampled_from(["good", *(kind for kind in FAULTS if "MB" not in kind)]), max_size=12), st.booleans())
 def test_every_valid_row_is_kept_and_every_other_one_named(
     tmp_path_factory: pytest.TempPathFactory, kinds: list[str], packed: bool

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.data.records import (
@@ -58,19 +58,16 @@ def questions(draw: st.DrawFn) -> Question:
     )
 
 
-@settings(deadline=None)
 @given(questions())
 def test_question_round_trip(wanted: Question) -> None:
     assert to_question(json.loads(dump(question_row(wanted))), "here") == wanted
 
 
-@settings(deadline=None)
 @given(st.builds(Passage, id=TEXTS, title=st.just("") | TEXTS, text=TEXTS, datasets=st.lists(TEXTS).map(tuple)))
 def test_passage_round_trip(wanted: Passage) -> None:
     assert to_passage(json.loads(dump(passage_row(wanted))), "here") == wanted
 
 
-@settings(deadline=None)
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=4))
 def test_any_value_is_accepted_or_refused_with_its_field_named(value: Any) -> None:
     for name in question(0):

@@ -236,7 +236,7 @@ def test_single_token_stop(model: Any, tokenizer: Any) -> None:
 weights = st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1.0)), min_size=2, max_size=12).filter(any)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(weights, st.floats(0, 1, exclude_max=True, width=32))
 def test_a_draw_never_has_probability_zero(row: list[float], uniform: float) -> None:
     probs = torch.tensor([row]) / sum(row)
@@ -259,7 +259,7 @@ def test_extreme_uniforms() -> None:
     assert inverse_cdf(probs, torch.tensor([0.0, 1 - 2**-24])).tolist() == [1, 2]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(weights, st.floats(0.01, 0.999))
 def test_nucleus_is_the_smallest_set_that_reaches_the_mass(row: list[float], top_p: float) -> None:
     probs = torch.tensor([row], dtype=torch.float64) / sum(row)

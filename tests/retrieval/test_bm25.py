@@ -188,7 +188,7 @@ WORDS = st.sampled_from(["ash", "birch", "cedar", "date", "elm", "fir", "the", "
 TEXTS = st.lists(WORDS, max_size=6).map(" ".join)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     passages=st.lists(st.tuples(TEXTS, TEXTS.map(lambda text: text + " .")), min_size=1, max_size=40),
     queries=st.lists(st.one_of(TEXTS, st.text(max_size=20)), min_size=1, max_size=6),

@@ -68,7 +68,7 @@ def retriever(request, path, scratch) -> dense.DenseRetriever:
     return _open(path.parent / request.param)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     queries=st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=5).map(" ".join), min_size=1, max_size=5),
     top_k=st.one_of(st.integers(1, 70), st.sampled_from([200, NUM_PASSAGES - 1, NUM_PASSAGES, 10_000])),
@@ -226,7 +226,7 @@ def test_plans_that_cannot_be():
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 70), st.data())
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_blocks_and_samples_are_the_rows(tmp_path, num_rows, size, block, data):
     vectors = np.random.default_rng(num_rows).standard_normal((num_rows, 3)).astype(np.float32)
     shards = Shards(tmp_path, num_rows, 3, size)

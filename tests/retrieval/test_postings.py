@@ -36,7 +36,7 @@ def _by_bm25s(passages: list[tuple[str, str]], config: Settings, out: Path) -> N
     index.save(out, show_progress=False)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     passages=st.lists(st.tuples(TEXTS, TEXTS.map(lambda text: text + " .")), min_size=1, max_size=30),
     config=st.builds(

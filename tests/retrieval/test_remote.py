@@ -195,7 +195,7 @@ def test_contents_without_quotes_or_text():
     assert remote.split_contents("") == ("", "")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(scores=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=20))
 def test_scores_cross_the_wire_bit_for_bit(scores):
     from tasks.server.app import encode_hits, render

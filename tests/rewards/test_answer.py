@@ -115,7 +115,7 @@ def test_every_scorer_gives_the_gold_answer_full_marks(reward, gold, before):
     assert found.outcome == 1.0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(min_size=1, max_size=30).filter(lambda t: normalize(t) and not set(t) & set("<>")))
 def test_any_gold_answer_gets_full_marks(gold):
     question = Question("q", "test", "train", "Where?", (gold,), 1)
@@ -241,7 +241,7 @@ def test_values_at_one_token_add_up():
 placed = st.lists(st.tuples(st.integers(0, 5), st.integers(-4, 4).map(float)), max_size=6).map(tuple)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(placed, max_size=4))
 def test_a_total_keeps_every_value(lists):
     added = total([Scores(sum(v for _, v in p), p) for p in lists])

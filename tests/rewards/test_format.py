@@ -61,7 +61,7 @@ def test_not_well_formed(text):
     assert not is_well_formed(text)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join), st.booleans(), st.integers(0, 2))
 def test_agrees_with_one_regular_expression(middle, is_ended, num_turns):
     text = TURN * num_turns + middle + (END if is_ended else "")

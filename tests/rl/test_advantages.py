@@ -13,7 +13,7 @@ from tasks.rl.advantages import gae, group_normalized, whiten
 from tasks.rl.losses import k1
 
 F64 = torch.float64
-many = settings(max_examples=150, deadline=None)
+many = settings(max_examples=150)
 numbers = st.floats(-5, 5, allow_nan=False)
 units = st.floats(0, 1)
 VALUES = [0.2, 0.3, 0.1, 0.5, 0.4, 0.6]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tasks.rl.experience import collate, microbatches, minibatches
 from tasks.types import Scores, Trajectory
 
-many = settings(max_examples=150, deadline=None)
+many = settings(max_examples=150)
 
 
 @st.composite

@@ -23,7 +23,7 @@ from tasks.rl.losses import (
 
 F64 = torch.float64
 INF = math.inf
-many = settings(max_examples=150, deadline=None)
+many = settings(max_examples=150)
 logs = st.floats(-6, 0)
 numbers = st.floats(-3, 3).map(lambda x: round(x, 9))  # no products that vanish
 OWN = tensor([[True, True, False, False, True, True]])

@@ -37,7 +37,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(requests=REQUESTS, max_batch=st.integers(1, 9))
 def test_everybody_gets_his_own_answers(requests, max_batch):
     retriever = NumberRetriever(count=4, seconds=0.0005)
