@@ -118,8 +118,9 @@ def _listening(settings: Settings) -> contextlib.closing[socket.socket]:
 
 
 def _serve(given: argparse.Namespace, settings: Settings, key: str | None, listener: socket.socket) -> int:
+    threads = settings.encoder_threads or len(os.sched_getaffinity(0))
     for variable in _THREADS:  # Before the libraries that read them are loaded.
-        os.environ.setdefault(variable, str(settings.threads))
+        os.environ[variable] = str(threads)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # Threads that spin slow down all others on a busy machine.
     import uvicorn
 

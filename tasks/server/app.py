@@ -170,7 +170,7 @@ class SearchService:
     def _open(self, loop: asyncio.AbstractEventLoop) -> None:
         result: tuple[Retriever, Health] | Exception
         try:
-            retriever = self._opened or open_retriever(self._index_dir, self._corpus, self._settings.threads)
+            retriever = self._opened or open_retriever(self._index_dir, self._corpus, self._settings.num_threads)
             manifest = manifests.read(self._index_dir)
             served = {
                 "backend": manifest.backend,

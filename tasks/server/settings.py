@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, fields
 
 from tasks.conf import require
 
-_MAY_BE_ZERO = ("port", "num_threads", "max_wait_ms", "cache_bytes")
+_MAY_BE_ZERO = ("port", "encoder_threads", "max_wait_ms", "cache_bytes")
 
 
 @dataclass(frozen=True)
@@ -17,7 +16,8 @@ class Settings:
     Attributes:
         host: address to listen on; one that others can reach needs a key (see `tasks.server.__main__`).
         port: 0 takes a free one.
-        num_threads: threads of one search; 0 takes as many as there are processors for this process.
+        num_threads: threads of one search in the index; more help where a search takes milliseconds.
+        encoder_threads: threads of a sentence encoder; 0 takes as many as there are processors for this process.
         max_batch: queries of one search; concurrent requests are merged up to here.
         max_wait_ms: how long a server with several clients waits for company when idle; a busy one batches anyway.
         cache_folder: answers on disk, kept over restarts.
@@ -40,7 +40,8 @@ class Settings:
 
     host: str = "127.0.0.1"
     port: int = 8000
-    num_threads: int = 0
+    num_threads: int = 1
+    encoder_threads: int = 0
     max_batch: int = 64
     max_wait_ms: float = 1.0
     cache_folder: str = ".scratch/search-cache"
@@ -72,8 +73,3 @@ class Settings:
         require(self.default_top_k <= self.max_top_k, "default_top_k", self.default_top_k, f"at most {self.max_top_k}")
         require(self.max_top_k <= self.max_hits, "max_top_k", self.max_top_k, f"at most max_hits={self.max_hits}")
         require(self.max_queries <= self.max_queue, "max_queries", self.max_queries, f"at most {self.max_queue}")
-
-    @property
-    def threads(self) -> int:
-        """`num_threads`, or the number of processors."""
-        return self.num_threads or len(os.sched_getaffinity(0))
