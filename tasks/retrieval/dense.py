@@ -96,7 +96,7 @@ def build(
         shards = Shards(vectors, num_rows, encoder.dimension, settings.shard_size)
         passages = copy_passages(read_corpus(corpus), out)
         encode_missing(shards, passages, lambda batch: _encode(batch, encoder, settings), progress)
-        work = root / f"index-{store.digest(vectors.name, asdict(plan))}"
+        work = root / f"index-{store.digest(vectors.name, plan.kind, plan.of_build)}"
         work.mkdir(exist_ok=True)
         nearest.build(plan, shards, out, work, progress)
         details = {"encoder_sha256": encoder.sha256, "dimension": encoder.dimension, "index": asdict(plan)}
@@ -201,6 +201,6 @@ def _probe(shards: Shards, out: Path, plan: Plan, settings: Settings, encoder: E
         raise DataError(
             f"min_recall={settings.min_recall}: the {plan.kind} index finds {recall} of the {top_k} best passages of "
             f"exact search, with {plan.parameters}. Search more of it (ivf nprobe, hnsw ef_search), give codes more "
-            "bits (pq m, or sq8), or choose flat. The vectors are kept, so the next build encodes nothing."
+            "bits (pq m, or sq8), or choose flat. What was made is kept: the next build encodes nothing."
         )
     return {"num_queries": len(rows), f"recall@{top_k}": recall}

@@ -105,10 +105,15 @@ class Pq:
 
 @dataclass(frozen=True)
 class Plan:
-    """An index type with every number decided; `parameters` go into the manifest."""
+    """An index type with every number decided; it goes into the manifest."""
 
     kind: Kind
     parameters: dict[str, int]
+
+    @property
+    def of_build(self) -> dict[str, int]:
+        """The parameters that change what is built; the others only change how it is searched."""
+        return {name: value for name, value in self.parameters.items() if name not in ("nprobe", "ef_search")}
 
 
 def plan(index: Kind | Literal["auto"], num_rows: int, dimension: int, hnsw: Hnsw, ivf: Ivf, pq: Pq) -> Plan:

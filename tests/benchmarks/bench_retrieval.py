@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,19 +139,18 @@ def dense_sides(corpus: Path, folder: Path, kind: str, queries: list[str]) -> tu
         built = dense.build(corpus, sha256, work, settings, folder / "scratch", retrieval.silent, WordSums())
         manifest = manifests.write(work, "dense", conf.plain(settings), sha256, built)
     retriever = dense.open_index(out, manifest, encoder=encoder)
-    parameters: dict[str, Any] = {}
-    index: Any
     if kind == "flat":
-        index = faiss.IndexFlatIP(encoder.dimension)
-        index.add(np.load(out / nearest.FLAT))
+        everything = np.load(out / nearest.FLAT)  # Through IndexFlatIP the same search takes twice as long.
+        search = partial(faiss.knn, xb=everything, k=TOP_K, metric=faiss.METRIC_INNER_PRODUCT)
     else:
         numbers = manifest.details["index"]["parameters"]
         index = faiss.read_index(str(out / nearest.INDEX), faiss.IO_FLAG_READ_ONLY | faiss.IO_FLAG_ONDISK_SAME_DIR)
         chosen: Any = faiss
         if kind == "hnsw":
-            parameters["params"] = chosen.SearchParametersHNSW(efSearch=numbers["ef_search"])
+            parameters = chosen.SearchParametersHNSW(efSearch=numbers["ef_search"])
         else:
-            parameters["params"] = chosen.SearchParametersIVF(nprobe=numbers["nprobe"])
+            parameters = chosen.SearchParametersIVF(nprobe=numbers["nprobe"])
+        search = partial(index.search, k=TOP_K, params=parameters)
     offsets = np.load(out / OFFSETS).tolist()
     with (out / ROWS).open("rb") as file:
         rows_of = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -160,7 +160,7 @@ def dense_sides(corpus: Path, folder: Path, kind: str, queries: list[str]) -> tu
         return Hit(fields["id"], score, fields["title"], fields["text"])
 
     def raw(queries: list[str]) -> list[list[Hit]]:
-        all_scores, all_rows = index.search(encoder.encode(queries, BATCH), TOP_K, **parameters)
+        all_scores, all_rows = search(encoder.encode(queries, BATCH))
         return [
             [hit(row, score) for row, score in zip(rows, scores, strict=True)]
             for rows, scores in zip(all_rows.tolist(), all_scores.tolist(), strict=True)

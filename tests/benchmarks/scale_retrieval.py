@@ -77,6 +77,7 @@ class Cost:
 
     name: str
     seconds: float
+    cpu_seconds: float
     peak_gib: float
     said: dict[str, Any]
 
@@ -164,8 +165,10 @@ def run(name: str, *args: str) -> Cost:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"{name}: exit {process.returncode}")
-    cost = Cost(name, time.monotonic() - started, usage.ru_maxrss * 1024 / GIB, json.loads(said[-1]))
-    print(f"{cost.name:28s} {cost.seconds:8.1f} s  peak {cost.peak_gib:5.2f} GiB  {json.dumps(cost.said)}", flush=True)
+    seconds, cpu_seconds = time.monotonic() - started, usage.ru_utime + usage.ru_stime
+    cost = Cost(name, seconds, cpu_seconds, usage.ru_maxrss * 1024 / GIB, json.loads(said[-1]))
+    took = f"{cost.seconds:7.1f} s {cost.cpu_seconds:7.1f} CPU-s  peak {cost.peak_gib:5.2f} GiB"
+    print(f"{cost.name:28s} {took}  {json.dumps(cost.said)}", flush=True)
     return cost
 
 

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import bm25s
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -165,6 +166,18 @@ def test_bounds(corpus, town_passages):
 def test_corpus_without_a_single_term(corpus):
     retriever = _open(corpus([("", "the a"), ("", "?")]), Settings("bm25"))
     assert [hit.passage_id for hit in retriever.search(["the"], 5)[0]] == ["p0", "p1"]
+
+
+def test_scores_are_those_of_bm25s_to_the_bit(corpus):
+    rng = np.random.default_rng(0)
+    words = [f"w{number}" for number in range(60)]
+    path = corpus([("", " ".join(rng.choice(words, size=rng.integers(1, 30)))) for _ in range(500)])
+    retriever = _open(path, Settings("bm25"))
+    index = bm25s.BM25.load(path.parent / "index", show_progress=False, backend="numpy")
+    queries = [" ".join(rng.choice(words, size=size)) for size in (1, 2, 5, 20)]
+    expected = index.retrieve([query.split() for query in queries], k=200, show_progress=False).scores
+    found = [[hit.score for hit in hits] for hits in retriever.search(queries, 200)]
+    assert (np.array(found, dtype=np.float32) == expected).all()
 
 
 def test_threads_change_nothing(corpus, town_passages):

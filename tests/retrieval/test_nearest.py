@@ -199,6 +199,10 @@ def test_a_recall_below_the_bound_is_refused(path, scratch, tmp_path):
     with pytest.raises(DataError, match=r"min_recall=0.95: the ivf_sq8 index finds 0\.\d+ of the 10 best .* nprobe"):
         _build(path, tmp_path / "index", _settings("ivf_sq8", min_recall=0.95), scratch)
     assert not (tmp_path / "index").exists()
+    raised = _settings("ivf_sq8", min_recall=0.95, ivf=Ivf(nlist=16, nprobe=16))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nearest, "_trained", None)  # More of the same lists: nothing is fitted again.
+        _build(path, tmp_path / "index", raised, scratch)
 
 
 @pytest.mark.parametrize(
