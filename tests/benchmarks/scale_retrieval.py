@@ -135,10 +135,11 @@ def step_search(folder: Path, kind: str, out: str) -> dict[str, Any]:
     retriever.search(queries[:2], TOP_K)
     rates = {}
     for size in (64, 1):
-        started = time.perf_counter()
+        started, own_started = time.perf_counter(), time.process_time()
         for first in range(0, len(queries), size):
             assert all(len(hits) == TOP_K for hits in retriever.search(queries[first : first + size], TOP_K))
         rates[f"queries_per_s_by_{size}"] = round(len(queries) / (time.perf_counter() - started), 1)
+        rates[f"cpu_ms_per_query_by_{size}"] = round(1000 * (time.process_time() - own_started) / len(queries), 3)
     status = Path("/proc/self/status").read_text()
     own = int(re.search(r"RssAnon:\s+(\d+)", status)[1])  # type: ignore[index]
     return {**rates, "own_gib": round(own * 1024 / GIB, 3)}
@@ -227,7 +228,9 @@ def main() -> None:
             command = (*base, "build", kind, again, f"scratch-{again}")
             kill_midway(f"{kind} build", folder / f"scratch-{again}", pattern, half, *command)
             run(f"{kind} build resumed", *command)
-            same = same and same_bytes(folder / kind, folder / again)
+            equal = same_bytes(folder / kind, folder / again)
+            print(f"{kind} build, killed and resumed: {'the same bytes' if equal else 'OTHER BYTES'}", flush=True)
+            same = same and equal
             shutil.rmtree(folder / again)
             shutil.rmtree(folder / f"scratch-{again}")
         costs.append(run(f"{kind} search", *base, "search", kind, kind))
