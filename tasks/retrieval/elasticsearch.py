@@ -1,0 +1,363 @@
+"""Search on an Elasticsearch cluster: BM25, exact or approximate nearest vectors, or both fused on our side.
+
+The passages live on the server, in an index named `<alias>-<digest of corpus and settings>`; our folder holds the
+manifest alone. A build loads what is not there yet, counts, and only then points the alias at the index; searches
+use the index by its own name, so that somebody else's alias switch changes no result. See `elastic_server` for
+addresses and secrets (they are no settings) and `elastic_load` for the load.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tasks import conf
+from tasks.conf import require
+from tasks.retrieval import Progress, RetrievalError, check_request, elastic_server
+from tasks.retrieval.elastic_load import Loader, count, index_body, index_name, mapping_digest
+from tasks.retrieval.elastic_server import CONNECTIONS, Cluster, PassingError
+from tasks.retrieval.encoders import MINILM, Encoder, SentenceEncoder
+from tasks.retrieval.fusion import fuse
+from tasks.retrieval.manifest import NAME, Built, Manifest
+from tasks.store import DataError, Row
+from tasks.types import Hit
+
+MAX_HITS = 10_000  # The server's own limit, `index.max_result_window`.
+_MAX_QUERY_PIECES = 1_000  # A server takes at least 1,024 clauses in one query.
+_SPARE = 16
+_WORST_COSINE = -1.0
+
+# Upper bound of what an analyzer makes of a text: words, single signs, every character of scripts without spaces.
+_PIECE = re.compile(r"[\u2190-\U0010ffff]|[^\W\u2190-\U0010ffff]{1,255}|[^\w\s]|_")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`conf/retriever/*.yaml` with `backend: elasticsearch`.
+
+    Attributes:
+        mode: `bm25`, `knn` (nearest vectors), or `hybrid` (both, by reciprocal rank fusion).
+        alias: name for people and other clients; the index itself is `<alias>-<16 hex digits>`.
+        k1: saturation of repeated terms; 0 counts a term once.
+        b: how far passage length is divided out, in [0, 1].
+        analyzer: one the server has: `english` (stop words, Porter stemming), `standard`, ...
+        title_weight: how often the title's words are counted; 0 leaves the title out of BM25.
+        encoder, query_prefix, passage_prefix, max_tokens, batch_size, device: as in `dense`; not used by `bm25`.
+        vectors: `flat` compares with every vector and is exact; `hnsw` and `int8_hnsw` are approximate, and their
+            graph depends on the order in which passages arrived, so results may differ between two loads.
+        num_candidates: vectors looked at on every shard by `hnsw` and `int8_hnsw`.
+        fusion_depth: passages taken from each ranking that is fused.
+        fusion_k: constant of reciprocal rank fusion.
+        shards, replicas: of the index; neither changes a BM25 score.
+        chunk_size: passages of one bulk request (which is split further above 8 MB).
+        max_in_flight: bulk requests under way at once.
+        search_batch: queries of one request.
+        request_timeout_s: how long the server may take for one request.
+        retry_s: how long a failing request is made again before it counts as failed.
+        old_index: what becomes of an index of ours that the alias leaves.
+    """
+
+    backend: Literal["elasticsearch"]
+    mode: Literal["bm25", "knn", "hybrid"] = "bm25"
+    alias: str = "breadcrumb"
+    k1: float = 1.5
+    b: float = 0.75
+    analyzer: str = "english"
+    title_weight: int = 1
+    encoder: str = MINILM
+    query_prefix: str = ""
+    passage_prefix: str = ""
+    max_tokens: int = 0
+    batch_size: int = 32
+    device: Literal["cpu", "cuda"] = "cpu"
+    vectors: Literal["flat", "hnsw", "int8_hnsw"] = "flat"
+    num_candidates: int = 100
+    fusion_depth: int = 50
+    fusion_k: float = 60.0
+    shards: int = 1
+    replicas: int = 0
+    chunk_size: int = 500
+    max_in_flight: int = 2
+    search_batch: int = 64
+    request_timeout_s: float = 30.0
+    retry_s: float = 60.0
+    old_index: Literal["keep", "remove"] = "keep"
+
+    def __post_init__(self) -> None:
+        good = re.fullmatch(r"[a-z0-9][a-z0-9_.-]{0,99}", self.alias) is not None
+        require(good, "alias", self.alias, "1 to 100 of a-z, 0-9, '_', '.', '-', the first a letter or digit")
+        require(self.k1 >= 0, "k1", self.k1, "0 or more")
+        require(0 <= self.b <= 1, "b", self.b, "a number in [0, 1]")
+        require(bool(self.analyzer), "analyzer", self.analyzer, "the name of an analyzer")
+        for name in ("title_weight", "max_tokens", "replicas"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        for name in ("batch_size", "shards", "chunk_size", "max_in_flight", "search_batch"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in ("num_candidates", "fusion_depth"):
+            require(1 <= getattr(self, name) <= MAX_HITS, name, getattr(self, name), f"1 to {MAX_HITS}")
+        require(self.max_in_flight <= CONNECTIONS, "max_in_flight", self.max_in_flight, f"at most {CONNECTIONS}")
+        require(self.fusion_k >= 0, "fusion_k", self.fusion_k, "0 or more")
+        require(self.request_timeout_s > 0, "request_timeout_s", self.request_timeout_s, "seconds, above 0")
+        require(self.retry_s >= 0, "retry_s", self.retry_s, "seconds, 0 or more")
+
+    @property
+    def has_terms(self) -> bool:
+        """Whether BM25 is used."""
+        return self.mode != "knn"
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether an encoder is used."""
+        return self.mode != "bm25"
+
+
+def build(
+    corpus: Path,
+    corpus_sha256: str,
+    out: Path,
+    settings: Settings,
+    scratch: Path | None,
+    progress: Progress,
+    encoder: Encoder | None = None,
+) -> Built:
+    """Load the corpus; see `tasks.retrieval.build`. `out` stays empty, `scratch` unused: the server knows its state.
+
+    A load that was killed, or whose server was, goes on where it stopped. `encoder` takes the place of the one
+    the settings name.
+
+    Raises:
+        DataError: no access, versions that do not fit, an index of another content, a wrong count (the alias then
+            stays where it was), or an outage that outlasted `retry_s`.
+    """
+    encoder = (encoder or _load_encoder(settings)) if settings.has_vectors else None
+    body = index_body(settings, corpus_sha256, encoder)
+    index = index_name(settings.alias, body)
+    cluster = _connect(settings)
+    try:
+        cluster.check_versions()
+        num_passages = Loader(cluster, index, body, settings, encoder).load(corpus, progress)
+    except RetrievalError as error:
+        raise DataError(f"{error} Run again when it is mended: the load goes on where it stopped.") from None
+    finally:
+        cluster.close()
+    details: Row = {"alias": settings.alias, "index": index, "mapping_digest": mapping_digest(body)}
+    if encoder is not None:
+        details |= {"encoder_sha256": encoder.sha256, "dimension": encoder.dimension}
+    libraries = ("sentence-transformers", "torch") if settings.has_vectors else ()
+    return Built(num_passages, details, ("elasticsearch", *libraries))
+
+
+def open_index(
+    index_dir: Path, manifest: Manifest, num_threads: int = 1, encoder: Encoder | None = None
+) -> ElasticsearchRetriever:
+    """Open what `build` loaded; `num_threads` is not used, for the server has its own.
+
+    Raises:
+        DataError: no access, versions that do not fit, another encoder, or the server has not that index with
+            that mapping and that many passages; the message says how to load it again.
+    """
+    require(num_threads >= 1, "num_threads", num_threads, "at least 1")
+    where = index_dir / NAME
+    settings = conf.fill(Settings, manifest.settings, str(where))
+    if settings.has_vectors:
+        encoder = encoder or _load_encoder(settings)
+        if encoder.sha256 != (built_with := manifest.details.get("encoder_sha256")):
+            raise DataError(
+                f"{where}: built with another encoder: {settings.encoder!r} has hash {encoder.sha256}, "
+                f"the index was built with {built_with}. Build the index again."
+            )
+    index = str(manifest.details.get("index"))
+    cluster = _connect(settings)
+    try:
+        cluster.check_versions()
+        _check_index(cluster, index, manifest, where)
+    except RetrievalError as error:
+        raise DataError(str(error)) from None
+    return ElasticsearchRetriever(cluster, index, settings, manifest.num_passages, encoder)
+
+
+class ElasticsearchRetriever:
+    """Searches one index; see `tasks.retrieval.Retriever`.
+
+    Scores are the server's BM25, a cosine (`knn`) or the fused score (`hybrid`). A query without an indexed term
+    scores 0 everywhere in `bm25`, so its hits are the first passages of the corpus; passages that fill up a short
+    result are chosen the same way. Of a query, the first 1,000 words and signs count. Equal vectors come in corpus
+    order as far as 16 of them reach beyond the last hit. More than 10,000 hits are refused.
+    """
+
+    def __init__(
+        self, cluster: Cluster, index: str, settings: Settings, num_passages: int, encoder: Encoder | None = None
+    ) -> None:
+        self._cluster = cluster
+        self._index = index
+        self._settings = settings
+        self._num_passages = num_passages
+        self._encoder = encoder
+        self._first: list[tuple[int, Hit]] = []
+
+    def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
+        """The `top_k` best passages for each query."""
+        check_request(queries, top_k)
+        wanted = min(top_k, self._num_passages)
+        if wanted > MAX_HITS:
+            raise ValueError(f"top_k={top_k}: Elasticsearch gives at most {MAX_HITS} hits of one search. Ask for less.")
+        if not queries:
+            return []
+        if self._settings.mode == "bm25":
+            return [self._filled(found, wanted, 0.0) for found in self._by_terms(queries, wanted)]
+        if self._settings.mode == "knn":
+            return [self._filled(found, wanted, _WORST_COSINE) for found in self._by_vectors(queries, wanted)]
+        depth = min(max(self._settings.fusion_depth, wanted), self._num_passages)
+        near = [self._filled(found, depth, _WORST_COSINE) for found in self._by_vectors(queries, depth)]
+        matching = [[hit for _, hit in found] for found in self._by_terms(queries, depth)]
+        return [fuse(both, wanted, self._settings.fusion_k) for both in zip(matching, near, strict=True)]
+
+    def _by_terms(self, queries: list[str], wanted: int) -> list[list[tuple[int, Hit]]]:
+        """Passages that share a term with the query, at most `wanted`, as (row, hit)."""
+        bodies = [self._body({"match": {"content": {"query": _clean(query)}}}, wanted) for query in queries]
+        return self._ask(bodies, lambda score: score)
+
+    def _by_vectors(self, queries: list[str], wanted: int) -> list[list[tuple[int, Hit]]]:
+        assert self._encoder is not None
+        texts = [self._settings.query_prefix + query for query in queries]
+        try:
+            vectors = self._encoder.encode(texts, self._settings.batch_size)
+        except (OSError, MemoryError, RuntimeError, ValueError) as error:
+            raise RetrievalError(f"elasticsearch: the encoder failed: {type(error).__name__}: {error}") from error
+        size = min(wanted + _SPARE, self._num_passages, MAX_HITS)
+        candidates = max(size, self._settings.num_candidates)
+        bodies = [
+            self._body(
+                {"knn": {"field": "vector", "query_vector": vector, "k": size, "num_candidates": candidates}}, size
+            )
+            for vector in vectors.tolist()
+        ]
+        # The server's score of a cosine c is (1 + c) / 2.
+        return [found[:wanted] for found in self._ask(bodies, lambda score: 2.0 * score - 1.0)]
+
+    @staticmethod
+    def _body(query: Row, size: int) -> Row:
+        order = [{"_score": "desc"}, {"row": "asc"}]
+        return {"query": query, "size": size, "sort": order, "track_total_hits": False}
+
+    def _filled(self, found: list[tuple[int, Hit]], wanted: int, floor: float) -> list[Hit]:
+        """Exactly `wanted` hits: what was found, then the first passages of the corpus that were not, at `floor`."""
+        hits = [hit for _, hit in found]
+        if len(hits) == wanted:
+            return hits
+        first = self._first
+        if len(first) < wanted:  # The first `wanted` rows always hold enough that were not found.
+            query = {"query": {"range": {"row": {"lt": wanted}}}, "size": wanted, "sort": [{"row": "asc"}]}
+            (first,) = self._ask([query], lambda score: 0.0)
+            if len(first) != wanted:
+                raise self._lost(f"found {len(first)} of its first {wanted} passages")
+            self._first = first
+        rows = {row for row, _ in found}
+        rest = [Hit(hit.passage_id, floor, hit.title, hit.text) for row, hit in first if row not in rows]
+        return hits + rest[: wanted - len(hits)]
+
+    def _ask(self, bodies: list[Row], to_score: Any) -> list[list[tuple[int, Hit]]]:
+        """One list of (row, hit) a body, in the server's order."""
+        answers = [answer for part in _parts(bodies, self._settings.search_batch) for answer in self._search(part)]
+        return [[_row_and_hit(found, to_score) for found in answer] for answer in answers]
+
+    def _search(self, bodies: list[Row]) -> list[list[Row]]:
+        """Hits of each body, complete: a shard or node that did not answer makes the request fail and try again."""
+        searches = [line for body in bodies for line in ({"allow_partial_search_results": False}, body)]
+
+        def request(client: Any) -> list[list[Row]]:
+            # DFS: term statistics of the whole index, so that the number of shards changes no score.
+            answer = client.msearch(
+                index=self._index, searches=searches, search_type="dfs_query_then_fetch", filter_path=_WANTED
+            )
+            found = answer.get("responses", [])
+            if len(found) != len(bodies):
+                raise PassingError(f"{len(found)} answers to {len(bodies)} searches")
+            return [self._hits(one) for one in found]
+
+        return self._cluster.ask("the search", request)
+
+    def _hits(self, answer: Row) -> list[Row]:
+        status = int(answer.get("status", 500))
+        if "error" in answer:
+            reason = f"HTTP {status}: {elastic_server.describe(answer)}"
+            if status == 404:
+                raise self._lost(reason)
+            if not elastic_server.passes(status):
+                raise RetrievalError(f"elasticsearch: the search was refused: {reason}.")
+            raise PassingError(reason)
+        shards = answer.get("_shards", {})
+        if answer.get("timed_out") or shards.get("failed") or "total" not in shards:
+            raise PassingError(f"an incomplete answer: timed_out={answer.get('timed_out')}, shards={shards}")
+        hits: list[Row] = answer.get("hits", {}).get("hits", [])
+        return hits
+
+    def _lost(self, reason: str) -> RetrievalError:
+        return RetrievalError(
+            f"elasticsearch: index {self._index} at {self._cluster.hosts} is not what it was: {reason}. {_RELOAD}"
+        )
+
+
+_FIELDS = "status error timed_out _shards.total _shards.failed hits.hits._source hits.hits._score".split()
+_WANTED = ",".join(f"responses.{name}" for name in _FIELDS)
+_RELOAD = "To load it again: dvc repro --force --single-item index"
+
+
+def _row_and_hit(found: Row, to_score: Any) -> tuple[int, Hit]:
+    source = found["_source"]
+    return int(source["row"]), Hit(source["id"], to_score(found.get("_score")), source["title"], source["text"])
+
+
+def _parts(bodies: list[Row], size: int) -> Iterator[list[Row]]:
+    for start in range(0, len(bodies), size):
+        yield bodies[start : start + size]
+
+
+def _clean(query: str) -> str:
+    """A query the server can take: no half characters, composed, not over its limit of clauses.
+
+    >>> _clean("Zu\u0308rich \\ud800")
+    'Zürich \\ufffd'
+    """
+    text = unicodedata.normalize("NFC", _SURROGATE.sub("\ufffd", query))
+    for number, piece in enumerate(_PIECE.finditer(text), start=1):
+        if number == _MAX_QUERY_PIECES:
+            return text[: piece.end()]
+    return text
+
+
+def _check_index(cluster: Cluster, index: str, manifest: Manifest, where: Path) -> None:
+    missing = (404,)
+    found = cluster.ask(
+        "the index's mapping", lambda client: client.options(ignore_status=missing).indices.get_mapping(index=index)
+    )
+    if found.meta.status in missing:
+        raise DataError(
+            f"{where}: the server at {cluster.hosts} has no index {index}: it was deleted, or {elastic_server.URL} "
+            f"names another cluster. {_RELOAD}"
+        )
+    meta = found.body[index]["mappings"].get("_meta", {})
+    if meta.get("corpus_sha256") != manifest.corpus_sha256:
+        raise DataError(
+            f"{where}: index {index} at {cluster.hosts} holds another corpus ({str(meta.get('corpus_sha256'))[:12]}), "
+            f"expected {manifest.corpus_sha256[:12]}. Delete that index on the server. {_RELOAD}"
+        )
+    found_passages = count(cluster, index)
+    if found_passages != manifest.num_passages:
+        raise DataError(
+            f"{where}: index {index} at {cluster.hosts} has {found_passages} passages, "
+            f"expected {manifest.num_passages}. {_RELOAD}"
+        )
+
+
+def _connect(settings: Settings) -> Cluster:
+    return Cluster(elastic_server.access(), settings.request_timeout_s, settings.retry_s)
+
+
+def _load_encoder(settings: Settings) -> Encoder:
+    return SentenceEncoder(settings.encoder, settings.max_tokens, settings.device)
