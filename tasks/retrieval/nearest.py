@@ -77,7 +77,7 @@ class Ivf:
     """
 
     nlist: int = 0
-    nprobe: int = 32
+    nprobe: int = 64
     train_size: int = 262_144
 
     def __post_init__(self) -> None:
