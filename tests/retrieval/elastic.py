@@ -122,6 +122,14 @@ class Server:
         """See `call`."""
         return call(f"{self.url}/{path}", method, body)
 
+    def wait_for(self, key: str, path: str, method: str = "GET", body: Any = None) -> Any:
+        """The first answer that has this key: a cluster that elects a master answers with an error meanwhile."""
+        until = time.monotonic() + SECONDS_TO_START
+        while key not in (found := self.call(path, method, body)):
+            assert time.monotonic() < until, f"{path}: {found}"
+            time.sleep(0.1)
+        return found
+
     def indexes(self) -> list[str]:
         """Indexes whose names begin with the alias."""
         return sorted(self.call(f"{self.alias}-*"))
@@ -133,8 +141,9 @@ class Server:
 
     def rows(self, index: str) -> list[tuple[str, int]]:
         """(id, row) of every document in an index of at most 10,000, in order of rows."""
-        self.call(f"{index}/_refresh", "POST")
-        found = self.call(f"{index}/_search", "POST", {"size": 10_000, "sort": ["row"], "_source": ["id", "row"]})
+        self.wait_for("_shards", f"{index}/_refresh", "POST")
+        body = {"size": 10_000, "sort": ["row"], "_source": ["id", "row"]}
+        found = self.wait_for("hits", f"{index}/_search?allow_partial_search_results=false", "POST", body)
         return [(one["_source"]["id"], one["_source"]["row"]) for one in found["hits"]["hits"]]
 
     def clean(self) -> None:

@@ -489,7 +489,7 @@ def test_a_cluster_of_three_loses_a_node_in_load_and_in_search(corpus, three_nod
     # The last address never answers.
     monkeypatch.setenv(URL, ",".join([*(one.url for one in nodes), f"http://127.0.0.1:{free_port()}"]))
     server = Server(nodes[0].url)
-    state = server.call("_cluster/state/master_node,nodes")
+    state = server.wait_for("nodes", "_cluster/state/master_node,nodes")
     master = int(state["nodes"][state["master_node"]]["name"][1:])
     path = corpus(numbered(1_500))
 
