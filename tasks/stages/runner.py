@@ -27,6 +27,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from tasks import conf, store
+from tasks.retrieval import RetrievalError
 
 if TYPE_CHECKING:
     from tasks.stages.tracking import Track
@@ -95,8 +96,8 @@ def run(name: str, body: Callable[[Context], None], *, clean: bool = False, root
 
     Args:
         name: stage and matrix item as artifacts name them, such as `evaluate@base-0`.
-        body: the work. A ValueError (so also DataError) is the user's to mend: it becomes one `error:`
-            line. Any other exception is ours and shows its traceback. Both are kept in `.scratch/logs/`.
+        body: the work. A ValueError (so also DataError) or RetrievalError is the user's to mend: it becomes one
+            `error:` line. Any other exception is ours and shows its traceback. All are kept in `.scratch/logs/`.
         clean: delete the stage's resume folder after success.
         root: root of the clone.
 
@@ -286,7 +287,7 @@ def _fail(root: Path, name: str, error: Exception) -> NoReturn:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         where = f" while writing {error.filename}" if error.filename else ""
         message = f"no space left on the disk{where}. Free some and run again; finished work is kept."
-    elif isinstance(error, ValueError):
+    elif isinstance(error, (ValueError, RetrievalError)):
         message = " ".join(str(error).split("\n"))
     else:
         traceback.print_exception(error)

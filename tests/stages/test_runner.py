@@ -13,6 +13,7 @@ from tests.pipeline.toy import CONF, DVC_YAML, HOUSE, PARAMS_YAML
 
 SCRIPT = """\
 import errno, os, sys, time
+from tasks.retrieval import RetrievalError
 from tasks.stages.runner import run
 
 def body(ctx):
@@ -20,6 +21,8 @@ def body(ctx):
         print(ctx.scratch.name, os.environ["OMP_NUM_THREADS"], os.environ["DO_NOT_TRACK"], os.environ["HF_HUB_OFFLINE"])
     if sys.argv[1] == "wrong":
         raise ValueError("conf/x.yaml: lr=3: expected less.")
+    if sys.argv[1] == "outage":
+        raise RetrievalError("elasticsearch: the search failed.")
     if sys.argv[1] == "bug":
         raise KeyError("gone")
     if sys.argv[1] == "full":
@@ -72,6 +75,7 @@ def test_a_stage_that_ends_well(clone: Path) -> None:
     ("word", "line", "shows_traceback"),
     [
         ("wrong", "error: conf/x.yaml: lr=3: expected less.", False),
+        ("outage", "error: elasticsearch: the search failed.", False),
         ("full", "error: no space left on the disk while writing artifacts/x. Free some and run again", False),
         ("bug", "error: train@a-0: unexpected KeyError: 'gone'", True),
     ],
