@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tasks import retrieval
-from tasks.stages.runner import SCRATCH, Context, run
+from tasks.stages.runner import Context, run
 
 CORPUS = Path("artifacts/data/corpus.jsonl")
 OUT = Path("artifacts/index")
@@ -13,9 +13,8 @@ def body(ctx: Context) -> None:
     """Write `artifacts/index/`."""
     settings = retrieval.load_settings(ctx.params.retriever, ctx.root)
     ctx.track.log_params(settings)
-    # Backends name what they keep there by all it depends on, so that another index can use the same vectors.
-    scratch = ctx.root / SCRATCH / "retrieval"
-    manifest = retrieval.build(ctx.root / CORPUS, ctx.root / OUT, settings, scratch, ctx.progress)
+    with ctx.shared_scratch("retrieval") as scratch:
+        manifest = retrieval.build(ctx.root / CORPUS, ctx.root / OUT, settings, scratch, ctx.progress)
     ctx.track_data("index", manifest["num_passages"])
     ctx.log(0, {"num_passages": manifest["num_passages"]})
 

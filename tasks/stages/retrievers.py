@@ -1,7 +1,7 @@
 """Stage `retrievers`: builds and measures each retriever that `compare_retrievers` names, on the questions as queries.
 
-The indexes live in the stage's scratch folder while it runs, where parts with the same vectors share them; what
-stays is `artifacts/retrievers.json`. An empty list writes an empty table at once.
+The indexes live in the stage's scratch folder while it runs; encoded passages are shared with the stage `index` and
+stay. The result is `artifacts/retrievers.json`. An empty list writes an empty table at once.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def _index(ctx: Context, name: str, settings: object) -> Retriever:
         return retrieval.open_retriever(out, corpus)
     except DataError:
         print(f"{name}: building the index", flush=True)
-        retrieval.build(corpus, out, settings, ctx.scratch, ctx.progress)
+        with ctx.shared_scratch("retrieval") as scratch:
+            retrieval.build(corpus, out, settings, scratch, ctx.progress)
         return retrieval.open_retriever(out, corpus)
 
 
