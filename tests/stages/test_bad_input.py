@@ -193,5 +193,5 @@ def test_an_index_of_another_corpus(clone: Clone) -> None:
 
 def test_a_stage_before_its_time(tmp_path: Path) -> None:
     clone = Clone.make(tmp_path / "clone")
-    _refused(clone, "index", "artifacts/data: the stage needs this and it is missing. Run `make run`, which makes it.")
+    _refused(clone, "index", "artifacts/data/corpus.jsonl: the stage needs this and it is missing. Run `make run`,")
     _refused(clone, EVALUATE, "artifacts/base/0/policy: the model folder is missing")
