@@ -126,7 +126,8 @@ def test_mlflow_keeps_what_the_stages_read_played_and_made(by_flow: tuple[Clone,
         pipeline.metrics["search_r1_grpo/em_minus_base"], abs=1e-9
     )
     traces = client.search_traces(locations=[experiment.experiment_id], max_results=500)
-    sources = Counter(ids[trace.info.trace_metadata["mlflow.sourceRun"]].partition("@")[0] for trace in traces)
+    shown = [trace.info.trace_metadata["mlflow.sourceRun"] for trace in traces]  # A killed run may have shown some.
+    sources = Counter(ids[run].partition("@")[0] for run in shown if run in ids)
     assert sources["train"] > 0
     assert sources["evaluate"] == 3 * 8
 
