@@ -286,7 +286,7 @@ class _Survey:
         self.keys.sort()
         self.repeated = frozenset(self.keys[1:][self.keys[1:] == self.keys[:-1]].tolist()) - self.repeated
         if self.repeated and self.rejected.file is None:
-            _raise_repeated_passage(path, self.repeated)
+            refuse_repeats(path, self.repeated)
             self.repeated = frozenset()  # Different ids with one hash.
 
     def _check_size(self, passage: Passage, where: str) -> None:
@@ -455,8 +455,12 @@ def _repeated(where: str, name: str, first: str) -> DataError:
     )
 
 
-def _raise_repeated_passage(path: Path, suspects: Collection[int]) -> None:
-    """Read again, comparing the ids themselves: two ids may share a hash, and the message needs both rows."""
+def refuse_repeats(path: Path, suspects: Collection[int]) -> None:
+    """Read a corpus again, comparing the ids themselves: two ids may share a hash, and the message needs both rows.
+
+    Raises:
+        DataError: two rows have one id.
+    """
     first: dict[str, int] = {}
     for number, row in read_jsonl(path):
         if key_of(row["id"]) in suspects and first.setdefault(row["id"], number) != number:

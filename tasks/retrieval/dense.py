@@ -21,7 +21,7 @@ import numpy as np
 from tasks import conf, store
 from tasks.conf import require
 from tasks.retrieval import Progress, RetrievalError, check_request, nearest
-from tasks.retrieval.encoders import MINILM, Encoder, SentenceEncoder, Vectors
+from tasks.retrieval.encoders import MINILM, Encoder, SentenceEncoder, Vectors, check_encoder
 from tasks.retrieval.manifest import NAME, Built, Manifest
 from tasks.retrieval.nearest import Hnsw, Ivf, Plan, Pq
 from tasks.retrieval.passages import Passages, copy_passages, count_passages, read_corpus
@@ -123,14 +123,10 @@ def open_index(
     Raises:
         DataError: the encoder is not the one the index was built with.
     """
-    settings = conf.fill(Settings, manifest.settings, str(index_dir / NAME))
+    where = index_dir / NAME
+    settings = conf.fill(Settings, manifest.settings, str(where))
     encoder = encoder or _load_encoder(settings)
-    expected = manifest.details.get("encoder_sha256")
-    if encoder.sha256 != expected:
-        raise DataError(
-            f"{index_dir / NAME}: built with another encoder: {settings.encoder!r} has hash {encoder.sha256}, "
-            f"the index was built with {expected}. Build the index again."
-        )
+    check_encoder(encoder, settings.encoder, manifest.details.get("encoder_sha256"), where)
     return DenseRetriever(index_dir, settings, Plan(**manifest.details["index"]), encoder, num_threads)
 
 

@@ -107,7 +107,6 @@ class Loader:
             DataError: the index has another content or count, or the server refuses a passage; the alias stays.
             RetrievalError: the server refused a request or was away for too long; what is loaded stays.
         """
-        next(read_corpus(corpus))  # A corpus without passages ends here.
         num_passages = count_passages(corpus)
         is_new = self._create()
         if is_new or self._refreshed_count() != num_passages:

@@ -20,7 +20,7 @@ from tasks.conf import require
 from tasks.retrieval import Progress, RetrievalError, check_request, elastic_server
 from tasks.retrieval.elastic_load import Loader, count, index_body, index_name, mapping_digest
 from tasks.retrieval.elastic_server import CONNECTIONS, Cluster, PassingError
-from tasks.retrieval.encoders import MINILM, Encoder, SentenceEncoder
+from tasks.retrieval.encoders import MINILM, Encoder, SentenceEncoder, check_encoder
 from tasks.retrieval.fusion import fuse
 from tasks.retrieval.manifest import NAME, Built, Manifest
 from tasks.store import DataError, Row
@@ -166,11 +166,7 @@ def open_index(
     settings = conf.fill(Settings, manifest.settings, str(where))
     if settings.has_vectors:
         encoder = encoder or _load_encoder(settings)
-        if encoder.sha256 != (built_with := manifest.details.get("encoder_sha256")):
-            raise DataError(
-                f"{where}: built with another encoder: {settings.encoder!r} has hash {encoder.sha256}, "
-                f"the index was built with {built_with}. Build the index again."
-            )
+        check_encoder(encoder, settings.encoder, manifest.details.get("encoder_sha256"), where)
     index = str(manifest.details.get("index"))
     cluster = _connect(settings)
     try:

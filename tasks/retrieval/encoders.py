@@ -73,6 +73,25 @@ class SentenceEncoder:
         return np.ascontiguousarray(vectors, dtype=np.float32)
 
 
+def check_encoder(encoder: Encoder, name: str, built_with: object, where: Path) -> None:
+    """Refuse an encoder that is not the one an index was built with.
+
+    Args:
+        encoder: what will encode queries.
+        name: as the settings have it, for the message.
+        built_with: the hash in the manifest.
+        where: the manifest.
+
+    Raises:
+        DataError: the hashes differ.
+    """
+    if encoder.sha256 != built_with:
+        raise DataError(
+            f"{where}: built with another encoder: {name!r} has hash {encoder.sha256}, "
+            f"the index was built with {built_with}. Build the index again."
+        )
+
+
 def folder_sha256(folder: Path) -> str:
     """16 hex digits over weights, tokenizer and configuration files of a model folder.
 

@@ -19,7 +19,7 @@ import orjson
 
 from tasks import store
 from tasks.data import records
-from tasks.data.ingest import key_of
+from tasks.data.ingest import key_of, refuse_repeats
 from tasks.store import DataError
 from tasks.types import Hit, Passage
 
@@ -42,18 +42,7 @@ def read_corpus(path: Path) -> Iterator[Passage]:
     ordered = np.sort(np.frombuffer(keys, dtype=np.uint64))
     repeated = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(repeated):
-        _refuse_repeats(path, set(repeated.tolist()))
-
-
-def _refuse_repeats(path: Path, suspects: set[int]) -> None:
-    """Read again, comparing the ids themselves: two ids may share a hash, and the message needs both rows."""
-    first: dict[str, int] = {}
-    for number, row in store.read_jsonl(path):
-        if key_of(row["id"]) in suspects and first.setdefault(row["id"], number) != number:
-            raise DataError(
-                f"{path}: row {number}: field 'id': found {row['id']!r} again, first in row {first[row['id']]}; "
-                f"expected unique ids. Remove or rename one of the rows."
-            )
+        refuse_repeats(path, set(repeated.tolist()))
 
 
 def count_passages(path: Path) -> int:
