@@ -37,10 +37,9 @@ from tasks.data.world import passages
 from tasks.retrieval import dense, nearest
 from tasks.retrieval import manifest as manifests
 from tasks.retrieval.bm25 import Settings as Bm25Settings
-from tasks.retrieval.encoders import Vectors
 from tasks.retrieval.passages import OFFSETS, ROWS
 from tasks.types import Hit
-from tests.benchmarks.scale_retrieval import WordSums, world
+from tests.benchmarks.scale_retrieval import Lookup, WordSums, world
 
 MOST_OVERHEAD = 0.10
 BATCH, TOP_K = 64, 10
@@ -68,21 +67,6 @@ class Compared:
     def holds(self) -> bool:
         """Whether the limits hold."""
         return self.overhead <= MOST_OVERHEAD and self.different <= MOST_DIFFERENT
-
-
-class Lookup:
-    """An encoder that has every query's vector already."""
-
-    dimension = WordSums.dimension
-
-    def __init__(self, queries: list[str], sha256: str) -> None:
-        self.sha256 = sha256
-        vectors = WordSums().encode(queries, len(queries))
-        self._vectors = dict(zip(queries, vectors, strict=True))
-
-    def encode(self, texts: list[str], batch_size: int) -> Vectors:
-        """See `tasks.retrieval.encoders.Encoder`."""
-        return np.stack([self._vectors[text] for text in texts])
 
 
 def compare(name: str, ours: Search, raw: Search, queries: list[str], repeats: int) -> Compared:
@@ -135,7 +119,7 @@ def dense_sides(corpus: Path, folder: Path, kind: str, queries: list[str]) -> tu
     import faiss
 
     settings = dense.Settings("dense", index=kind, shard_size=4096)  # type: ignore[arg-type]
-    sha256, out, encoder = manifests.corpus_sha256(corpus), folder / kind, Lookup(queries, WordSums.sha256)
+    sha256, out, encoder = manifests.corpus_sha256(corpus), folder / kind, Lookup(WordSums(), queries)
     with store.replacing_folder(out) as work:
         built = dense.build(corpus, sha256, work, settings, folder / "scratch", retrieval.silent, WordSums())
         manifest = manifests.write(work, "dense", conf.plain(settings), sha256, built)

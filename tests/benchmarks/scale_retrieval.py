@@ -9,11 +9,17 @@ through memory maps. Exit 1 when the bytes differ, or a build or search takes mo
 
 Encoding is a stand-in: each word has a fixed random vector and a passage is their sum, so that what is measured is
 ours and not a model's. The further types of `--types` are built from the vectors of the first and encode nothing.
+
+    python -m tests.benchmarks.scale_retrieval --corpus FILE --types flat,hnsw,ivf_sq8 --no-kill --folder FOLDER
+
+does the same with passages of yours (plain JSONL) and the encoder of `conf/retriever/dense.yaml`: what recall a type
+has depends on the vectors, and a stand-in's are harder to sort into lists than a model's.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import os
@@ -35,14 +41,15 @@ from tasks.data.world import WorldConf, passages
 from tasks.retrieval import dense
 from tasks.retrieval import manifest as manifests
 from tasks.retrieval.bm25 import Settings as Bm25Settings
-from tasks.retrieval.encoders import Vectors
-from tasks.retrieval.nearest import Ivf
+from tasks.retrieval.encoders import Encoder, SentenceEncoder, Vectors
+from tasks.retrieval.postings import CHUNK_PASSAGES
 
 ROOT = Path(__file__).parents[2]
 ENTITIES = {"person": 100, "film": 60, "company": 30, "university": 16, "city": 30, "country": 10}
 DISTRACTORS = 60
 NUM_QUERIES, TOP_K = 512, 5
 SHARD_SIZE = 4096
+WORLD = "corpus.jsonl"
 GIB = 1 << 30
 
 
@@ -71,6 +78,18 @@ class WordSums:
         return self._place[word]
 
 
+class Lookup:
+    """Another encoder, for queries that it has encoded beforehand: what is timed is the search."""
+
+    def __init__(self, encoder: Encoder, queries: list[str]) -> None:
+        self.sha256, self.dimension = encoder.sha256, encoder.dimension
+        self._vectors = dict(zip(queries, encoder.encode(queries, 32), strict=True))
+
+    def encode(self, texts: list[str], batch_size: int) -> Vectors:
+        """See `tasks.retrieval.encoders.Encoder`."""
+        return np.stack([self._vectors[text] for text in texts])
+
+
 @dataclass(frozen=True)
 class Cost:
     """What one process took."""
@@ -96,42 +115,55 @@ def world(num_passages: int) -> WorldConf:
     )
 
 
-def settings_of(kind: str) -> Any:
+def settings_of(kind: str, is_real: bool) -> Any:
     """`bm25`, or the dense settings of an index type."""
     if kind == "bm25":
         return Bm25Settings("bm25", stemmer="snowball")
-    return dense.Settings("dense", index=kind, ivf=Ivf(nprobe=32), shard_size=SHARD_SIZE)  # type: ignore[arg-type]
+    settings = retrieval.load_settings("dense", ROOT)
+    assert isinstance(settings, dense.Settings)
+    return dataclasses.replace(
+        settings,
+        index=kind,  # type: ignore[arg-type]
+        shard_size=settings.shard_size if is_real else SHARD_SIZE,
+    )
+
+
+def encoder_of(is_real: bool) -> Encoder:
+    """The encoder of the settings, or the stand-in."""
+    return SentenceEncoder(retrieval.load_settings("dense", ROOT).encoder) if is_real else WordSums()
 
 
 def step_corpus(folder: Path, num_passages: int) -> dict[str, Any]:
     """Write the world."""
     rows = (passage_row(passage) for passage in itertools.islice(passages(world(num_passages)), num_passages))
-    count = store.write_jsonl(folder / "corpus.jsonl", rows)
-    return {"passages": count, "bytes": (folder / "corpus.jsonl").stat().st_size}
+    count = store.write_jsonl(folder / WORLD, rows)
+    return {"passages": count, "bytes": (folder / WORLD).stat().st_size}
 
 
-def step_build(folder: Path, kind: str, out: str, scratch: str) -> dict[str, Any]:
-    """Build one index."""
-    settings, corpus = settings_of(kind), folder / "corpus.jsonl"
+def step_build(folder: Path, corpus: Path | None, kind: str, out: str, scratch: str) -> dict[str, Any]:
+    """Build one index; `corpus` None takes the world."""
+    settings, path = settings_of(kind, corpus is not None), corpus or folder / WORLD
     if kind == "bm25":
-        manifest = retrieval.build(corpus, folder / out, settings, folder / scratch)
+        manifest = retrieval.build(path, folder / out, settings, folder / scratch)
     else:
-        sha256 = manifests.corpus_sha256(corpus)
+        sha256, encoder = manifests.corpus_sha256(path), encoder_of(corpus is not None)
         with store.replacing_folder(folder / out) as work:
-            built = dense.build(corpus, sha256, work, settings, folder / scratch, retrieval.silent, WordSums())
+            built = dense.build(path, sha256, work, settings, folder / scratch, retrieval.silent, encoder)
             manifest = conf.plain(manifests.write(work, "dense", conf.plain(settings), sha256, built))
     sizes = {name: record["bytes"] for name, record in manifest["files"].items()}
     passages_bytes = sum(sizes.pop(name) for name in ("passages.jsonl", "offsets.npy"))
-    return {"index_bytes": sum(sizes.values()), "passages_bytes": passages_bytes, **manifest["details"]}
+    sizes = {"index_bytes": sum(sizes.values()), "passages_bytes": passages_bytes}
+    return {"passages": manifest["num_passages"], **sizes, **manifest["details"]}
 
 
-def step_search(folder: Path, kind: str, out: str) -> dict[str, Any]:
-    """Search one index in batches of 64 and one by one."""
-    queries = _queries(folder / "corpus.jsonl", NUM_QUERIES)
+def step_search(folder: Path, corpus: Path | None, kind: str, out: str) -> dict[str, Any]:
+    """Search one index in batches of 64 and one by one; queries are encoded before the clock runs."""
+    queries = _queries(corpus or folder / WORLD, NUM_QUERIES)
     if kind == "bm25":
         retriever = retrieval.open_retriever(folder / out, verify=False)
     else:
-        retriever = dense.open_index(folder / out, manifests.read(folder / out), encoder=WordSums())
+        encoder = Lookup(encoder_of(corpus is not None), queries)
+        retriever = dense.open_index(folder / out, manifests.read(folder / out), encoder=encoder)
     retriever.search(queries[:2], TOP_K)
     rates = {}
     for size in (64, 1):
@@ -200,6 +232,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Scale of retrieval; see the module.")
     parser.add_argument("--passages", type=int, default=1_000_000)
     parser.add_argument("--folder", type=Path, required=True, help="where corpus, scratch and indexes go")
+    parser.add_argument("--corpus", type=Path, help="passages of yours, plain JSONL, instead of a world")
     parser.add_argument("--types", default="ivf_sq8", help="dense index types, comma separated; the first is killed")
     parser.add_argument("--most-gib", type=float, default=4.0)
     parser.add_argument("--no-bm25", action="store_true", help="leave bm25 out")
@@ -208,14 +241,16 @@ def main() -> None:
     args = parser.parse_args()
     if args.step:
         name, *rest = args.step
-        steps = {"corpus": lambda n: step_corpus(args.folder, int(n)), "build": lambda *a: step_build(args.folder, *a),
-                 "search": lambda *a: step_search(args.folder, *a)}  # fmt: skip
+        steps = {"corpus": lambda n: step_corpus(args.folder, int(n)),
+                 "build": lambda *a: step_build(args.folder, args.corpus, *a),
+                 "search": lambda *a: step_search(args.folder, args.corpus, *a)}  # fmt: skip
         print(json.dumps(steps[name](*rest)))
         return
     folder: Path = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    base, same, costs = ("--folder", str(folder), "--step"), True, []
-    if not (folder / "corpus.jsonl").exists():
+    corpus = ("--corpus", str(args.corpus.resolve())) if args.corpus else ()
+    base, same, costs = ("--folder", str(folder), *corpus, "--step"), True, []
+    if not corpus and not (folder / WORLD).exists():
         run("corpus", *base, "corpus", str(args.passages))
     first, *others = args.types.split(",")
     for kind in ([] if args.no_bm25 else ["bm25"]) + [first]:
@@ -223,7 +258,8 @@ def main() -> None:
         if not args.no_kill:
             chunked = kind == "bm25"
             pattern = "bm25-*/chunk-*.bin" if chunked else "vectors-*/shard-*.npy"
-            half = max(1, args.passages // (65_536 if chunked else SHARD_SIZE) // 2)
+            size = CHUNK_PASSAGES if chunked else settings_of(kind, bool(corpus)).shard_size
+            half = max(1, costs[-1].said["passages"] // size // 2)
             again = f"{kind}-killed"
             command = (*base, "build", kind, again, f"scratch-{again}")
             kill_midway(f"{kind} build", folder / f"scratch-{again}", pattern, half, *command)
