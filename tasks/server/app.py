@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from cachetools import LRUCache
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
@@ -35,6 +36,7 @@ from tasks.types import Hit
 State = Literal["starting", "ready", "stopping"]
 _JSON = "application/json"
 _READS_AT_ONCE = 32
+_ENTRY_BYTES = 512  # A key, two objects and their places in two dictionaries.
 _MAX_SHOWN = 80
 _MAX_ERRORS = 3
 _DESCRIPTION = (
@@ -119,6 +121,8 @@ class SearchService:
         self._on_change, self._opened = on_change, opened
         self._batcher: Batcher | None = None
         self._cache: AnswerCache | None = None
+        memory_bytes = settings.cache_memory_bytes if settings.cache_bytes else 0
+        self._recent: LRUCache[str, bytes] = LRUCache(memory_bytes, getsizeof=_stored_bytes)
 
     def start(self) -> None:
         """Open the index in a thread of its own; call from the event loop."""
@@ -140,15 +144,17 @@ class SearchService:
             RefusedError: 503 when too much waits or the search fails, 504 when it takes too long.
         """
         assert self._batcher is not None
-        found: dict[str, bytes] = {}
+        keys = {query: self._key(query, top_k) for query in queries}
+        found = {query: answer for query, key in keys.items() if (answer := self._recent.get(key)) is not None}
         if self._cache is not None:
-            for number, query in enumerate(dict.fromkeys(queries), 1):
-                if (answer := self._cache.get(self._key(query, top_k))) is not None:
+            for number, query in enumerate([query for query in keys if query not in found], 1):
+                if (answer := self._cache.get(keys[query])) is not None:
                     found[query] = answer
+                    self._keep(keys[query], answer)
                 if number % _READS_AT_ONCE == 0:  # Others are to be heard too.
                     await asyncio.sleep(0)
-            self.metrics.hits.inc(len(found))
-        missing = [query for query in dict.fromkeys(queries) if query not in found]
+        self.metrics.hits.inc(len(found))
+        missing = [query for query in keys if query not in found]
         self.metrics.misses.inc(len(missing))
         try:
             searched = await self._batcher.ask(missing, top_k, self._settings.request_timeout_s)
@@ -158,7 +164,9 @@ class SearchService:
             raise RefusedError(504, str(error)) from None
         except RetrievalError as error:
             raise RefusedError(503, f"the search failed: {error}") from error
-        found.update(zip(missing, searched, strict=True))
+        for query, answer in zip(missing, searched, strict=True):
+            found[query] = answer
+            self._keep(keys[query], answer)
         return [found[query] for query in queries]
 
     def measure(self) -> bytes:
@@ -213,6 +221,10 @@ class SearchService:
         self.metrics.batch.observe(size)
         if self._cache is not None:
             self._cache.put({self._key(q, top_k): answer for q, answer in zip(queries, answers, strict=True)})
+
+    def _keep(self, key: str, answer: bytes) -> None:
+        with contextlib.suppress(ValueError):  # One larger than all that may be kept.
+            self._recent[key] = answer
 
     def _key(self, query: str, top_k: int) -> str:
         return hashlib.sha256(json.dumps([self.health.index_sha256, query, top_k]).encode()).hexdigest()
@@ -281,6 +293,10 @@ def make_app(service: SearchService, settings: Settings, api_key: str | None = N
         app.openapi().setdefault("components", {})["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     guard = Guard(app, settings, service.metrics, api_key, lambda: service.state)
     return guard
+
+
+def _stored_bytes(answer: bytes) -> int:
+    return len(answer) + _ENTRY_BYTES
 
 
 def encode_hits(hits: Sequence[Hit]) -> bytes:

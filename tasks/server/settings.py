@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from tasks.conf import require
 
-_MAY_BE_ZERO = ("port", "encoder_threads", "max_wait_ms", "cache_bytes")
+_MAY_BE_ZERO = ("port", "encoder_threads", "max_wait_ms", "cache_bytes", "cache_memory_bytes")
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class Settings:
         max_batch: queries of one search; concurrent requests are merged up to here.
         max_wait_ms: how long a server with several clients waits for company when idle; a busy one batches anyway.
         cache_folder: answers on disk, kept over restarts.
-        cache_bytes: size of that folder; the oldest answers go first, 0 keeps none.
+        cache_bytes: size of that folder; the oldest answers go first, 0 keeps none anywhere.
+        cache_memory_bytes: answers kept in memory besides; those unused longest go first, 0 keeps none there.
         default_top_k: hits a query when the request gives no `topk`.
         max_top_k: largest `topk` (422).
         max_queries: queries in a request (422).
@@ -46,6 +47,7 @@ class Settings:
     max_wait_ms: float = 1.0
     cache_folder: str = ".scratch/search-cache"
     cache_bytes: int = 1 << 30
+    cache_memory_bytes: int = 64 << 20
     default_top_k: int = 3
     max_top_k: int = 1000
     max_queries: int = 512

@@ -326,6 +326,7 @@ def main() -> int:
         if given.memory_minutes:
             corpus, index = places[backends[0]]
             words = ["--port", "0", "--set", f"cache_folder={scratch}/memory", "--set", "cache_bytes=67108864"]
+            words += ["--set", "cache_memory_bytes=8388608"]
             text, met = memory(corpus, index, given.memory_minutes, words, pool)
             print(text)
             good = good and met

@@ -253,6 +253,24 @@ def test_a_cached_answer_is_the_same_bytes(world_index, tmp_path):
     assert asyncio.run(main()) == [fresh.content, fresh.content, 0]  # After a restart.
 
 
+@pytest.mark.parametrize(("memory_bytes", "kept"), [(1 << 20, 30), (8192, 14), (100, 0)])
+def test_what_was_asked_last_is_kept_in_memory(world_index, tmp_path, memory_bytes, kept):
+    settings = Settings(cache_folder=str(tmp_path / "cache"), cache_memory_bytes=memory_bytes)
+    bodies = [{"queries": [f"q{number}"], "topk": 1} for number in range(30)]
+
+    async def main() -> None:
+        async with serving(world_index, settings, NumberRetriever()) as (client, service):
+            first = [(await client.post("/retrieve", json=body)).content for body in bodies]
+            await _stored(service, 30)
+            assert len(service._recent) == kept
+            service._cache = None  # Memory alone answers now.
+            again = [(await client.post("/retrieve", json=body)).content for body in reversed(bodies)]
+            assert again == first[::-1]
+            assert service.metrics.hits._value.get() == kept
+
+    asyncio.run(main())
+
+
 def test_another_index_does_not_meet_these_answers(world_index, tmp_path, corpus_of):
     settings = Settings(cache_folder=str(tmp_path / "cache"), cache_bytes=1 << 20)
     body = {"queries": ["city"], "topk": 1}
