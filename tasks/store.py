@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import fcntl
+import glob
 import gzip
 import hashlib
 import itertools
@@ -53,7 +55,9 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object)  # Made once: as fast as 
 OnFault = Callable[[int, DataError], None]
 """Hears of a row that cannot be read: its number, and the error that would have been raised."""
 
-_DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error)
+GZIP_DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error)
+"""What reading a broken gzip stream raises."""
+_OLD = ".old."
 _MOST_SALVAGED = 1 << 22  # Bytes that are read one by one before a damaged place.
 
 
@@ -78,7 +82,7 @@ def read_jsonl(path: Path, on_fault: OnFault | None = None, max_bytes: int = 0) 
                 if line.strip() and (row := _row(line, path, number, max_bytes, on_fault)) is not None:
                     yield number, row
             return
-        except _DAMAGE as error:
+        except GZIP_DAMAGE as error:
             damage = str(error)
     if on_fault is not None:
         for line in _lines_before_damage(path, number, max_bytes):
@@ -103,7 +107,7 @@ def _bounded(file: Any, most: int) -> Iterator[bytes]:
 def _lines_before_damage(path: Path, number: int, max_bytes: int) -> list[bytes]:
     """The whole lines after line `number`: of the block in which zlib meets the damage it hands out nothing."""
     found = bytearray()
-    with gzip.open(path, "rb") as file, contextlib.suppress(*_DAMAGE):
+    with gzip.open(path, "rb") as file, contextlib.suppress(*GZIP_DAMAGE):
         for _ in itertools.islice(_bounded(file, max_bytes) if max_bytes else file, number):
             pass
         while len(found) < _MOST_SALVAGED and (byte := file.read1(1)):
@@ -208,27 +212,75 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """A folder that becomes `path` (replacing what was there) when the block ends well."""
+    """A folder that becomes `path` (replacing what was there) when the block ends well.
+
+    What killed processes left of theirs is removed first; that of a living one is locked.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    work.chmod(0o755)
-    try:
-        yield work
-        if path.exists():
-            old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
-            os.replace(path, old / "old")
-            try:
+    _remove_leftovers(path)
+    with _locked_folder(path, f".{path.name}.") as work:
+        try:
+            yield work
+            if path.exists():
+                _exchange(work, path)
+            else:
                 os.replace(work, path)
-            except BaseException:
-                os.replace(old / "old", path)
-                old.rmdir()
-                raise
-            shutil.rmtree(old)
-        else:
-            os.replace(work, path)
-    except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
-        raise
+        except BaseException:
+            shutil.rmtree(work, ignore_errors=True)
+            raise
+
+
+def _exchange(new: Path, path: Path) -> None:
+    with _locked_folder(path, f".{path.name}{_OLD}") as aside:
+        os.replace(path, aside / "old")
+        try:
+            os.replace(new, path)
+        except BaseException:
+            os.replace(aside / "old", path)
+            aside.rmdir()
+            raise
+        shutil.rmtree(aside)
+
+
+@contextlib.contextmanager
+def _locked_folder(path: Path, prefix: str) -> Iterator[Path]:
+    """A new folder beside `path` that is locked while the block runs, wherever it is moved."""
+    while True:
+        folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=prefix))
+        with _lock(folder, fcntl.LOCK_EX):
+            if not folder.exists():  # Somebody took it for a leftover before it was locked.
+                continue
+            folder.chmod(0o755)
+            yield folder
+            return
+
+
+def _remove_leftovers(path: Path) -> None:
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        with _lock(left, fcntl.LOCK_EX | fcntl.LOCK_NB) as is_ours:
+            if is_ours and (left / "old").exists() and not path.exists() and _OLD in left.name:
+                os.replace(left / "old", path)  # Killed in the moment between two renames.
+            if is_ours:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _lock(folder: Path, how: int) -> Iterator[bool]:
+    """Lock a folder while the block runs; says whether that could be done."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield False
+        return
+    try:
+        fcntl.flock(handle, how)
+        is_ours = True
+    except OSError:
+        is_ours = False
+    try:
+        yield is_ours
+    finally:
+        os.close(handle)
 
 
 def sha256(path: Path) -> str:

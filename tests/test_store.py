@@ -241,6 +241,40 @@ with store.replacing_folder(Path(sys.argv[1])) as work:
     kill_while(code, path)
     assert names(path) == ["a"]
     assert (path / "a").read_text() == "old"
+    assert len(names(tmp_path)) == 2
+    with store.replacing_folder(path) as work:
+        with store.replacing_folder(path) as other:  # A folder that somebody writes is no leftover.
+            assert names(tmp_path) == sorted([work.name, other.name, "out"])
+            (other / "a").write_text("other")
+        (work / "a").write_text("new")
+    assert names(tmp_path) == ["out"]
+    assert (path / "a").read_text() == "new"
+
+
+def test_a_kill_between_two_renames_loses_neither_folder(tmp_path):
+    path = tmp_path / "out"
+    with store.replacing_folder(path) as work:
+        (work / "a").write_text("old")
+    code = """
+import os, sys, time
+from pathlib import Path
+from tasks import store
+real, path = os.replace, Path(sys.argv[1])
+def replace(source, target):
+    if Path(target) == path:
+        print("ready", flush=True)
+        time.sleep(60)
+    real(source, target)
+os.replace = replace
+with store.replacing_folder(path) as work:
+    (work / "a").write_text("new")
+"""
+    kill_while(code, path)
+    assert not path.exists()
+    with pytest.raises(RuntimeError), store.replacing_folder(path) as work:
+        stop_half_way(work, RuntimeError())
+    assert names(tmp_path) == ["out"]
+    assert (path / "a").read_text() == "old"
 
 
 # Folders ----------------------------------------------------------------------------------------------------------

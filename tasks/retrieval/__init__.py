@@ -7,8 +7,10 @@ policy sees of them, and it never answers an outage with an empty result.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Protocol, TypeVar, get_args
@@ -17,6 +19,8 @@ from tasks import conf, store
 from tasks.retrieval import manifest as manifests
 from tasks.types import Hit
 
+SCRATCH = Path(".scratch/retrieval")
+"""Where stages keep what a killed build goes on from, seen from the project's root; all of them share it."""
 Item = TypeVar("Item")
 Backend = Literal["bm25", "dense", "elasticsearch", "hybrid", "remote", "generated"]
 
@@ -82,7 +86,8 @@ def build(
         corpus: JSONL (may be `.gz`) of `{id, title, text}` rows.
         out: the index folder; one that is there is replaced.
         settings: what `load_settings` returned.
-        scratch: where a backend may keep work that a killed build resumes from; None keeps nothing.
+        scratch: where a backend may keep work that a killed build resumes from, each file named by all it depends
+            on; None keeps nothing. Builds that share it take turns.
         progress: shows long loops.
 
     Returns:
@@ -91,6 +96,12 @@ def build(
     Raises:
         DataError: a bad row (file, row and field are named) or an empty corpus.
     """
+    with _turn(scratch):
+        return build_part(corpus, out, settings, scratch, progress)
+
+
+def build_part(corpus: Path, out: Path, settings: Any, scratch: Path | None, progress: Progress) -> dict[str, Any]:
+    """As `build`, for a backend that builds others and whose turn it is already."""
     backend = _module(settings.backend, "settings")
     corpus_sha256 = manifests.corpus_sha256(corpus)
     with store.replacing_folder(out) as work:
@@ -116,6 +127,21 @@ def open_retriever(index_dir: Path, corpus: Path | None = None, num_threads: int
     backend = _module(manifest.backend, str(index_dir / manifests.NAME))
     retriever: Retriever = backend.open_index(index_dir, manifest, num_threads)
     return retriever
+
+
+@contextlib.contextmanager
+def _turn(scratch: Path | None) -> Iterator[None]:
+    if scratch is None:
+        yield
+        return
+    scratch.mkdir(parents=True, exist_ok=True)
+    with (scratch / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for another build that uses {scratch}", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def check_request(queries: list[str], top_k: int) -> None:

@@ -80,7 +80,7 @@ def build(
     reranker = _load_reranker(settings)  # First: a wrong folder should not cost the parts.
     num_passages = _write_rows(read_corpus(corpus), out)
     for name, part in settings.parts.items():
-        built = retrieval.build(corpus, out / name, part, scratch, progress)
+        built = retrieval.build_part(corpus, out / name, part, scratch, progress)
         if built["num_passages"] != num_passages:
             raise DataError(
                 f"parts.{name}: indexed {built['num_passages']} passages, {corpus} has {num_passages}. Build it again."

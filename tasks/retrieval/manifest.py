@@ -122,7 +122,7 @@ def corpus_sha256(path: Path) -> str:
     """Hex digest of the unpacked bytes of a JSONL file, so that packing does not change a corpus.
 
     Raises:
-        DataError: the file is missing or its gzip stream is broken.
+        DataError: the file is missing or its gzip stream is broken (the row is named).
     """
     if not path.is_file():
         raise DataError(f"{path}: the file is missing.")
@@ -133,8 +133,10 @@ def corpus_sha256(path: Path) -> str:
         with gzip.open(path, "rb") as file:
             for block in _blocks(file):
                 digest.update(block)
-    except (EOFError, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}: the gzip stream is damaged ({error}). Copy the file again.") from None
+    except store.GZIP_DAMAGE:
+        for _ in store.read_jsonl(path):  # Names the row.
+            pass
+        raise
     return digest.hexdigest()
 
 

@@ -15,8 +15,8 @@ def body(ctx: Context) -> None:
     ctx.track.log_params(settings)
     if not (ctx.root / CORPUS).is_file():
         raise ValueError(f"{CORPUS}: the stage needs this and it is missing. Run `make run`, which makes it.")
-    with ctx.shared_scratch("retrieval") as scratch:
-        manifest = retrieval.build(ctx.root / CORPUS, ctx.root / OUT, settings, scratch, ctx.progress)
+    scratch = ctx.root / retrieval.SCRATCH
+    manifest = retrieval.build(ctx.root / CORPUS, ctx.root / OUT, settings, scratch, ctx.progress)
     ctx.track_data("index", manifest["num_passages"])
     ctx.log(0, {"num_passages": manifest["num_passages"]})
 

@@ -61,8 +61,7 @@ def _index(ctx: Context, name: str, settings: object) -> Retriever:
         return retrieval.open_retriever(out, corpus)
     except DataError:
         print(f"{name}: building the index", flush=True)
-        with ctx.shared_scratch("retrieval") as scratch:
-            retrieval.build(corpus, out, settings, scratch, ctx.progress)
+        retrieval.build(corpus, out, settings, ctx.root / retrieval.SCRATCH, ctx.progress)
         return retrieval.open_retriever(out, corpus)
 
 

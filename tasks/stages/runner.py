@@ -6,7 +6,6 @@ resume folder, ledger, tracking) is here. Nothing here may change what a stage w
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import datetime
 import errno
@@ -84,22 +83,6 @@ class Context:
         folder.mkdir(parents=True, exist_ok=True)
         self._scratch.append(folder)
         return folder
-
-    @contextlib.contextmanager
-    def shared_scratch(self, name: str) -> Iterator[Path]:
-        """Folder `.scratch/<name>` for resume state that several stages can use, one at a time.
-
-        Who writes there names every file by all it depends on; it stays when the stage has ended.
-        """
-        folder = self.root / SCRATCH / name
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                print(f"waiting for another stage that uses {SCRATCH / name}", flush=True)
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            yield folder
 
     def progress(
         self, iterable: Iterable[T], total: int | None = None, desc: str = "", initial: int = 0

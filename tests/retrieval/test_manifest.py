@@ -48,9 +48,12 @@ def test_packing_a_corpus_does_not_change_it(built):
     packed = path.with_name("corpus.jsonl.gz")
     packed.write_bytes(gzip.compress(path.read_bytes()))
     assert retrieval.open_retriever(index, packed).search(["Bern"], 1)[0][0].passage_id == "p1"
-    packed.write_bytes(packed.read_bytes()[:-20])
-    with pytest.raises(DataError, match=r"gzip stream is damaged"):
-        retrieval.open_retriever(index, packed)
+    whole = packed.read_bytes()
+    middle = len(whole) // 2
+    for damaged in (whole[:-20], whole[:middle] + b"\xff" * 9 + whole[middle + 9 :], b"\x1f\x8bno gzip"):
+        packed.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"row \d+: the gzip stream is damaged"):
+            retrieval.open_retriever(index, packed)
 
 
 @pytest.mark.parametrize("name", ["data.csc.index.npy", "passages.jsonl", "offsets.npy", "vocab.index.json"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 
 import bm25s
@@ -80,7 +82,7 @@ def test_a_killed_build_goes_on_after_its_last_chunk(corpus, town_passages, tmp_
     path, scratch = corpus(town_passages), tmp_path / "scratch"
     monkeypatch.setattr(postings, "CHUNK_PASSAGES", 3)
     retrieval.build(path, tmp_path / "whole", Settings("bm25"), tmp_path / "other")
-    assert not list((tmp_path / "other").iterdir())
+    assert [left.name for left in (tmp_path / "other").iterdir()] == ["lock"]
     process = multiprocessing.get_context("fork").Process(target=_build_and_die, args=(path, scratch, 2 * 7))
     process.start()
     process.join()
@@ -95,6 +97,32 @@ def test_a_killed_build_goes_on_after_its_last_chunk(corpus, town_passages, tmp_
     assert texts == [text for passage in town_passages[3:] for text in passage]
     for file in (tmp_path / "whole").iterdir():
         assert store.sha256(tmp_path / "index" / file.name) == store.sha256(file), file.name
+
+
+def test_builds_that_share_scratch_take_turns(corpus, town_passages, tmp_path, capsys):
+    path, scratch, held = corpus(town_passages), tmp_path / "scratch", threading.Event()
+
+    def slow(iterable, total, desc):
+        held.wait()
+        yield from iterable
+
+    def build(name, progress):
+        return threading.Thread(
+            target=retrieval.build, args=(path, tmp_path / name, Settings("bm25"), scratch, progress)
+        )
+
+    first, second = build("one", slow), build("two", retrieval.silent)
+    first.start()
+    while not list(scratch.glob("bm25-*")):
+        time.sleep(0.01)
+    second.start()
+    while "waiting for another build that uses" not in capsys.readouterr().out:
+        time.sleep(0.01)
+    held.set()
+    first.join()
+    second.join()
+    assert (tmp_path / "one" / "manifest.json").read_bytes() == (tmp_path / "two" / "manifest.json").read_bytes()
+    assert [left.name for left in scratch.iterdir()] == ["lock"]
 
 
 def test_chunks_of_another_analysis_are_not_used(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,7 +49,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
         return SimpleNamespace(
             params=SimpleNamespace(compare_retrievers=names), root=tmp_path, scratch=tmp_path / "scratch",
             progress=retrieval.silent, log=lambda step, metrics: None, track_data=lambda purpose, num_rows: None,
-            encoder=encoder, shared_scratch=lambda name: nullcontext(tmp_path / name),
+            encoder=encoder,
         )  # fmt: skip
 
     return make

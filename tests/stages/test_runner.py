@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -99,27 +98,6 @@ def test_sigterm_lets_the_body_leave_in_good_order(clone: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.stdout.read() == "left in good order\n"
         assert process.wait(10) == 143
-
-
-def test_a_shared_scratch_folder_serves_one_stage_at_a_time_and_stays(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first, second = (runner.Context(name, tmp_path, *[None] * 2) for name in ("index", "retrievers"))  # type: ignore
-    order: list[str] = []
-
-    def wait() -> None:
-        with second.shared_scratch("retrieval") as folder:
-            order.append((folder / "left").read_text())
-
-    with first.shared_scratch("retrieval") as folder:
-        other = threading.Thread(target=wait)
-        other.start()
-        while "waiting for another stage that uses .scratch/retrieval" not in capsys.readouterr().out:
-            time.sleep(0.01)
-        assert other.is_alive()
-        (folder / "left").write_text("whole")
-    other.join(10)
-    assert order == ["whole"]
 
 
 def test_the_resume_folder_follows_what_the_stage_depends_on(clone: Path) -> None:
