@@ -50,9 +50,9 @@ class Settings:
     cache_memory_bytes: int = 64 << 20
     default_top_k: int = 3
     max_top_k: int = 1000
-    max_queries: int = 512
+    max_queries: int = 4096
     max_query_chars: int = 16_384
-    max_hits: int = 10_000
+    max_hits: int = 20_480
     max_body_bytes: int = 4 << 20
     max_requests: int = 512
     max_queue: int = 16_384

@@ -184,8 +184,8 @@ def test_health_tells_what_is_served(world_index, world_corpus):
                     "index_sha256": store.sha256(world_index / "manifest.json"),
                     "corpus_sha256": store.sha256(world_corpus),
                     "num_passages": 276,
-                    "max_queries": 512,
-                    "max_hits": 10_000,
+                    "max_queries": 4096,
+                    "max_hits": 20_480,
                 },
             )
             for state in ("starting", "stopping"):
@@ -253,6 +253,13 @@ def test_a_cached_answer_is_the_same_bytes(world_index, tmp_path):
     assert asyncio.run(main()) == [fresh.content, fresh.content, 0]  # After a restart.
 
 
+def test_a_whole_turn_of_search_r1s_training_is_one_request(world_index):
+    """512 questions with 5 rollouts each."""
+    body = {"queries": [f"city {number}" for number in range(2560)], "topk": 5, "return_scores": True}
+    answer = ask(world_index, body, Settings(cache_bytes=0), opened=NumberRetriever())
+    assert (answer.status_code, len(answer.json()["result"])) == (200, 2560)
+
+
 @pytest.mark.parametrize(("memory_bytes", "kept"), [(1 << 20, 30), (8192, 14), (100, 0)])
 def test_what_was_asked_last_is_kept_in_memory(world_index, tmp_path, memory_bytes, kept):
     settings = Settings(cache_folder=str(tmp_path / "cache"), cache_memory_bytes=memory_bytes)
@@ -318,7 +325,7 @@ def test_a_torn_index_is_refused(world_index, tmp_path):
         ({"max_batch": 0}, "max_batch=0: expected a number above 0"),
         ({"cache_bytes": -1}, "cache_bytes=-1: expected 0 or more"),
         ({"default_top_k": 2000}, "default_top_k=2000: expected at most 1000"),
-        ({"max_top_k": 10**6}, "max_top_k=1000000: expected at most max_hits=10000"),
+        ({"max_top_k": 10**6}, "max_top_k=1000000: expected at most max_hits=20480"),
         ({"max_queries": 10**6}, "max_queries=1000000: expected at most 16384"),
     ],
 )
