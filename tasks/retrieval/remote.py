@@ -11,6 +11,7 @@ is not a complete answer raises; there is no empty result.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -39,6 +40,8 @@ KEY_VARIABLE = "SEARCH_SERVER_API_KEY"
 DEFAULT_URL = "http://127.0.0.1:8000"
 PROTOCOL = 1
 """Version of what `tasks.server` and this client say to each other; `/health` tells it."""
+INDEX_HEADER = "x-index-sha256"
+"""Of an answer of ours: the hash of the index it comes from."""
 
 _OUTAGE = (408, 429, 502, 503, 504)
 _CONNECT_S = 10.0
@@ -145,6 +148,7 @@ def open_index(index_dir: Path, manifest: Manifest, num_threads: int = 1) -> Rem
             f"served {str(manifest.details.get('index_sha256'))[:12]}. Serve that index, or take this one: "
             "dvc repro --force index."
         )
+    client.index_sha256 = served.index_sha256
     return RemoteRetriever(client, served)
 
 
@@ -178,10 +182,16 @@ class RemoteRetriever:
             if not isinstance(hits, list) or len(hits) != count:
                 found = f"{len(hits)} hits" if isinstance(hits, list) else f"{type(hits).__name__}"
                 raise ValueError(f"result[{place}]: found {found}, expected a list of {count}")
-        return [
+        found_hits = [
             [_hit(one, with_titles, f"result[{i}][{j}]") for j, one in enumerate(hits)]
             for i, hits in enumerate(results)
         ]
+        for place, hits in enumerate(found_hits if with_titles else []):  # Other servers may do as they like.
+            if len({hit.passage_id for hit in hits}) != count:
+                raise ValueError(f"result[{place}]: found a passage twice, expected {count} passages")
+            if any(one.score < other.score for one, other in itertools.pairwise(hits)):
+                raise ValueError(f"result[{place}]: found a better hit after a worse one, expected the best first")
+        return found_hits
 
 
 def _hit(one: Any, with_titles: bool, place: str) -> Hit:
@@ -291,6 +301,7 @@ class Client:
 
     Attributes:
         address: of the server, without user name, password and query.
+        index_sha256: of the index whose answers are wanted; None takes those of any.
     """
 
     def __init__(self, settings: Settings, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -315,6 +326,7 @@ class Client:
             path=parsed.path.rstrip("/").removesuffix("/retrieve") + "/"
         )  # Search-R1's search_url.
         self.address = str(parsed.copy_with(username=None, password=None, query=None, fragment=None)).rstrip("/")
+        self.index_sha256: str | None = None
         self.breaker = Breaker(settings.breaker_failures, settings.breaker_cool_down_s)
         self._sleep = sleep
         self._transport_error = httpx.TransportError
@@ -381,6 +393,9 @@ class Client:
                         raise ValueError(f"found more than {limit} bytes, expected at most max_response_bytes")
                     if time.monotonic() > until:
                         raise _OutageError(f"the answer took longer than {self.settings.timeout_s:g} s")
+                served = response.headers.get(INDEX_HEADER)
+                if self.index_sha256 and served and served != self.index_sha256:
+                    raise ValueError(f"found index {served[:12]}, expected {self.index_sha256[:12]} as at the start")
                 if response.status_code in _OUTAGE:
                     told = f"status {response.status_code}: {_detail(bytes(body))}"
                     raise _OutageError(told, _seconds(response.headers.get("retry-after")))

@@ -24,7 +24,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from tasks import store
 from tasks.retrieval import RetrievalError, Retriever, open_retriever
 from tasks.retrieval import manifest as manifests
-from tasks.retrieval.remote import PROTOCOL, contents
+from tasks.retrieval.remote import INDEX_HEADER, PROTOCOL, contents
 from tasks.server.batching import Batcher, QueueFullError
 from tasks.server.cache import AnswerCache
 from tasks.server.guard import Guard, RefusedError
@@ -263,7 +263,8 @@ def make_app(service: SearchService, settings: Settings, api_key: str | None = N
             found = f"topk={top_k} times {len(wanted.queries)} queries"
             raise RefusedError(422, f"body: found {found}, expected a product of at most {settings.max_hits}")
         answers = await service.answers(wanted.queries, top_k)
-        return Response(render(answers, wanted.return_scores), media_type=_JSON)
+        headers = {INDEX_HEADER: str(service.health.index_sha256)}
+        return Response(render(answers, wanted.return_scores), media_type=_JSON, headers=headers)
 
     @app.get("/health", response_model=Health, responses={503: {"model": Health, "description": "Not ready"}})
     async def health() -> Response:

@@ -201,6 +201,7 @@ def test_scores_cross_the_wire_bit_for_bit(scores):
     from tasks.server.app import encode_hits, render
     from tasks.types import Hit
 
+    scores.sort(reverse=True)
     hits = [Hit(f"p{i}", score, "t", "x") for i, score in enumerate(scores)]
     with_scores = json.loads(render([encode_hits(hits)], True))
     found = RemoteRetriever(Client(QUICK), Served(len(hits)))._hits(with_scores, 1, len(hits))[0]
@@ -293,6 +294,8 @@ def _broken(field: str, value: Any) -> Response:
         (_broken("text", None), r"result\[1\]\[1\].document.text: found NoneType, expected text"),
         (_broken("id", 7), "document.id: found int, expected text"),
         (_broken("document", "text"), "found no document"),
+        (_broken("id", "p0"), r"result\[1\]: found a passage twice"),
+        (_broken("score", 7.0), r"result\[1\]: found a better hit after a worse one, expected the best first"),
         ((200, b"[" * 100_000), "not a usable answer"),
         ((307, {}, {"location": "http://elsewhere/"}), "found a redirection"),
         ((422, {"detail": "body.topk: too large"}), "refused with status 422: body.topk: too large"),

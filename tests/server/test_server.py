@@ -360,3 +360,15 @@ def test_our_client_tells_an_outage_and_recovers(world_index, world_corpus, tmp_
     with ServerProcess(world_index, *words):
         time.sleep(0.3)
         assert there.search(["city"], 3) == expected
+
+
+def test_our_client_does_not_take_hits_of_another_index(world_index, world_corpus, tmp_path, monkeypatch):
+    """A server that was started again with another index of the same corpus."""
+    words = ("--port", str(free_port()), "--set", "cache_bytes=0")
+    with ServerProcess(world_index, *words) as first:
+        there = _our_client(first.url, world_corpus, tmp_path / "index", monkeypatch)
+        there.search(["city"], 3)
+    retrieval.build(world_corpus, tmp_path / "other", Bm25("bm25", k1=0.9))
+    told = r"found index [0-9a-f]{12}, expected [0-9a-f]{12} as at the start"
+    with ServerProcess(tmp_path / "other", *words), pytest.raises(RetrievalError, match=told):
+        there.search(["city"], 3)
