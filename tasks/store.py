@@ -9,12 +9,12 @@ from __future__ import annotations
 import codecs
 import contextlib
 import fcntl
-import glob
 import gzip
 import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import tempfile
 import zlib
@@ -57,7 +57,7 @@ OnFault = Callable[[int, DataError], None]
 
 GZIP_DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error)
 """What reading a broken gzip stream raises."""
-_OLD = ".old."
+_WORK, _OLD = ".partial", ".replaced"
 _MOST_SALVAGED = 1 << 22  # Bytes that are read one by one before a damaged place.
 
 
@@ -218,7 +218,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(path)
-    with _locked_folder(path, f".{path.name}.") as work:
+    with _locked_folder(path, _WORK) as work:
         try:
             yield work
             if path.exists():
@@ -231,7 +231,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
 
 
 def _exchange(new: Path, path: Path) -> None:
-    with _locked_folder(path, f".{path.name}{_OLD}") as aside:
+    with _locked_folder(path, _OLD) as aside:
         os.replace(path, aside / "old")
         try:
             os.replace(new, path)
@@ -243,10 +243,10 @@ def _exchange(new: Path, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked_folder(path: Path, prefix: str) -> Iterator[Path]:
+def _locked_folder(path: Path, suffix: str) -> Iterator[Path]:
     """A new folder beside `path` that is locked while the block runs, wherever it is moved."""
     while True:
-        folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=prefix))
+        folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=suffix))
         with _lock(folder, fcntl.LOCK_EX):
             if not folder.exists():  # Somebody took it for a leftover before it was locked.
                 continue
@@ -256,9 +256,12 @@ def _locked_folder(path: Path, prefix: str) -> Iterator[Path]:
 
 
 def _remove_leftovers(path: Path) -> None:
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
+    name = re.compile(rf"\.{re.escape(path.name)}\.[a-z0-9_]{{8}}({re.escape(_WORK)}|{re.escape(_OLD)})")
+    for left in path.parent.iterdir():
+        if not name.fullmatch(left.name):
+            continue
         with _lock(left, fcntl.LOCK_EX | fcntl.LOCK_NB) as is_ours:
-            if is_ours and (left / "old").exists() and not path.exists() and _OLD in left.name:
+            if is_ours and left.suffix == _OLD and (left / "old").exists() and not path.exists():
                 os.replace(left / "old", path)  # Killed in the moment between two renames.
             if is_ours:
                 shutil.rmtree(left, ignore_errors=True)

@@ -242,12 +242,13 @@ with store.replacing_folder(Path(sys.argv[1])) as work:
     assert names(path) == ["a"]
     assert (path / "a").read_text() == "old"
     assert len(names(tmp_path)) == 2
+    (tmp_path / ".out.backup").mkdir()  # Somebody's own.
     with store.replacing_folder(path) as work:
         with store.replacing_folder(path) as other:  # A folder that somebody writes is no leftover.
-            assert names(tmp_path) == sorted([work.name, other.name, "out"])
+            assert names(tmp_path) == sorted([work.name, other.name, "out", ".out.backup"])
             (other / "a").write_text("other")
         (work / "a").write_text("new")
-    assert names(tmp_path) == ["out"]
+    assert names(tmp_path) == [".out.backup", "out"]
     assert (path / "a").read_text() == "new"
 
 

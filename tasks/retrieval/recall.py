@@ -8,12 +8,13 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from tasks.retrieval import Progress, Retriever, silent
 from tasks.text import normalize
 from tasks.types import Hit, Question
 
+Row = dict[str, float]
 _BATCH = 128
 _ALL_GOLD = 10
 
@@ -43,11 +44,15 @@ def question_rows(
     retriever: Retriever,
     ks: tuple[int, ...] = (3, 5, 10),
     progress: Progress = silent,
-) -> dict[str, list[dict[str, float]]]:
-    """The figures of every question behind `recall_table`, by dataset, in the order of the questions."""
+    groups: Callable[[Question], tuple[str, ...]] = lambda question: (question.dataset,),
+) -> dict[str, list[Row]]:
+    """The figures of every question behind `recall_table`, in the order of the questions.
+
+    `groups` names the groups in which a question counts: its dataset, unless told otherwise.
+    """
     depth = max(*ks, _ALL_GOLD)
-    by_dataset: dict[str, list[dict[str, float]]] = defaultdict(list)
-    with_gold: dict[str, list[dict[str, float]]] = defaultdict(list)
+    every: dict[str, list[Row]] = defaultdict(list)
+    with_gold: dict[str, list[Row]] = defaultdict(list)
     for batch in _batches(progress(questions, None, "searching questions")):
         results = retriever.search([question.question for question in batch], depth)
         for question, hits in zip(batch, results, strict=True):
@@ -57,9 +62,11 @@ def question_rows(
                 ranks = [found.get(passage_id, depth) for passage_id in question.gold_passage_ids]
                 row |= {f"recall@{k}": sum(rank < k for rank in ranks) / len(ranks) for k in ks}
                 row[f"all_gold@{_ALL_GOLD}"] = float(all(rank < _ALL_GOLD for rank in ranks))
-                with_gold[question.dataset].append(row)
-            by_dataset[question.dataset].append(row)
-    return {name: with_gold.get(name) or rows for name, rows in sorted(by_dataset.items())}
+            for name in groups(question):
+                every[name].append(row)
+                if question.gold_complete:
+                    with_gold[name].append(row)
+    return {name: with_gold.get(name) or rows for name, rows in sorted(every.items())}
 
 
 def _batches(questions: Iterable[Question]) -> Iterator[list[Question]]:
@@ -81,6 +88,6 @@ def _normal(title: str, text: str) -> str:
     return f" {normalize(f'{title} {text}')} "
 
 
-def _mean(rows: list[dict[str, float]]) -> dict[str, float | int]:
+def _mean(rows: list[Row]) -> dict[str, float | int]:
     means = {name: round(sum(row[name] for row in rows) / len(rows), 6) for name in sorted(rows[0])}
     return {"num_questions": len(rows), **means}

@@ -6,47 +6,75 @@ stay. The result is `artifacts/retrievers.json`. An empty list writes an empty t
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+
+import numpy as np
 
 from tasks import conf, retrieval, store
 from tasks.data.records import read_questions
 from tasks.evaluate.statistics import bootstrap_means
-from tasks.retrieval import Retriever
-from tasks.retrieval.recall import question_rows
+from tasks.retrieval import Retriever, recall
 from tasks.stages.runner import Context, run
 from tasks.store import DataError, Row
+from tasks.types import Question
 
 DATA = Path("artifacts/data")
 OUT = Path("artifacts/retrievers.json")
 NUM_BOOTSTRAP = 2000
 
 
+HELD_OUT = ", held out"
+
+
 def body(ctx: Context) -> None:
     """Write `artifacts/retrievers.json`.
 
-    `{"retrievers": {name: {"backend", "settings_digest", "datasets": {dataset: row}}}}`, where a row holds
-    `num_questions` and for each figure of `tasks.retrieval.recall.recall_table` its `{"value", "low", "high"}`,
-    the ends of a 95% bootstrap interval over questions.
+    `{"retrievers": {name: {"backend", "settings_digest", "datasets": {dataset: row}}}, "differences": {"b - a":
+    {dataset: row}}}`, where a row holds `num_questions` and for each figure of
+    `tasks.retrieval.recall.recall_table` its `{"value", "low", "high"}`, the ends of a 95% bootstrap interval over
+    questions. A dataset with training questions has a second row `<dataset>, held out` without them, for settings
+    may have been chosen on training questions. Differences are paired by question, of each retriever and those
+    that `compare_retrievers` names before it.
     """
-    table = {name: _measure(ctx, name) for name in ctx.params.compare_retrievers}
-    store.write_json(ctx.root / OUT, {"retrievers": table})
-    for name, found in table.items():
-        for dataset, row in found["datasets"].items():
+    found = {name: _rows(ctx, name) for name in ctx.params.compare_retrievers}
+    table = {name: _described(ctx, name, rows) for name, rows in found.items()}
+    differences = {
+        f"{other} - {one}": {dataset: _figures(found[other][dataset], found[one][dataset]) for dataset in found[one]}
+        for one, other in itertools.combinations(found, 2)
+    }
+    store.write_json(ctx.root / OUT, {"retrievers": table, "differences": differences})
+    for name, datasets in [*((name, one["datasets"]) for name, one in table.items()), *differences.items()]:
+        for dataset, row in datasets.items():
             figures = {key: figure["value"] for key, figure in row.items() if key != "num_questions"}
             print(
                 f"{name}, {dataset}: " + ", ".join(f"{key} {value:.3f}" for key, value in figures.items()), flush=True
             )
-            # MLflow refuses "@" in the name of a metric.
-            ctx.log(0, {f"{name}/{dataset}/{key}".replace("@", "_at_"): value for key, value in figures.items()})
-    measured = next(iter(table.values()))["datasets"].values() if table else ()
-    ctx.track_data("retrievers", sum(row["num_questions"] for row in measured))
+            if name in table:  # MLflow refuses "@" in the name of a metric.
+                ctx.log(0, {f"{name}/{dataset}/{key}".replace("@", "_at_"): value for key, value in figures.items()})
+    measured = next(iter(table.values()))["datasets"].items() if table else ()
+    ctx.track_data("retrievers", sum(row["num_questions"] for name, row in measured if not name.endswith(HELD_OUT)))
 
 
-def _measure(ctx: Context, name: str) -> Row:
-    settings = retrieval.load_settings(name, ctx.root)
-    retriever = _index(ctx, name, settings)
+def _rows(ctx: Context, name: str) -> dict[str, list[recall.Row]]:
+    """The figures of every question, by dataset."""
+    retriever = _index(ctx, name, retrieval.load_settings(name, ctx.root))
     questions = read_questions(ctx.root / DATA / "questions.jsonl")
-    rows = question_rows(questions, retriever, progress=ctx.progress)
+    rows = recall.question_rows(questions, retriever, progress=ctx.progress, groups=_groups)
+    return {
+        dataset: found
+        for dataset, found in rows.items()
+        if not dataset.endswith(HELD_OUT) or len(found) < len(rows[dataset.removesuffix(HELD_OUT)])
+    }
+
+
+def _groups(question: Question) -> tuple[str, ...]:
+    held_out = question.dataset + HELD_OUT
+    return (question.dataset,) if question.split == "train" else (question.dataset, held_out)
+
+
+def _described(ctx: Context, name: str, rows: dict[str, list[recall.Row]]) -> Row:
+    settings = retrieval.load_settings(name, ctx.root)
     return {
         "backend": settings.backend,
         "settings_digest": store.digest(conf.plain(settings)),
@@ -65,10 +93,14 @@ def _index(ctx: Context, name: str, settings: object) -> Retriever:
         return retrieval.open_retriever(out, corpus)
 
 
-def _figures(rows: list[dict[str, float]]) -> Row:
+def _figures(rows: list[recall.Row], less: list[recall.Row] | None = None) -> Row:
+    """Means of the rows, or of what they are above other rows of the same questions."""
     names = sorted(rows[0])
-    table = [[row[name] for name in names] for row in rows]  # [questions, figures]
-    intervals = bootstrap_means(table, NUM_BOOTSTRAP, bounds=[(0.0, 1.0)] * len(names))
+    table = np.array([[row[name] for name in names] for row in rows])  # [questions, figures]
+    if less is not None:
+        table -= np.array([[row[name] for name in names] for row in less])
+    bounds = (0.0 if less is None else -1.0, 1.0)
+    intervals = bootstrap_means(table, NUM_BOOTSTRAP, bounds=[bounds] * len(names))
     figures = {
         name: {"value": round(one.mean, 6), "low": round(one.low, 6), "high": round(one.high, 6)}
         for name, one in zip(names, intervals, strict=True)

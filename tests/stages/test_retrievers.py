@@ -92,6 +92,34 @@ def test_figures_are_those_of_the_recall_table_with_an_interval_around_each(cont
     assert str(ctx.root) not in (ctx.root / "artifacts" / "retrievers.json").read_text()
 
 
+def test_training_questions_are_told_apart_and_differences_are_paired(context: Callable[..., Any]) -> None:
+    ctx = context("words", "vectors")
+    path = ctx.root / "artifacts" / "data" / "questions.jsonl"
+    rows = [
+        question(n, split="train" if n < 6 else "dev", gold_passage_ids=[f"p{n % 12}"], gold_complete=True)
+        for n in range(16)
+    ]
+    path.write_text(lines(rows))
+    retrievers.body(ctx)
+    tree = json.loads((ctx.root / "artifacts" / "retrievers.json").read_text())
+    words, vectors = (tree["retrievers"][name]["datasets"] for name in ("words", "vectors"))
+    assert {name: row["num_questions"] for name, row in words.items()} == {"d": 16, "d, held out": 10}
+    retrieval.build(
+        ctx.root / "artifacts/data/corpus.jsonl", ctx.root / "index", retrieval.load_settings("words", ctx.root)
+    )
+    held_out = (one for one in read_questions(path) if one.split == "dev")
+    expected = recall_table(held_out, retrieval.open_retriever(ctx.root / "index"))["d"]
+    assert {name: one["value"] for name, one in words["d, held out"].items() if name != "num_questions"} == {
+        name: value for name, value in expected.items() if name != "num_questions"
+    }
+    assert list(tree["differences"]) == ["vectors - words"]
+    for dataset, row in tree["differences"]["vectors - words"].items():
+        for name in ("recall@3", "answer@5", "all_gold@10"):
+            difference = vectors[dataset][name]["value"] - words[dataset][name]["value"]
+            assert row[name]["value"] == pytest.approx(difference, abs=1e-6)
+            assert row[name]["low"] <= row[name]["value"] <= row[name]["high"]
+
+
 def test_the_vectors_of_a_part_are_encoded_once(context: Callable[..., Any]) -> None:
     ctx = context("vectors", "both")
     retrievers.body(ctx)
@@ -123,7 +151,7 @@ def test_the_stage_in_a_clone(tmp_path: Path) -> None:
     parts = "parts:\n  plain: {backend: bm25}\n  stemmed: {backend: bm25, stemmer: snowball}\n"
     (clone.root / "conf/retriever/two.yaml").write_text(f"backend: hybrid\n{parts}")
     clone.must("data", "validate", "index", "recall", "retrievers")
-    assert store.read_json(clone.root / "artifacts/retrievers.json") == {"retrievers": {}}
+    assert store.read_json(clone.root / "artifacts/retrievers.json") == {"differences": {}, "retrievers": {}}
     clone.set("compare_retrievers", "[bm25, two]")
     clone.must("retrievers")
     table = _table(clone.root)
