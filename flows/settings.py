@@ -31,6 +31,9 @@ class EvaluateForm(BaseModel):
     max_questions: int | None = Field(default=None, ge=0, description="Play at most this many questions; 0 plays all.")
     num_bootstrap: int | None = Field(default=None, ge=100, description="Resamples behind each interval.")
     sampled: bool | None = Field(default=None, description="Also play once at temperature 1.")
+    max_failed_share: float | None = Field(
+        default=None, ge=0, lt=1, description="Trajectories whose search may fail and count as wrong."
+    )
 
 
 class Form(BaseModel):

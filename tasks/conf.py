@@ -36,14 +36,18 @@ class Evaluate:
         max_questions: play at most this many (a seeded sample, spread over datasets); 0 plays all.
         num_bootstrap: resamples behind each 95% interval.
         sampled: also play once at temperature 1 with a fixed seed, reported beside greedy.
+        max_failed_share: of all trajectories, how many may fail because a search did and count as wrong; more end
+            the evaluation, so that an outage never looks like a poor policy.
     """
 
     top_k: int
     max_questions: int
     num_bootstrap: int
     sampled: bool
+    max_failed_share: float = 0.0
 
     def __post_init__(self) -> None:
+        require(0 <= self.max_failed_share < 1, "max_failed_share", self.max_failed_share, "a share from 0, below 1")
         require(self.top_k >= 0, "top_k", self.top_k, "0 (as in training) or more")
         require(self.max_questions >= 0, "max_questions", self.max_questions, "0 (all) or more")
         require(self.num_bootstrap >= 100, "num_bootstrap", self.num_bootstrap, "at least 100")

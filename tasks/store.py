@@ -126,8 +126,10 @@ def _row(line: bytes, path: Path, number: int, max_bytes: int, on_fault: OnFault
             )
         return _parse(line, path, number)
     except DataError as error:
+        if path.suffix == ".gz" and error.reason in ("not_utf8", "not_json"):
+            error = DataError(f"{error} Or the gzip file is damaged: gzip -t checks it.", error.reason)
         if on_fault is None:
-            raise
+            raise error from None
         on_fault(number, error)
         return None
 

@@ -60,7 +60,10 @@ def body(ctx: Context, policy: str, seed: int) -> None:
         bar.show(sum(done.values()))
 
     try:
-        found = evaluate(player, questions, params.evaluate.sampled, policy, seed, NUM_RECORDED, ctx.scratch, progress)
+        found = evaluate(
+            player, questions, params.evaluate.sampled, policy, seed, NUM_RECORDED,
+            ctx.scratch, params.evaluate.max_failed_share, progress,
+        )  # fmt: skip
     finally:
         generator.shutdown()
     greedy = [row for row in found.scores if row["mode"] == "greedy"]

@@ -16,6 +16,7 @@ from tasks.agent.rollout import Player
 from tasks.data.sample import choose
 from tasks.evaluate.play import Evaluation, evaluate, score_row
 from tasks.generate.plain import PlainGenerator
+from tasks.retrieval import RetrievalError
 from tasks.types import Action, Hit, Question, Trajectory, Turn
 from tests.tiny import make_player
 
@@ -180,6 +181,36 @@ def test_a_killed_evaluation_plays_only_what_is_missing(
     found = _evaluate(tokenizer, model, tmp_path / "killed")
     assert found == expected
     assert Counter(i for some in [*first, *played] for i in some) == {q.id: 2 for q in QUESTIONS}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.2])
+def test_an_outage_ends_the_evaluation_and_what_it_spoiled_is_played_again(
+    tokenizer: Any, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    """11 questions twice in chunks of 4: a search fails for one question of the first chunk, two of the third."""
+    expected = _evaluate(tokenizer, model, tmp_path / "unbroken")
+    whole, calls, spoiled = Player.play, [], {0: 1, 2: 2}
+
+    def failing(self: Player, *args: Any) -> list[Trajectory]:
+        calls.append(len(args[0]))
+        played = whole(self, *args)
+        count = spoiled.get(len(calls) - 1, 0)
+        gone = {"status": "failed", "answer": None, "turns": (), "error": "the server is gone."}
+        return [replace(one, **gone) if i < count else one for i, one in enumerate(played)]
+
+    monkeypatch.setattr(Player, "play", failing)
+    if share == 0.2:  # 3 of 22 are fewer.
+        found = _evaluate(tokenizer, model, tmp_path / "outage", max_failed_share=share)
+        assert sum(row["status"] == "failed" for row in found.scores) == 3
+        return
+    told = {0.0: r"1 of 22 .*share of 0 may .*Question d/00", 0.1: r"3 of 22 .*share of 0.1 may .*Question d/08"}[share]
+    with pytest.raises(RetrievalError, match=told + ": the server is gone. Mend the search"):
+        _evaluate(tokenizer, model, tmp_path / "outage", max_failed_share=share)
+    assert calls == {0.0: [4], 0.1: [4, 4, 3]}[share]
+    calls.clear()
+    spoiled.clear()
+    assert _evaluate(tokenizer, model, tmp_path / "outage", max_failed_share=share) == expected
+    assert calls == {0.0: [4, 4, 3, 4, 4, 3], 0.1: [4, 3, 4, 4, 3]}[share]  # The chunk without a failure was kept.
 
 
 def _mixed(sizes: dict[str, int]) -> list[Question]:
