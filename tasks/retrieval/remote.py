@@ -229,11 +229,11 @@ def _served(client: Client, corpus_sha256: str, num_passages: int) -> Served:
         DataError: no server there, or one that serves another corpus.
     """
     try:
-        if client.settings.protocol == "search_r1":
-            served = Served(num_passages)
-            RemoteRetriever(client, served).search([_PROBE], 1)
+        is_ours = client.settings.protocol == "breadcrumb"
+        served = client.call("GET", "/health", None, _health) if is_ours else Served(num_passages)
+        RemoteRetriever(client, served).search([_PROBE], 1)  # A key that is wanted is noticed now.
+        if not is_ours:
             return served
-        served = client.call("GET", "/health", None, _health)
     except RetrievalError as error:
         raise DataError(f"{error} {_ADVICE}") from None
     if (served.corpus_sha256, served.num_passages) != (corpus_sha256, num_passages):
@@ -312,6 +312,8 @@ class Client:
         """
         import httpx
 
+        from tasks.retrieval.deadline import Deadline, DeadlineTransport
+
         url, key = os.environ.get(URL) or DEFAULT_URL, os.environ.get(KEY_VARIABLE, "")
         try:
             parsed = httpx.URL(url)
@@ -330,13 +332,14 @@ class Client:
         self.breaker = Breaker(settings.breaker_failures, settings.breaker_cool_down_s)
         self._sleep = sleep
         self._transport_error = httpx.TransportError
+        self._deadline = Deadline()
+        context = ssl.create_default_context() if parsed.scheme == "https" else None
         self._http = httpx.Client(
             base_url=parsed,
             headers={"accept-encoding": "identity", **({"authorization": f"Bearer {key}"} if key else {})},
             timeout=httpx.Timeout(settings.timeout_s, connect=min(settings.timeout_s, _CONNECT_S)),
-            limits=httpx.Limits(max_connections=settings.max_in_flight, keepalive_expiry=30.0),
+            transport=DeadlineTransport(self._deadline, context, settings.max_in_flight),
             trust_env=False,  # No proxy between a trainer and its search server, whatever the shell has set.
-            verify=ssl.create_default_context() if parsed.scheme == "https" else True,
         )
 
     def call(self, method: str, path: str, body: Any, read: Callable[[Any], T]) -> T:
@@ -381,7 +384,7 @@ class Client:
             ValueError: the body is larger than allowed, or the server points elsewhere.
         """
         headers = {} if content is None else {"content-type": "application/json"}
-        limit, until = self.settings.max_response_bytes, time.monotonic() + self.settings.timeout_s
+        limit, self._deadline.until = self.settings.max_response_bytes, time.monotonic() + self.settings.timeout_s
         try:
             with self._http.stream(method, path, content=content, headers=headers) as response:
                 if 300 <= response.status_code < 400:
@@ -391,8 +394,6 @@ class Client:
                     body += block
                     if len(body) > limit:
                         raise ValueError(f"found more than {limit} bytes, expected at most max_response_bytes")
-                    if time.monotonic() > until:
-                        raise _OutageError(f"the answer took longer than {self.settings.timeout_s:g} s")
                 served = response.headers.get(INDEX_HEADER)
                 if self.index_sha256 and served and served != self.index_sha256:
                     raise ValueError(f"found index {served[:12]}, expected {self.index_sha256[:12]} as at the start")
@@ -401,6 +402,8 @@ class Client:
                     raise _OutageError(told, _seconds(response.headers.get("retry-after")))
                 return response.status_code, bytes(body)
         except self._transport_error as error:
+            if time.monotonic() >= self._deadline.until:
+                raise _OutageError(f"the answer took longer than {self.settings.timeout_s:g} s") from None
             raise _OutageError(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) from None
 
     def _pause(self, attempt: int, asked_s: float) -> None:

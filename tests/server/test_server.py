@@ -362,6 +362,17 @@ def test_our_client_tells_an_outage_and_recovers(world_index, world_corpus, tmp_
         assert there.search(["city"], 3) == expected
 
 
+@pytest.mark.parametrize("key", ["", "another"])
+def test_a_missing_or_wrong_key_is_noticed_at_once(world_index, world_corpus, tmp_path, monkeypatch, key):
+    with ServerProcess(world_index, "--port", "0", env={"SEARCH_SERVER_API_KEY": "open-sesame"}) as running:
+        monkeypatch.setenv(remote.URL, running.url)
+        monkeypatch.setenv(remote.KEY_VARIABLE, key)
+        with pytest.raises(DataError, match="refused with status 401: header Authorization") as failure:
+            retrieval.build(world_corpus, tmp_path / "index", remote.Settings("remote"))
+        assert "sesame" not in str(failure.value)
+        assert not (tmp_path / "index").exists()
+
+
 def test_our_client_does_not_take_hits_of_another_index(world_index, world_corpus, tmp_path, monkeypatch):
     """A server that was started again with another index of the same corpus."""
     words = ("--port", str(free_port()), "--set", "cache_bytes=0")
