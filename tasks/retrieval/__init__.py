@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -124,6 +125,9 @@ def open_retriever(index_dir: Path, corpus: Path | None = None, num_threads: int
     """
     manifest = manifests.read(index_dir)
     manifests.check(index_dir, manifest, corpus, verify)
+    if others := manifests.other_versions(manifest):
+        told = f"warning: {index_dir}: built with other libraries ({', '.join(others)}): hits may differ. To be sure, "
+        print(told + "build the index again.", file=sys.stderr, flush=True)
     backend = _module(manifest.backend, str(index_dir / manifests.NAME))
     retriever: Retriever = backend.open_index(index_dir, manifest, num_threads)
     return retriever

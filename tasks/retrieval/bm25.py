@@ -9,7 +9,6 @@ searches them.
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import re
 import shutil
 import tempfile
@@ -27,7 +26,7 @@ import numpy as np
 from tasks import conf, store
 from tasks.conf import require
 from tasks.retrieval import Progress, RetrievalError, check_request, postings
-from tasks.retrieval.manifest import NAME, Built, Manifest
+from tasks.retrieval.manifest import NAME, Built, Manifest, version
 from tasks.retrieval.passages import Passages, copy_passages, read_corpus
 from tasks.types import Hit, Passage
 
@@ -140,7 +139,7 @@ def _work_folder(scratch: Path | None, corpus_sha256: str, settings: Settings) -
             yield Path(name)
         return
     analysis = (settings.stemmer, settings.stopwords, settings.title_weight)
-    versions = [importlib.metadata.version(name) for name in ("bm25s", "PyStemmer")]
+    versions = [version(name) for name in ("bm25s", "PyStemmer")]
     limits = (postings.CHUNK_PASSAGES, postings.CHUNK_TOKENS)
     folder = scratch / f"bm25-{store.digest(_CHUNK_FORMAT, corpus_sha256, *analysis, *versions, *limits)}"
     folder.mkdir(parents=True, exist_ok=True)

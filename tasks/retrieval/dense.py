@@ -22,7 +22,7 @@ from tasks import conf, store
 from tasks.conf import require
 from tasks.retrieval import Progress, RetrievalError, check_request, nearest
 from tasks.retrieval.encoders import MINILM, Encoder, SentenceEncoder, Vectors, check_encoder
-from tasks.retrieval.manifest import NAME, Built, Manifest
+from tasks.retrieval.manifest import NAME, Built, Manifest, version
 from tasks.retrieval.nearest import Hnsw, Ivf, Plan, Pq
 from tasks.retrieval.passages import Passages, copy_passages, count_passages, read_corpus
 from tasks.retrieval.ranking import best_candidates, top_rows
@@ -33,6 +33,8 @@ from tasks.types import Hit, Passage
 PROBE_QUERIES, PROBE_TOP_K, PROBE_WORDS = 200, 10, 12
 """The recall probe: so many queries, the first words of passages spread over the corpus, and how deep it looks."""
 
+_ENCODING, _INDEXING = ("sentence-transformers", "torch", "transformers"), ("faiss-cpu", "numpy")
+"""Libraries whose versions may move the last bits of vectors, and of what is made of them."""
 _VECTORS_FORMAT = 1  # Rises when the text that is encoded changes, so that no old shard is taken for a new one.
 
 
@@ -96,14 +98,14 @@ def build(
         shards = Shards(vectors, num_rows, encoder.dimension, settings.shard_size)
         passages = copy_passages(read_corpus(corpus), out)
         encode_missing(shards, passages, lambda batch: _encode(batch, encoder, settings), progress)
-        work = root / f"index-{store.digest(vectors.name, plan.kind, plan.of_build)}"
+        work = root / f"index-{store.digest(vectors.name, plan.kind, plan.of_build, *map(version, _INDEXING))}"
         work.mkdir(exist_ok=True)
         nearest.build(plan, shards, out, work, progress)
         details = {"encoder_sha256": encoder.sha256, "dimension": encoder.dimension, "index": asdict(plan)}
         if plan.kind != "flat":
             details["probe"] = _probe(shards, out, plan, settings, encoder)
         shutil.rmtree(work)  # The vectors stay: another index, or the same one again, needs them.
-    return Built(num_rows, details, ("faiss-cpu", "numpy", "sentence-transformers", "torch", "transformers"))
+    return Built(num_rows, details, (*_INDEXING, *_ENCODING))
 
 
 def vectors_folder(scratch: Path, corpus_sha256: str, encoder: Encoder, settings: Settings) -> Path:
@@ -112,7 +114,8 @@ def vectors_folder(scratch: Path, corpus_sha256: str, encoder: Encoder, settings
         settings.passage_prefix, settings.max_tokens, settings.shard_size,
         settings.batch_size, settings.device,
     )  # fmt: skip
-    return scratch / f"vectors-{store.digest(_VECTORS_FORMAT, corpus_sha256, encoder.sha256, *changing)}"
+    versions = map(version, _ENCODING)
+    return scratch / f"vectors-{store.digest(_VECTORS_FORMAT, corpus_sha256, encoder.sha256, *changing, *versions)}"
 
 
 def open_index(

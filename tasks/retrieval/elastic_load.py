@@ -108,6 +108,7 @@ class Loader:
             RetrievalError: the server refused a request or was away for too long; what is loaded stays.
         """
         num_passages = count_passages(corpus)
+        self._check_alias()
         is_new = self._create()
         if is_new or self._refreshed_count() != num_passages:
             if not is_new:
@@ -156,6 +157,18 @@ class Loader:
                 "Delete it on the server, or choose another alias."
             )
         return False
+
+    def _check_alias(self) -> None:
+        alias = self._settings.alias
+        found = self._cluster.ask(
+            "who has the alias's name",
+            lambda client: client.options(ignore_status=404).indices.resolve_index(name=alias),
+        )
+        if found.meta.status != 404 and any(index["name"] == alias for index in found["indices"]):
+            raise DataError(
+                f"elasticsearch: alias={alias!r}: {self._cluster.hosts} has an index of this name. "
+                "Choose another alias, or delete that index on the server."
+            )
 
     def _check_nodes(self) -> None:
         health = self._cluster.ask("the cluster's health", lambda client: client.cluster.health())

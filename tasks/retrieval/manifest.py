@@ -1,6 +1,7 @@
 """The index manifest: what an index was built from and with, and the checksum of every file in it.
 
-Its bytes depend on corpus, settings and library versions alone: no time, host or path.
+Its bytes depend on corpus, settings and library versions alone: no time, host or path. It is sealed by a hash of its
+own content, so that a setting changed by hand cannot pass for what the index was built with.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from tasks import conf, store
 from tasks.store import DataError
 
 NAME = "manifest.json"
-FORMAT = 2
+FORMAT = 3
+_SEAL = "content_digest"
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,11 @@ def write(folder: Path, backend: str, settings: dict[str, Any], corpus_hash: str
         corpus_sha256=corpus_hash,
         num_passages=built.num_passages,
         details=built.details,
-        libraries={name: importlib.metadata.version(name) for name in built.libraries},
+        libraries={name: version(name) for name in built.libraries},
         files={name: FileRecord((folder / name).stat().st_size, store.sha256(folder / name)) for name in names},
     )
-    store.write_json(folder / NAME, conf.plain(manifest))
+    content = conf.plain(manifest)
+    store.write_json(folder / NAME, {**content, _SEAL: store.digest(content)})
     return manifest
 
 
@@ -87,11 +90,27 @@ def read(folder: Path) -> Manifest:
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
         found = tree.get("format") if isinstance(tree, dict) else type(tree).__name__
         raise DataError(f"{path}: found format {found!r}, expected {FORMAT}. Build the index again.")
+    if tree.pop(_SEAL, None) != store.digest(tree):
+        raise DataError(f"{path}: changed after the index was built. Build the index again.")
     try:
         files = {str(name): FileRecord(**record) for name, record in tree.pop("files").items()}
         return Manifest(files=files, **tree)
     except (TypeError, KeyError, AttributeError) as error:
         raise DataError(f"{path}: not an index manifest ({error}). Build the index again.") from None
+
+
+def other_versions(manifest: Manifest) -> list[str]:
+    """`name built -> installed` of each library that has another version now."""
+    found = {name: version(name) for name in manifest.libraries}
+    return [f"{name} {built} -> {found[name]}" for name, built in manifest.libraries.items() if found[name] != built]
+
+
+def version(name: str) -> str:
+    """Of an installed package; `none` where there is none of this name."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
 
 
 def check(folder: Path, manifest: Manifest, corpus: Path | None, checksums: bool = True) -> None:

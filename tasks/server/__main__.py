@@ -21,9 +21,9 @@ from types import FrameType
 import yaml
 
 from tasks import conf
+from tasks.retrieval.remote import KEY_VARIABLE
 from tasks.server.settings import Settings
 
-KEY_VARIABLE = "SEARCH_SERVER_API_KEY"
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _FILES = 65_536
 _SWITCH_S = 0.0005  # The search must not keep the event loop waiting for the interpreter lock (5 ms a time).

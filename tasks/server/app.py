@@ -263,6 +263,11 @@ def make_app(service: SearchService, settings: Settings, api_key: str | None = N
             found = f"topk={top_k} times {len(wanted.queries)} queries"
             raise RefusedError(422, f"body: found {found}, expected a product of at most {settings.max_hits}")
         answers = await service.answers(wanted.queries, top_k)
+        if (size := sum(map(len, answers))) > settings.max_answer_bytes:
+            limit = settings.max_answer_bytes
+            raise RefusedError(
+                422, f"body: the answer has {size} bytes, expected at most {limit}. Ask for less at once."
+            )
         headers = {INDEX_HEADER: str(service.health.index_sha256)}
         return Response(render(answers, wanted.return_scores), media_type=_JSON, headers=headers)
 

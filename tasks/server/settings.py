@@ -27,6 +27,7 @@ class Settings:
         max_top_k: largest `topk` (422).
         max_queries: queries in a request (422).
         max_query_chars: characters of a query (422).
+        max_answer_bytes: size of an answer (422), about twice the passages in it.
         max_hits: `topk` times queries in a request (422): what one answer may hold.
         max_body_bytes: size of a request's body (413).
         max_requests: requests in work at once (503 with Retry-After).
@@ -53,6 +54,7 @@ class Settings:
     max_queries: int = 4096
     max_query_chars: int = 16_384
     max_hits: int = 20_480
+    max_answer_bytes: int = 64 << 20
     max_body_bytes: int = 4 << 20
     max_requests: int = 512
     max_queue: int = 16_384

@@ -248,6 +248,15 @@ def test_an_index_of_somebody_else_is_never_removed(corpus, town_passages, serve
 
 
 @servers
+def test_an_index_that_has_the_aliass_name_is_noticed_before_the_load(corpus, town_passages, server, tmp_path):
+    server.call(server.alias, "PUT", {})
+    with pytest.raises(DataError, match=rf"alias='{server.alias}': .* has an index of this name"):
+        load(corpus(town_passages), tmp_path / "index", made(server.alias))
+    assert server.indexes() == []
+    server.call(server.alias, "DELETE")
+
+
+@servers
 def test_a_second_build_loads_nothing_and_gives_the_same_bytes(corpus, town_passages, server, tmp_path):
     path, encoder = corpus(town_passages), HashEncoder()
     settings = made(server.alias, mode="knn")

@@ -6,6 +6,7 @@ import gzip
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,14 +78,42 @@ def test_no_index_and_foreign_manifests(built, tmp_path):
         retrieval.open_retriever(tmp_path / "nowhere")
     tree = json.loads((index / "manifest.json").read_text())
     (index / "manifest.json").write_text(json.dumps(tree | {"format": 99}))
-    with pytest.raises(DataError, match=r"found format 99, expected 2"):
+    with pytest.raises(DataError, match=r"found format 99, expected 3"):
         retrieval.open_retriever(index)
-    (index / "manifest.json").write_text(json.dumps(tree | {"surprise": 1}))
+    write_sealed(index, tree | {"surprise": 1})
     with pytest.raises(DataError, match=r"not an index manifest"):
         retrieval.open_retriever(index)
-    (index / "manifest.json").write_text(json.dumps(tree | {"backend": "magic"}))
+    write_sealed(index, tree | {"backend": "magic"})
     with pytest.raises(ValueError, match=r"backend='magic': expected one of bm25, dense"):
         retrieval.open_retriever(index)
+
+
+def write_sealed(index: Path, tree: Any) -> None:
+    """A manifest as somebody could write it who knows the seal."""
+    del tree["content_digest"]
+    (index / "manifest.json").write_text(json.dumps({**tree, "content_digest": store.digest(tree)}))
+
+
+@pytest.mark.parametrize(
+    "change", [{"files": {}}, {"num_passages": 7}, {"libraries": {}}, {"settings": {"backend": "bm25", "k1": 0.5}}]
+)
+def test_a_manifest_changed_by_hand_is_refused(built, change):
+    _, index = built
+    tree = json.loads((index / "manifest.json").read_text())
+    (index / "manifest.json").write_text(json.dumps(tree | change))
+    with pytest.raises(DataError, match=r"manifest.json: changed after the index was built"):
+        retrieval.open_retriever(index)
+
+
+def test_other_versions_of_libraries_are_told(built, capsys, monkeypatch):
+    _, index = built
+    retrieval.open_retriever(index)
+    assert capsys.readouterr().err == ""
+    real = manifests.version
+    monkeypatch.setattr(manifests, "version", lambda name: "9.9" if name == "bm25s" else real(name))
+    retrieval.open_retriever(index)
+    told = capsys.readouterr().err
+    assert f"built with other libraries (bm25s {real('bm25s')} -> 9.9): hits may differ" in told
 
 
 def test_an_index_can_be_moved(built, tmp_path):

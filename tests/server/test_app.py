@@ -260,6 +260,14 @@ def test_a_whole_turn_of_search_r1s_training_is_one_request(world_index):
     assert (answer.status_code, len(answer.json()["result"])) == (200, 2560)
 
 
+def test_an_answer_that_would_be_too_large_is_refused(world_index):
+    settings = Settings(cache_bytes=0, max_answer_bytes=4000)
+    assert ask(world_index, {"queries": ["city"], "topk": 2}, settings).status_code == 200
+    refused = ask(world_index, {"queries": ["city"], "topk": 50}, settings)
+    assert refused.status_code == 422
+    assert refused.json()["detail"].endswith("bytes, expected at most 4000. Ask for less at once.")
+
+
 @pytest.mark.parametrize(("memory_bytes", "kept"), [(1 << 20, 30), (8192, 14), (100, 0)])
 def test_what_was_asked_last_is_kept_in_memory(world_index, tmp_path, memory_bytes, kept):
     settings = Settings(cache_folder=str(tmp_path / "cache"), cache_memory_bytes=memory_bytes)
