@@ -100,8 +100,8 @@ bench: $(BENCH_STAMP)
 	@$(BIN)/python -m tests.benchmarks.bench_trl
 
 bench-retrieval: $(STAMP)
-	@$(BIN)/python -m tests.benchmarks.bench_retrieval
-	@$(BIN)/python -m tests.benchmarks.bench_server $(ARGS)
+	@status=0; $(BIN)/python -m tests.benchmarks.bench_retrieval || status=1; \
+	$(BIN)/python -m tests.benchmarks.bench_server $(ARGS) || status=1; exit $$status
 
 report: $(STAMP)
 	@cat reports/results.md 2>/dev/null || { echo "There is no report yet: make run"; exit 1; }

@@ -21,7 +21,16 @@ import numpy as np
 from tasks import conf, store
 from tasks.conf import require
 from tasks.retrieval import Progress, RetrievalError, check_request, nearest
-from tasks.retrieval.encoders import MINILM, Encoder, SentenceEncoder, Vectors, check_encoder
+from tasks.retrieval.encoders import (
+    MINILM,
+    PASSAGE_FORMAT,
+    Encoder,
+    SentenceEncoder,
+    Vectors,
+    check_encoder,
+    passage_text,
+    require_passage_format,
+)
 from tasks.retrieval.manifest import NAME, Built, Manifest, version
 from tasks.retrieval.nearest import Hnsw, Ivf, Plan, Pq
 from tasks.retrieval.passages import Passages, copy_passages, count_passages, read_corpus
@@ -35,7 +44,7 @@ PROBE_QUERIES, PROBE_TOP_K, PROBE_WORDS = 200, 10, 12
 
 _ENCODING, _INDEXING = ("sentence-transformers", "torch", "transformers"), ("faiss-cpu", "numpy")
 """Libraries whose versions may move the last bits of vectors, and of what is made of them."""
-_VECTORS_FORMAT = 1  # Rises when the text that is encoded changes, so that no old shard is taken for a new one.
+_VECTORS_FORMAT = 2  # Rises when the text that is encoded changes, so that no old shard is taken for a new one.
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,9 @@ class Settings:
 
     Attributes:
         encoder: `minilm` (embedded, 384 dimensions, 256 tokens) or a sentence-transformers or E5 folder.
-        query_prefix, passage_prefix: put before each text; E5 was trained with `query: ` and `passage: `.
+        query_prefix: put before each query; E5 was trained with `query: `.
+        passage_format: the text that is encoded, with `{title}` and `{text}` in it; for E5 `passage: {title} {text}`,
+            as Search-R1 encodes Wikipedia `passage: "{title}"` with `{text}` on a second line.
         max_tokens: cut texts after so many tokens; 0 keeps the encoder's own limit.
         index: see `tasks.retrieval.nearest`; `auto` chooses by the number of passages.
         hnsw, ivf, pq: numbers of those index types.
@@ -57,7 +68,7 @@ class Settings:
     backend: Literal["dense"]
     encoder: str = MINILM
     query_prefix: str = ""
-    passage_prefix: str = ""
+    passage_format: str = PASSAGE_FORMAT
     max_tokens: int = 0
     index: Literal["auto", "flat", "hnsw", "ivf_pq", "sq8", "ivf_sq8"] = "auto"
     hnsw: Hnsw = field(default_factory=Hnsw)
@@ -72,6 +83,7 @@ class Settings:
         require(self.max_tokens >= 0, "max_tokens", self.max_tokens, "0 (the encoder's own limit) or more")
         require(0 <= self.min_recall <= 1, "min_recall", self.min_recall, "a share in [0, 1]")
         require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
+        require_passage_format(self.passage_format)
         require(self.shard_size >= 1, "shard_size", self.shard_size, "at least 1")
 
 
@@ -111,7 +123,7 @@ def build(
 def vectors_folder(scratch: Path, corpus_sha256: str, encoder: Encoder, settings: Settings) -> Path:
     """Where the shards of these vectors lie: named by whatever changes them, and by nothing else."""
     changing = (
-        settings.passage_prefix, settings.max_tokens, settings.shard_size,
+        settings.passage_format, settings.max_tokens, settings.shard_size,
         settings.batch_size, settings.device,
     )  # fmt: skip
     versions = map(version, _ENCODING)
@@ -165,8 +177,7 @@ def _load_encoder(settings: Settings) -> Encoder:
 
 
 def _encode(passages: list[Passage], encoder: Encoder, settings: Settings) -> Vectors:
-    texts = [f"{settings.passage_prefix}{passage.title}\n{passage.text}" for passage in passages]
-    return encoder.encode(texts, settings.batch_size)
+    return encoder.encode([passage_text(settings.passage_format, one) for one in passages], settings.batch_size)
 
 
 @contextlib.contextmanager

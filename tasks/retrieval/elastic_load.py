@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tasks import store
 from tasks.retrieval import Progress, RetrievalError
 from tasks.retrieval.elastic_server import Cluster, PassingError, describe, passes
-from tasks.retrieval.encoders import Encoder, Vectors
+from tasks.retrieval.encoders import Encoder, Vectors, passage_text
 from tasks.retrieval.passages import count_passages, read_corpus
 from tasks.store import DataError, Row
 from tasks.types import Passage
@@ -62,7 +62,7 @@ def index_body(settings: Settings, corpus_sha256: str, encoder: Encoder | None) 
             "index_options": {"type": settings.vectors},
         }  # fmt: skip
         meta |= {"encoder_sha256": encoder.sha256, "max_tokens": settings.max_tokens}
-        meta |= {"passage_prefix": settings.passage_prefix, "device": settings.device}
+        meta |= {"passage_format": settings.passage_format, "device": settings.device}
     mappings = {"dynamic": "strict", "_meta": meta, "_source": {"includes": ["id", "row", "title", "text"]}}
     return {"settings": {"index": index}, "mappings": {**mappings, "properties": fields}}
 
@@ -217,7 +217,7 @@ class Loader:
         import numpy as np
 
         assert self._encoder is not None
-        texts = [f"{self._settings.passage_prefix}{passage.title}\n{passage.text}" for passage in chunk]
+        texts = [passage_text(self._settings.passage_format, passage) for passage in chunk]
         vectors = self._encoder.encode(texts, self._settings.batch_size)
         if not np.isfinite(vectors).all():
             raise DataError(

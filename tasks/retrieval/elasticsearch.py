@@ -20,7 +20,14 @@ from tasks.conf import require
 from tasks.retrieval import Progress, RetrievalError, check_request, elastic_server
 from tasks.retrieval.elastic_load import Loader, count, index_body, index_name, mapping_digest
 from tasks.retrieval.elastic_server import CONNECTIONS, Cluster, PassingError
-from tasks.retrieval.encoders import MINILM, Encoder, SentenceEncoder, check_encoder
+from tasks.retrieval.encoders import (
+    MINILM,
+    PASSAGE_FORMAT,
+    Encoder,
+    SentenceEncoder,
+    check_encoder,
+    require_passage_format,
+)
 from tasks.retrieval.fusion import fuse
 from tasks.retrieval.manifest import NAME, Built, Manifest
 from tasks.store import DataError, Row
@@ -47,7 +54,7 @@ class Settings:
         b: how far passage length is divided out, in [0, 1].
         analyzer: one the server has: `english` (stop words, Porter stemming), `standard`, ...
         title_weight: how often the title's words are counted; 0 leaves the title out of BM25.
-        encoder, query_prefix, passage_prefix, max_tokens, batch_size, device: as in `dense`; not used by `bm25`.
+        encoder, query_prefix, passage_format, max_tokens, batch_size, device: as in `dense`; not used by `bm25`.
         vectors: `flat` compares with every vector and is exact; `hnsw` and `int8_hnsw` are approximate, and their
             graph depends on the order in which passages arrived, so results may differ between two loads.
         num_candidates: vectors looked at on every shard by `hnsw` and `int8_hnsw`.
@@ -71,7 +78,7 @@ class Settings:
     title_weight: int = 1
     encoder: str = MINILM
     query_prefix: str = ""
-    passage_prefix: str = ""
+    passage_format: str = PASSAGE_FORMAT
     max_tokens: int = 0
     batch_size: int = 32
     device: Literal["cpu", "cuda"] = "cpu"
@@ -91,6 +98,7 @@ class Settings:
     def __post_init__(self) -> None:
         good = re.fullmatch(r"[a-z0-9][a-z0-9_.-]{0,99}", self.alias) is not None
         require(good, "alias", self.alias, "1 to 100 of a-z, 0-9, '_', '.', '-', the first a letter or digit")
+        require_passage_format(self.passage_format)
         require(self.k1 >= 0, "k1", self.k1, "0 or more")
         require(0 <= self.b <= 1, "b", self.b, "a number in [0, 1]")
         require(bool(self.analyzer), "analyzer", self.analyzer, "the name of an analyzer")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Protocol
 
@@ -9,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import store
+from tasks.conf import require
 from tasks.store import DataError
+from tasks.types import Passage
 
 Vectors = npt.NDArray[np.float32]
 
@@ -18,6 +21,8 @@ MINILM_WEIGHTS = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9
 """sha256 of `model.safetensors` of sentence-transformers/all-MiniLM-L6-v2 as published by its authors; the copy
 that the pinned package carries is not theirs, so it is checked."""
 
+PASSAGE_FORMAT = "{title}. {text}"
+_FIELD = re.compile(r"\{(title|text)\}")
 _CONTENT = {".safetensors", ".bin", ".json", ".txt", ".model"}
 
 
@@ -71,6 +76,24 @@ class SentenceEncoder:
             texts, batch_size=batch_size, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False
         )
         return np.ascontiguousarray(vectors, dtype=np.float32)
+
+
+def passage_text(form: str, passage: Passage) -> str:
+    """What is encoded of a passage.
+
+    >>> passage_text("passage: {title}. {text}", Passage("p", "Bern", "A {title} city."))
+    'passage: Bern. A {title} city.'
+    """
+    return _FIELD.sub(lambda field: getattr(passage, field[1]), form)
+
+
+def require_passage_format(form: str) -> None:
+    """Refuse a `passage_format` without the text.
+
+    Raises:
+        ValueError: it has no `{text}`.
+    """
+    require("{text}" in form, "passage_format", form, "a text with {text} in it, and {title} where the title goes")
 
 
 def check_encoder(encoder: Encoder, name: str, built_with: object, where: Path) -> None:

@@ -16,11 +16,12 @@ from tasks import conf, retrieval, store
 from tasks.retrieval import dense, nearest
 from tasks.retrieval import manifest as manifests
 from tasks.retrieval.dense import Settings
-from tasks.retrieval.encoders import SentenceEncoder
+from tasks.retrieval.encoders import SentenceEncoder, passage_text
 from tasks.store import DataError
+from tasks.types import Passage
 
 QUIET = retrieval.silent
-SMALL = Settings("dense", shard_size=3, query_prefix="query: ", passage_prefix="passage: ")
+SMALL = Settings("dense", shard_size=3, query_prefix="query: ", passage_format="passage: {title}\n{text}")
 
 
 class HashEncoder:
@@ -152,7 +153,7 @@ def test_the_embedded_encoder(corpus, town_passages, tmp_path):
     results = retriever.search(queries, 3)
     assert [hits[0].passage_id for hits in results] == ["p0", "p2"]
     encoder = SentenceEncoder("minilm")
-    vectors = encoder.encode([f"{title}\n{text}" for title, text in town_passages], 4)
+    vectors = encoder.encode([f"{title}. {text}" for title, text in town_passages], 4)
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(1.0, abs=1e-5)
     scores = encoder.encode(queries, 4) @ vectors.T
     for hits, row in zip(results, scores, strict=True):
@@ -195,7 +196,9 @@ def test_e5_gets_its_prefixes(tiny_e5, corpus, tmp_path):
     folder, vector = tiny_e5
     passages = [("Bern", "Bern is a city"), ("", "a river"), ("City", "a city is a city"), ("River", "city river")]
     path = corpus(passages)
-    config = Settings("dense", encoder=str(folder), query_prefix="query: ", passage_prefix="passage: ", batch_size=3)
+    config = Settings(
+        "dense", encoder=str(folder), query_prefix="query: ", passage_format="passage: {title}\n{text}", batch_size=3
+    )
     retrieval.build(path, tmp_path / "index", config)
     retriever = retrieval.open_retriever(tmp_path / "index", path)
     vectors = np.stack([vector(f"passage: {title}\n{text}") for title, text in passages])
@@ -203,3 +206,11 @@ def test_e5_gets_its_prefixes(tiny_e5, corpus, tmp_path):
         scores = vectors @ vector(f"query: {query}")
         assert [hit.score for hit in hits] == pytest.approx(np.sort(scores)[::-1], abs=1e-5)
         assert [hit.score for hit in hits] == pytest.approx([scores[int(hit.passage_id[1:])] for hit in hits], abs=1e-5)
+
+
+def test_the_text_that_is_encoded():
+    odd = Passage("p", "On {text} and {title}", "All {title}s {x}")
+    assert passage_text('passage: "{title}"\n{text}', odd) == 'passage: "On {text} and {title}"\nAll {title}s {x}'
+    assert passage_text("{text}", odd) == odd.text
+    with pytest.raises(ValueError, match=r"passage_format='passage: ': expected a text with \{text\} in it"):
+        Settings("dense", passage_format="passage: ")

@@ -184,7 +184,9 @@ def test_queries_no_server_would_take(corpus, town_passages, server, tmp_path):
 
 @servers
 def test_vectors_against_brute_force(corpus, town_passages, server, tmp_path):
-    settings = made(server.alias, mode="knn", query_prefix="query: ", passage_prefix="passage: ", shards=2)
+    settings = made(
+        server.alias, mode="knn", query_prefix="query: ", passage_format="passage: {title}\n{text}", shards=2
+    )
     queries = ["city of Switzerland", "", "river", "Equal mountains"]
     encoder = HashEncoder()
     passages = encoder.encode([f"passage: {title}\n{text}" for title, text in town_passages], 1)

@@ -115,7 +115,7 @@ def test_another_index_over_the_same_vectors_encodes_nothing(path, tmp_path):
         encoder = HashEncoder()
         _build(path, tmp_path / "index", config, tmp_path / "scratch", encoder)
         assert len(encoder.texts) in (0, dense.PROBE_QUERIES)  # The recall probe's queries
-    for changes in ({"passage_prefix": "p: "}, {"max_tokens": 9}, {"batch_size": 2}, {"shard_size": 50}):
+    for changes in ({"passage_format": "p: {text}"}, {"max_tokens": 9}, {"batch_size": 2}, {"shard_size": 50}):
         encoder = HashEncoder()
         _build(path, tmp_path / "index", _settings("flat", **changes), tmp_path / "scratch", encoder)
         assert len(encoder.texts) == NUM_PASSAGES
@@ -184,7 +184,7 @@ def test_the_probe_measures_recall_against_exact_search(path, scratch, tmp_path)
     # By hand: the retriever's first ten against brute force. Repeated passages tie, so only scores can be compared.
     texts = [row["text"] for _, row in store.read_jsonl(path)]
     encoder = HashEncoder()
-    vectors = encoder.encode([f"\n{text}" for text in texts], 1)
+    vectors = encoder.encode([f". {text}" for text in texts], 1)
     rows = np.unique(np.linspace(0, NUM_PASSAGES - 1, 200).round().astype(int))
     queries = encoder.encode([texts[row] for row in rows], 1)
     best = np.argsort(-(queries @ vectors.T), axis=1, kind="stable")[:, :10]
