@@ -38,7 +38,8 @@ class Retriever(Protocol):
     valid and also gets that many hits. `search([], top_k)` is `[]` and asks nothing of the index.
 
     Raises:
-        ValueError: top_k below 1, or a query that is not text.
+        ValueError: top_k below 1 or above what a server gives at once (Elasticsearch 10,000, ours `max_top_k`), or a
+            query that is not text.
         RetrievalError: the search failed.
     """
 

@@ -89,7 +89,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Served:
-    """What a server says it serves, and how many queries and hits a request may have; None where it cannot tell."""
+    """What a server says it serves, and what a request may ask; None where it cannot tell."""
 
     num_passages: int
     backend: str | None = None
@@ -97,6 +97,7 @@ class Served:
     corpus_sha256: str | None = None
     max_queries: int | None = None
     max_hits: int | None = None
+    max_top_k: int | None = None
 
 
 def contents(title: str, text: str) -> str:
@@ -163,6 +164,8 @@ class RemoteRetriever:
         """The `top_k` best passages for each query, with the scores of the server's backend."""
         check_request(queries, top_k)
         count, size = min(top_k, self._served.num_passages), self._client.settings.batch_size
+        if count > (most := self._served.max_top_k or count):
+            raise ValueError(f"top_k={top_k}: the server gives at most {most} hits (its max_top_k). Ask for less.")
         size = min(size, self._served.max_queries or size, max(1, (self._served.max_hits or size * count) // count))
         parts = [queries[start : start + size] for start in range(0, len(queries), size)]
         run = map if len(parts) < 2 else self._threads.map
@@ -252,9 +255,9 @@ def _health(tree: Any) -> Served:
     if not isinstance(tree, dict) or tree.get("protocol") != PROTOCOL:
         found = tree.get("protocol") if isinstance(tree, dict) else type(tree).__name__
         raise ValueError(f"protocol: found {found!r:.40}, expected {PROTOCOL}")
-    names = ("num_passages", "backend", "index_sha256", "corpus_sha256", "max_queries", "max_hits")
+    names = ("num_passages", "backend", "index_sha256", "corpus_sha256", "max_queries", "max_hits", "max_top_k")
     values: list[Any] = [tree.get(name) for name in names]
-    if [type(value) for value in values] != [int, str, str, str, int, int]:
+    if [type(value) for value in values] != [int, str, str, str, int, int, int]:
         raise ValueError(f"expected {', '.join(names)} as numbers and text, found {values!r:.{_SHOWN}}")
     return Served(*values)
 

@@ -79,6 +79,7 @@ class Health(BaseModel):
     protocol: int
     max_queries: int
     max_hits: int
+    max_top_k: int
     backend: str | None = None
     index_sha256: str | None = None
     corpus_sha256: str | None = None
@@ -114,7 +115,11 @@ class SearchService:
         self.state: State = "starting"
         self.failure: Exception | None = None
         self.health = Health(
-            status="starting", protocol=PROTOCOL, max_queries=settings.max_queries, max_hits=settings.max_hits
+            status="starting",
+            protocol=PROTOCOL,
+            max_queries=settings.max_queries,
+            max_hits=settings.max_hits,
+            max_top_k=settings.max_top_k,
         )
         self.metrics = Metrics()
         self._index_dir, self._corpus, self._settings = index_dir, corpus, settings

@@ -138,6 +138,7 @@ def built(corpus, town_passages, tmp_path) -> tuple[Path, retrieval.Retriever, d
         "num_passages": 10,
         "max_queries": 100,
         "max_hits": 1000,
+        "max_top_k": 100,
     }
     return path, retrieval.open_retriever(tmp_path / "local"), health
 
@@ -172,6 +173,10 @@ def test_requests_keep_to_the_limits_of_the_server(stub, built, tmp_path):
         stub.asked.clear()
         assert there.search(QUERIES, top_k) == local.search(QUERIES, top_k)
         assert max(len(body["queries"]) for _, body, _ in stub.asked) == most
+    stub.answer = OurShape(local, health | {"max_top_k": 5})
+    there = retrieval.open_retriever(tmp_path / "index", path)
+    with pytest.raises(ValueError, match="top_k=6: the server gives at most 5 hits"):
+        there.search(QUERIES, 6)
 
 
 @pytest.mark.parametrize("with_ids", [True, False])

@@ -186,6 +186,7 @@ def test_health_tells_what_is_served(world_index, world_corpus):
                     "num_passages": 276,
                     "max_queries": 4096,
                     "max_hits": 20_480,
+                    "max_top_k": 1000,
                 },
             )
             for state in ("starting", "stopping"):
