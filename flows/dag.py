@@ -30,6 +30,15 @@ class Dag:
         """All stages, dependencies first."""
         return list(self.needs)
 
+    @property
+    def urgent_first(self) -> list[str]:
+        """All stages, dependencies first, and of those that are free at once the one that most others wait for."""
+        followers: dict[str, set[str]] = {name: set() for name in self.needs}
+        for name in reversed(self.names):
+            for need in self.needs[name]:
+                followers[need] |= {name} | followers[name]
+        return sorted(self.needs, key=lambda name: -len(followers[name]))
+
 
 def read(root: Path, force: tuple[str, ...] = ()) -> Dag:
     """Ask DVC for the graph and for what has changed.

@@ -88,7 +88,7 @@ class Run:
                 without it the stage is run directly.
         """
         begin = start or (lambda name: lambda: self.work(name)(lambda line: None))
-        waiting = [name for name in self.graph.names if name not in self.outcomes]
+        waiting = [name for name in self.graph.urgent_first if name not in self.outcomes]
         running: dict[Future[Outcome], str] = {}
         with ThreadPoolExecutor(self.max_parallel, "stage") as pool:
             try:

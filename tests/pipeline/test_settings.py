@@ -120,3 +120,14 @@ def test_repair_leaves_a_sound_clone_alone(root: Path) -> None:
     assert "cmd: x" in (root / "dvc.lock").read_text()
     (root / ".dvc/tmp/rwlock").write_text("")
     assert dag.repair(root) == ["removed the list of busy paths of a killed run"]
+
+
+def test_what_most_others_wait_for_comes_first() -> None:
+    """As in dvc.yaml: two leaves beside a long path."""
+    needs = {
+        "data": (), "index": ("data",), "recall": ("index",), "base@0": ("index",), "base@1": ("index",),
+        "train@0": ("base@0",), "train@1": ("base@1",), "report": ("recall", "train@0", "train@1"),
+    }  # fmt: skip
+    order = dag.Dag(needs, frozenset()).urgent_first
+    assert order == ["data", "index", "base@0", "base@1", "recall", "train@0", "train@1", "report"]
+    assert all(order.index(need) < order.index(name) for name, others in needs.items() for need in others)
