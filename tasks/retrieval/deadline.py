@@ -9,7 +9,6 @@ import math
 import ssl
 import threading
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import httpcore
@@ -56,11 +55,6 @@ class _Backend(httpcore.SyncBackend):
     def connect_tcp(self, host: str, port: int, timeout: float | None = None, *more: Any, **options: Any) -> Any:
         stream = super().connect_tcp(host, port, self._deadline.cut(timeout), *more, **options)
         return _Stream(stream, self._deadline)
-
-    def connect_unix_socket(
-        self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
-    ) -> Any:
-        raise NotImplementedError("our addresses have a host")
 
 
 class _Stream(httpcore.NetworkStream):

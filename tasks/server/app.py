@@ -292,6 +292,14 @@ def make_app(service: SearchService, settings: Settings, api_key: str | None = N
     async def docs() -> HTMLResponse:
         return HTMLResponse(docs_page(app.openapi()))
 
+    _tell_errors(app)
+    if api_key is not None:
+        app.openapi().setdefault("components", {})["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    guard = Guard(app, settings, service.metrics, api_key, lambda: service.state)
+    return guard
+
+
+def _tell_errors(app: FastAPI) -> None:
     @app.exception_handler(RefusedError)
     async def tell_refusal(request: Request, refused: RefusedError) -> JSONResponse:
         return JSONResponse({"detail": str(refused)}, refused.status, refused.headers)
@@ -299,11 +307,6 @@ def make_app(service: SearchService, settings: Settings, api_key: str | None = N
     @app.exception_handler(Exception)
     async def tell_fault(request: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"detail": f"{type(error).__name__}: a fault of the server; see its output"}, 500)
-
-    if api_key is not None:
-        app.openapi().setdefault("components", {})["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    guard = Guard(app, settings, service.metrics, api_key, lambda: service.state)
-    return guard
 
 
 def _stored_bytes(answer: bytes) -> int:

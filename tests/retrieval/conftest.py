@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -40,3 +42,14 @@ def town_passages() -> list[tuple[str, str]]:
         ("Stop", "It is as it was, and that is that."),
         ("Long", "city " * 40 + "river"),
     ]
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """Key and certificate for 127.0.0.1, signed by nobody else."""
+    key, pem = tmp_path / "key.pem", tmp_path / "ca.pem"
+    words = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    if not shutil.which("openssl"):
+        pytest.skip("openssl is not installed")
+    subprocess.run([*words.split(), "-keyout", str(key), "-out", str(pem)], capture_output=True, check=True)
+    return key, pem

@@ -10,7 +10,6 @@ import os
 import random
 import signal
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -707,13 +706,9 @@ def test_an_older_server_is_refused_with_the_client_to_install(monkeypatch):
 
 
 @pytest.mark.slow
-def test_tls_needs_the_authority(monkeypatch, tmp_path):
+def test_tls_needs_the_authority(monkeypatch, certificate):
     """A certificate we signed ourselves: refused at once without its authority, accepted with it."""
-    key, pem = tmp_path / "key.pem", tmp_path / "ca.pem"
-    words = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
-    done = subprocess.run([*words.split(), "-keyout", str(key), "-out", str(pem)], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"openssl made no certificate: {done.stderr[-200:]}")
+    key, pem = certificate
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(pem, key)
     monkeypatch.setenv(URL, _stub({"/": (200, BANNER)}, tls)[0])
