@@ -1,9 +1,9 @@
 """Great Expectations suites for the four files that stages hand on: questions, passages, trajectories, results.
 
 A guard, not a reader: rows are taken as they are, so that a file spoilt by hand or by a bug is described
-as a whole, not refused at its first row. Files are streamed in batches; only the row number and 8 bytes
-of each row's key stay in memory. Great Expectations is imported nowhere else, and only when a check runs
-(about 3 s).
+as a whole, not refused at its first row. Files are streamed in batches; only 20 bytes a row stay in memory:
+its file, its number and a hash of its key. Great Expectations is imported nowhere else, and only when a check
+runs (about 3 s); files of one kind are checked together, because each suite and its pages cost half a second.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import shutil
 import typing
 import warnings
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,12 +34,14 @@ if TYPE_CHECKING:
 
 Kind = Literal["questions", "passages", "trajectories", "results"]
 Cells = dict[str, Any]
+Place = tuple[str, int]  # A file and the number of a row, from 1.
 
 BATCH_ROWS = 20_000
 MODES = ("greedy", "sampled")
 _EXAMPLES = 5
 # Rounding of a log-softmax may lift the logprob of a certain token a little above 0.
 _LOGPROB_ROUNDING = 1e-4
+_ROWS = "number of rows"
 
 
 @dataclass(frozen=True)
@@ -73,52 +75,57 @@ class Suite:
 
 @dataclass
 class _Tally:
-    """What became of one rule over all batches; `examples` are (row number, found) pairs, the first few."""
+    """What became of one rule over all batches; `examples` are (place, found) pairs, the first few."""
 
     rule: Rule
     num_rows: int = 0
     num_broken: int = 0
-    examples: list[tuple[int, str]] = field(default_factory=list)
+    examples: list[tuple[Place, str]] = field(default_factory=list)
     crash: str = ""
 
 
 def check(
-    kind: Kind, path: Path, docs_folder: Path, corpus: Path | None = None, batch_rows: int = BATCH_ROWS
+    kind: Kind, paths: Sequence[Path], docs_folder: Path, corpus: Path | None = None, batch_rows: int = BATCH_ROWS
 ) -> dict[str, Any]:
-    """Check a JSONL file against its suite and write Data Docs to `docs_folder/<kind>`.
+    """Check JSONL files of one kind against their suite and write Data Docs to `docs_folder/<kind>`.
 
     Args:
         kind: which suite.
-        path: `.jsonl` or `.jsonl.gz`.
+        paths: each `.jsonl` or `.jsonl.gz`.
         docs_folder: its subfolder `kind` is replaced; it holds time stamps, so no stage may depend on it.
         corpus: for questions: their passage ids must be ids of this file.
         batch_rows: rows in memory at once; the result does not depend on it.
 
     Returns:
-        `{kind, file, rows, expectations: [{expectation, column, meaning, rows, success}]}`, the same for
-        the same file.
+        `{kind, files, rows, expectations: [{expectation, column, meaning, rows, success}]}`, the same for
+        the same files.
 
     Raises:
-        DataError: the file cannot be read, or expectations are violated; then one line for each, with file,
+        DataError: a file cannot be read, or expectations are violated; then one line for each and file, with
             rows, column, found values and rule. Data Docs are written in that case too.
     """
     suite = _SUITES[kind](None if corpus is None else _corpus_keys(corpus))
     docs = docs_folder / kind
     validator = _Validator(docs)
     tallies = [_Tally(rule) for rule in suite.rules]
-    numbers, keys, rows = array("Q"), array("Q"), read_jsonl(path)
+    files, numbers, keys = array("i"), array("Q"), array("Q")
+    rows = (((str(path), number), row) for path in paths for number, row in read_jsonl(path))
+    index = {str(path): file for file, path in enumerate(paths)}
     while batch := list(itertools.islice(rows, batch_rows)):
-        numbers.extend(number for number, _ in batch)
-        keys.extend(key_of(dump([row.get(name) for name in suite.key])) for _, row in batch)
+        files.extend(index[file] for (file, _), _ in batch)
+        numbers.extend(number for (_, number), _ in batch)
+        keys.extend(key_of(dump([file, *(row.get(name) for name in suite.key)])) for (file, _), row in batch)
         validator.run(kind, tallies, _frame(batch, suite.cells), dict(batch))
     whole = [_Tally(rule) for rule in _whole_rules(suite.key)]
-    validator.run(f"{kind}_whole_file", whole, _key_frame(numbers, keys, suite.key), {})
+    validator.run(f"{kind}_files", whole[:1], _file_frame(list(index), files), {})
+    if suite.key:
+        validator.run(f"{kind}_keys", whole[1:], _key_frame(list(index), files, numbers, keys, suite.key), {})
     validator.write_docs()
-    _describe_keys(path, suite.key, whole)
-    _raise_violations(path, [*tallies, *whole], docs)
+    _describe_keys(paths, suite.key, whole[1:])
+    _raise_violations(paths, [*tallies, *whole], docs)
     return {
         "kind": kind,
-        "file": path.name,
+        "files": [path.name for path in paths],
         "rows": len(numbers),
         "expectations": [_passed(t) for t in [*tallies, *whole]],
     }
@@ -135,24 +142,33 @@ def _passed(tally: _Tally) -> Row:
     }
 
 
-def _raise_violations(path: Path, tallies: Sequence[_Tally], docs: Path) -> None:
-    lines = [_violation(path, tally) for tally in tallies if tally.num_broken or tally.crash]
+def _raise_violations(paths: Sequence[Path], tallies: Sequence[_Tally], docs: Path) -> None:
+    lines = [line for tally in tallies for line in _violations(paths, tally)]
     if lines:
         more = f"Correct the rows, or the stage that wrote them. Details: {docs / 'index.html'}"
         raise DataError("\n".join([*lines, more]))
 
 
-def _violation(path: Path, tally: _Tally) -> str:
+def _violations(paths: Sequence[Path], tally: _Tally) -> Iterator[str]:
+    """One line for each file of the examples."""
     rule = tally.rule
     if tally.crash:
-        return f"{path}: column {rule.column!r}: the rule {rule.expectation} could not be checked: {tally.crash}"
-    if not rule.column:
-        return f"{path}: expected {rule.meaning} ({rule.expectation})."
-    rows = ", ".join(str(number) for number, _ in tally.examples)
-    more = f" and {tally.num_broken - len(tally.examples)} more" if tally.num_broken > len(tally.examples) else ""
-    found = ", ".join(dict.fromkeys(found for _, found in tally.examples))
-    where = f"{path}: row {rows}{more}: column {rule.column!r}"
-    return f"{where}: found {found}, expected {rule.meaning} ({rule.expectation})."
+        files = ", ".join(map(str, paths))
+        yield f"{files}: column {rule.column!r}: the rule {rule.expectation} could not be checked: {tally.crash}"
+        return
+    left = tally.num_broken - len(tally.examples)
+    last = tally.examples[-1][0][0] if tally.examples else ""
+    if left and not last:
+        yield f"{', '.join(map(str, paths))}: expected {rule.meaning} ({rule.expectation})."
+    for file, examples in itertools.groupby(tally.examples, key=lambda example: example[0][0]):
+        places, values = zip(*examples, strict=True)
+        if rule.column == _ROWS:
+            yield f"{file}: expected {rule.meaning} ({rule.expectation})."
+            continue
+        numbers = ", ".join(str(number) for _, number in places)
+        more = f" and {left} more" + ("" if len(paths) == 1 else ", here or in later files")
+        where = f"{file}: row {numbers}{more if left and file == last else ''}: column {rule.column!r}"
+        yield f"{where}: found {', '.join(dict.fromkeys(values))}, expected {rule.meaning} ({rule.expectation})."
 
 
 # The suites. A cell is None where the field has the wrong kind of value, so that a rule can point at it.
@@ -188,8 +204,8 @@ def _when(rule: Rule, condition: str, meaning: str) -> Rule:
 
 
 def _whole_rules(key: tuple[str, ...]) -> tuple[Rule, ...]:
-    """The rules that need every row: a row there is, and no key twice."""
-    some = Rule("ExpectTableRowCountToBeBetween", {"min_value": 1}, "at least one row")
+    """The rules that need every row: each file has one, and none has a key twice."""
+    some = _between(_ROWS, 1, meaning="at least one row")
     unique = Rule("ExpectColumnValuesToBeUnique", {"column": "/".join(key)}, "no value twice in the file")
     return (some, unique) if key else (some,)
 
@@ -401,7 +417,7 @@ def _turn_fault(turn: Row) -> str | None:
 # Frames and Great Expectations.
 
 
-def _frame(batch: list[tuple[int, Row]], cells: Callable[[Row], Cells]) -> pandas.DataFrame:
+def _frame(batch: list[tuple[Place, Row]], cells: Callable[[Row], Cells]) -> pandas.DataFrame:
     import pandas
 
     columns = [cells(row) for _, row in batch]
@@ -409,16 +425,26 @@ def _frame(batch: list[tuple[int, Row]], cells: Callable[[Row], Cells]) -> panda
     for name, series in table.items():
         if all(value is None or type(value) in (int, float) for value in series):
             table[name] = series.astype(float)
-    return pandas.DataFrame({"row": [number for number, _ in batch], **table})
+    files, numbers = zip(*(place for place, _ in batch), strict=True)
+    return pandas.DataFrame({"file": files, "row": numbers, **table})
 
 
-def _key_frame(numbers: array[int], keys: array[int], key: tuple[str, ...]) -> pandas.DataFrame:
+def _file_frame(names: list[str], files: array[int]) -> pandas.DataFrame:
+    """One line for each file; row 0 stands for all of it."""
     import pandas
 
-    columns = {"row": np.frombuffer(numbers, np.uint64)}
-    if key:
-        columns["/".join(key)] = np.frombuffer(keys, np.uint64)
-    return pandas.DataFrame(columns)
+    counts = np.bincount(np.frombuffer(files, np.int32), minlength=len(names))
+    return pandas.DataFrame({"file": names, "row": 0, _ROWS: counts})
+
+
+def _key_frame(
+    names: list[str], files: array[int], numbers: array[int], keys: array[int], key: tuple[str, ...]
+) -> pandas.DataFrame:
+    import pandas
+
+    file = pandas.Categorical.from_codes(np.frombuffer(files, np.int32), pandas.Index(names))
+    hashes = np.frombuffer(keys, np.uint64)
+    return pandas.DataFrame({"file": file, "row": np.frombuffer(numbers, np.uint64), "/".join(key): hashes})
 
 
 def _corpus_keys(path: Path) -> np.ndarray:
@@ -427,14 +453,16 @@ def _corpus_keys(path: Path) -> np.ndarray:
     return keys
 
 
-def _describe_keys(path: Path, key: tuple[str, ...], tallies: list[_Tally]) -> None:
+def _describe_keys(paths: Sequence[Path], key: tuple[str, ...], tallies: list[_Tally]) -> None:
     """Replace the hashes in the examples by the key values of their rows."""
-    wanted = {number for tally in tallies for number, _ in tally.examples}
-    if not wanted:
-        return
-    found = {n: ", ".join(shown(row.get(k)) for k in key) for n, row in read_jsonl(path) if n in wanted}
+    wanted = {place for tally in tallies for place, _ in tally.examples}
+    files = {file for file, _ in wanted}
+    found: dict[Place, str] = {}
+    for path in (path for path in paths if str(path) in files):
+        rows = (((str(path), number), row) for number, row in read_jsonl(path))
+        found |= {place: ", ".join(shown(row.get(k)) for k in key) for place, row in rows if place in wanted}
     for tally in tallies:
-        tally.examples = [(number, found[number]) for number, _ in tally.examples]
+        tally.examples = [(place, found[place]) for place, _ in tally.examples]
 
 
 class _Validator:
@@ -459,18 +487,18 @@ class _Validator:
         self.batch = asset.add_batch_definition_whole_dataframe("batch")
         self.definitions: dict[str, Any] = {}
 
-    def run(self, name: str, tallies: list[_Tally], frame: pandas.DataFrame, rows: dict[int, Row]) -> None:
+    def run(self, name: str, tallies: list[_Tally], frame: pandas.DataFrame, rows: dict[Place, Row]) -> None:
         """Check `frame` against the rules of `tallies` and add the outcome to them.
 
         Args:
             name: the suite's name in the Data Docs.
             tallies: one per rule.
-            frame: one line per row, with a column `row` of row numbers.
-            rows: the raw rows by number, to show found values; the frame's values are shown for others.
+            frame: one line per row; columns `file` and `row` tell its place.
+            rows: the raw rows by place, to show found values; the frame's values are shown for others.
         """
         form = {
             "result_format": "SUMMARY",
-            "unexpected_index_column_names": ["row"],
+            "unexpected_index_column_names": ["file", "row"],
             "partial_unexpected_count": _EXAMPLES,
             "return_unexpected_index_query": False,
         }
@@ -511,7 +539,7 @@ def _site(docs: Path) -> Any:
     }
 
 
-def _add_failure(tally: _Tally, result: Any, rows: dict[int, Row]) -> None:
+def _add_failure(tally: _Tally, result: Any, rows: dict[Place, Row]) -> None:
     crash = result.exception_info.get("exception_message") if isinstance(result.exception_info, dict) else None
     if crash:
         tally.crash = str(crash)
@@ -520,10 +548,10 @@ def _add_failure(tally: _Tally, result: Any, rows: dict[int, Row]) -> None:
     columns = tally.rule.column.split("/")
     for line in result.result.get("partial_unexpected_index_list") or []:
         if len(tally.examples) < _EXAMPLES:
-            number = int(line["row"])
-            raw = rows.get(number, {})
+            place = (str(line["file"]), int(line["row"]))
+            raw = rows.get(place, {})
             found = [shown(raw[name]) if name in raw else _cell(line.get(name), name in _DERIVED) for name in columns]
-            tally.examples.append((number, " and ".join(found)))
+            tally.examples.append((place, " and ".join(found)))
 
 
 _DERIVED = frozenset({"unknown_passage_id", "unknown_field", "turn_fault"})

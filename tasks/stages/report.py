@@ -43,20 +43,17 @@ def guard(params: conf.Params, root: Path = Path()) -> None:
     """The Great Expectations suites over what was played; nothing is published that breaks one.
 
     Raises:
-        DataError: one line for each violation; Data Docs are in `.scratch/data_docs/<evaluate or train>/`.
+        DataError: one line for each violation; Data Docs are in `.scratch/data_docs/`.
     """
     from tasks.data.expectations import check
 
-    docs = root / runner.SCRATCH / "data_docs"
-    for seed in params.seeds:
-        for policy in (table.BASE, *params.methods):
-            name = f"{policy}-{seed}"
-            played = root / ARTIFACTS / "evaluate" / name
-            check("results", played / "scores.jsonl", docs / "evaluate" / name)
-            check("trajectories", played / "trajectories.jsonl", docs / "evaluate" / name)
-            trained = root / ARTIFACTS / "train" / name / "trajectories.jsonl"
-            if policy != table.BASE and trained.stat().st_size:  # Empty where none is to be recorded.
-                check("trajectories", trained, docs / "train" / name)
+    docs, artifacts = root / runner.SCRATCH / "data_docs", root / ARTIFACTS
+    names = {policy: [f"{policy}-{seed}" for seed in params.seeds] for policy in (table.BASE, *params.methods)}
+    played = [artifacts / "evaluate" / name for policy in names for name in names[policy]]
+    trained = [artifacts / "train" / name / "trajectories.jsonl" for policy in params.methods for name in names[policy]]
+    recorded = [path for path in trained if path.stat().st_size]  # Empty where none is to be recorded.
+    check("results", [folder / "scores.jsonl" for folder in played], docs)
+    check("trajectories", [*(folder / "trajectories.jsonl" for folder in played), *recorded], docs)
 
 
 def _dvc_groups(root: Path) -> list[str]:

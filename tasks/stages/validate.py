@@ -22,8 +22,8 @@ def main() -> None:
 def _body(ctx: Context) -> None:
     corpus, docs = ctx.root / DATA / CORPUS, ctx.root / DOCS
     outcome = {
-        "passages": check("passages", corpus, docs),
-        "questions": check("questions", ctx.root / DATA / QUESTIONS, docs, corpus=corpus),
+        "passages": check("passages", [corpus], docs),
+        "questions": check("questions", [ctx.root / DATA / QUESTIONS], docs, corpus=corpus),
     }
     write_json(ctx.root / OUT, outcome)
     for kind, result in outcome.items():

@@ -40,7 +40,7 @@ def run_check(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     def run(kind: Kind, rows: list[Row] | str, **more: Any) -> dict[str, Any]:
         path = tmp_path / f"{kind}.jsonl"
         path.write_text(rows if isinstance(rows, str) else lines(rows), encoding="utf-8")
-        return check(kind, path, tmp_path / "docs", **more)
+        return check(kind, [path], tmp_path / "docs", **more)
 
     return run
 
@@ -48,7 +48,7 @@ def run_check(tmp_path: Path) -> Callable[..., dict[str, Any]]:
 @pytest.mark.parametrize("kind", VALID)
 def test_valid_rows_pass(kind: Kind, run_check: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     result = run_check(kind, [VALID[kind]])
-    assert (result["kind"], result["file"], result["rows"]) == (kind, f"{kind}.jsonl", 1)
+    assert (result["kind"], result["files"], result["rows"]) == (kind, [f"{kind}.jsonl"], 1)
     assert all(one["success"] and one["rows"] == 1 for one in result["expectations"])
     pages = [path.read_text() for path in (tmp_path / "docs" / kind).rglob("*.html")]
     assert any("index" in page.lower() and kind in page for page in pages)
@@ -148,6 +148,29 @@ def test_results_may_hold_a_question_once_per_mode(run_check: Callable[..., dict
         run_check("results", [SCORE, SCORE])
 
 
+def test_several_files_are_checked_together_and_named_one_by_one(tmp_path: Path) -> None:
+    """A key may repeat in another file; each must have a row."""
+    paths = [tmp_path / f"{n}" / "scores.jsonl" for n in range(4)]
+    contents = [[SCORE], [SCORE | {"em": 0.5, "question_id": f"d/{n}"} for n in range(4)], [SCORE, SCORE], []]
+    for path, rows in zip(paths, contents, strict=True):
+        path.parent.mkdir()
+        path.write_text(lines(rows), encoding="utf-8")
+    result = check("results", [paths[0], paths[0].parent / "../0/scores.jsonl"], tmp_path / "docs")
+    assert (result["files"], result["rows"]) == (["scores.jsonl"] * 2, 2)
+    with pytest.raises(DataError) as error:
+        check("results", paths, tmp_path / "docs", batch_rows=3)
+    half, empty, repeated, _ = str(error.value).split("\n")
+    assert half.startswith(f"{paths[1]}: row 1, 2, 3, 4: column 'em': found 0.5 (float), expected one of 0.0, 1.0")
+    assert empty.startswith(f"{paths[3]}: expected at least one row")
+    assert repeated.startswith(f"{paths[2]}: row 1, 2: column 'question_id/mode': found 'd/1', 'greedy', expected no")
+    paths[3].write_text(lines([SCORE | {"em": 0.5, "question_id": f"e/{n}"} for n in range(4)]), encoding="utf-8")
+    with pytest.raises(DataError) as error:
+        check("results", [paths[1], paths[3]], tmp_path / "docs")
+    first, second, _ = str(error.value).split("\n")
+    assert first.startswith(f"{paths[1]}: row 1, 2, 3, 4: column")
+    assert second.startswith(f"{paths[3]}: row 1 and 3 more, here or in later files: column 'em'")
+
+
 def test_ids_must_be_in_the_corpus(run_check: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text(lines([passage(1)]))
@@ -177,7 +200,7 @@ def test_nothing_is_printed(tmp_path: Path) -> None:
     path = tmp_path / "passages.jsonl"
     path.write_text(lines([passage(0)]))
     code = "import sys, pathlib as p; from tasks.data.expectations import check; "
-    code += "check('passages', *map(p.Path, sys.argv[1:]))"
+    code += "check('passages', [p.Path(sys.argv[1])], p.Path(sys.argv[2]))"
     words = [sys.executable, "-c", code, str(path), str(tmp_path / "docs")]
     done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
     assert (done.stdout, done.stderr) == ("", "")
@@ -185,8 +208,8 @@ def test_nothing_is_printed(tmp_path: Path) -> None:
 
 def test_real_data_passes(real_data: Path, tmp_path: Path) -> None:
     manifest = read_json(real_data / "manifest.json")
-    passages = check("passages", real_data / "corpus.jsonl", tmp_path)
-    asked = check("questions", real_data / "questions.jsonl", tmp_path, corpus=real_data / "corpus.jsonl")
+    passages = check("passages", [real_data / "corpus.jsonl"], tmp_path)
+    asked = check("questions", [real_data / "questions.jsonl"], tmp_path, corpus=real_data / "corpus.jsonl")
     assert passages["rows"] == manifest["files"]["corpus.jsonl"]["rows"]
     assert asked["rows"] == manifest["files"]["questions.jsonl"]["rows"]
     assert str(real_data) not in json.dumps([passages, asked])
