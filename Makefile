@@ -25,9 +25,9 @@ PORT_PREFECT ?= 4200
 PORT_MLFLOW ?= 5000
 INDEX ?= artifacts/index
 
-# A file of tests stays in one process: its fixtures are made once. Long files come first (tests/conftest.py). Two
-# processes more than processors, because many tests wait for what they have started.
-PYTEST := -n $(shell echo $$(( $$(nproc) + 2 ))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# A file of tests stays in one process: its fixtures are made once. Long files come first (tests/conftest.py). One
+# process more than processors, because many tests wait for what they have started.
+PYTEST := -n $(shell echo $$(( $$(nproc) + 1 ))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYTHONPATH := $(CURDIR)
