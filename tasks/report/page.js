@@ -569,14 +569,14 @@
     const names = data.recall_metrics;
     const recall = Object.entries(data.recall).map(([dataset, r]) => row([dataset, r.num_questions, ...names.map((name) => { const cell = find("retriever", name, { dataset, mode: "search" }); return cell ? number(cell, percent(cell.value)) : "\u2013"; })]));
     const pick = (name, metric, dataset) => find(`retriever:${name}`, metric, { dataset, mode: "search" });
-    const compared = [...new Set(data.cells.filter((c) => c[0].startsWith("retriever:")).map((c) => c[2]))].sort().flatMap((dataset) => data.retrievers.map((name) => {
+    const compared = [...new Set(data.cells.filter((c) => c[0].startsWith("retriever:")).map((c) => c[2]))].sort().flatMap((dataset) => [...data.retrievers, ...data.differences].map((name) => {
       const found = data.compared_metrics.map((metric) => pick(name, metric, dataset));
       const any = found.find(Boolean);
-      return any && row([dataset, h("td", { class: "left" }, name), any.count, ...found.map((cell) => share(cell) || "\u2013")]);
+      return any && row([dataset, h("td", { class: "left" }, name), any.count, ...found.map((cell) => (data.differences.includes(name) ? difference(cell) : share(cell)) || "\u2013")]);
     }).filter(Boolean));
     section("data", "Data and retrieval", null, data.faults.map((line) => h("p", { class: "note down" }, `Data: ${line}.`)), h("div", { class: "grid" },
       h("div", { class: "card" }, h("h3", {}, "The retriever alone, %"), table(["dataset", "questions", ...names], recall), h("p", { class: "note" }, "The question itself is the query. recall@k: share of the gold passages among the first k, over questions whose gold passages are all known; all_gold: all of them found; answer: a passage holds an answer.")),
-      compared.length > 0 && h("div", { class: "card" }, h("h3", {}, "Retrievers compared, %"), table(["dataset", h("span", { class: "left" }, "retriever"), "questions", ...data.compared_metrics], compared), h("p", { class: "note" }, "As above, each with a 95% bootstrap interval over questions.")),
+      compared.length > 0 && h("div", { class: "card" }, h("h3", {}, "Retrievers compared, %"), table(["dataset", h("span", { class: "left" }, "retriever"), "questions", ...data.compared_metrics], compared), h("p", { class: "note" }, "As above, each with a 95% bootstrap interval over questions; differences are paired by question.")),
       h("div", { class: "card" }, h("h3", {}, "Validation: what the data must fulfil"), validation())),
     h("details", {}, h("summary", {}, "Data manifest"), h("div", { class: "card" }, document_(data.manifest))));
   }

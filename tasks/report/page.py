@@ -137,6 +137,7 @@ def page_data(
         "recall": {name: dict(row) for name, row in results.recall.items()},
         "recall_metrics": recall_metrics(results),
         "retrievers": list(results.retrievers),
+        "differences": list(results.differences),
         "compared_metrics": list(COMPARED),
         "faults": fault_lines(results.manifest),
         "validation": results.validation,

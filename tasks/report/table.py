@@ -110,6 +110,7 @@ class Results:
         cells: the rows of `results.csv`.
         recall: dataset -> {"num_questions", "recall@k": ...} of the retriever alone.
         retrievers: the retrievers that were compared, in order.
+        differences: "b - a" of each two of them, paired by question.
         validation, manifest: the documents of the data stages, as they are.
         titles: policy -> display name.
     """
@@ -120,6 +121,7 @@ class Results:
     cells: tuple[Cell, ...]
     recall: Mapping[str, Mapping[str, float]]
     retrievers: tuple[str, ...]
+    differences: tuple[str, ...]
     validation: Any
     manifest: Any
     titles: Mapping[str, str]
@@ -165,12 +167,12 @@ def build(
     manifest = read_json(artifacts / "data" / "manifest.json")
     data_sha256 = _same_data(runs, manifest, artifacts)
     recall = read_recall(artifacts / "recall.json")
-    compared = read_retrievers(artifacts / "retrievers.json")
+    compared, differences = read_retrievers(artifacts / "retrievers.json")
     cells = [
         *_score_cells(runs, policies, num_resamples),
         *_training_cells(runs, policies),
         *_recall_cells(recall, data_sha256),
-        *_compared_cells(compared, data_sha256),
+        *_compared_cells({**compared, **differences}, data_sha256),
     ]
     return Results(
         policies=policies,
@@ -179,6 +181,7 @@ def build(
         cells=tuple(cells),
         recall=recall,
         retrievers=tuple(compared),
+        differences=tuple(differences),
         validation=read_json(artifacts / "validation.json"),
         manifest=manifest,
         titles={**TITLES, **(titles or {})},
@@ -296,23 +299,35 @@ def _recall_row(row: Row, where: str) -> dict[str, float]:
     return {"num_questions": count, **{key: float(found[key]) for key in sorted(found, key=_depth_order)}}
 
 
-def read_retrievers(path: Path) -> dict[str, dict[str, Row]]:
-    """`retrievers.json` as name of a retriever -> dataset -> {"num_questions", "<metric>@<k>": {value, low, high}}.
+Compared = dict[str, dict[str, Row]]
+"""Name of a retriever, or "b - a" -> dataset -> {"num_questions", "<metric>@<k>": {value, low, high}}."""
+
+
+def read_retrievers(path: Path) -> tuple[Compared, Compared]:
+    """The retrievers of `retrievers.json`, and the differences of each two.
 
     Raises:
         DataError: another shape, or a share or interval that cannot be one.
     """
     tree = read_json(path)
-    found = tree.get("retrievers") if isinstance(tree, dict) else None
-    if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
-        raise DataError(f"{path}: expected {{'retrievers': {{name: object}}}}. Run the stage `retrievers` again.")
-    return {
-        name: {dataset: _compared_row(row, f"{path}: {name}: {dataset}") for dataset, row in one["datasets"].items()}
-        for name, one in found.items()
-    }
+    parts: list[Any] = [tree.get(key) if isinstance(tree, dict) else None for key in ("retrievers", "differences")]
+    if not all(isinstance(part, dict) and all(isinstance(one, dict) for one in part.values()) for part in parts):
+        raise DataError(
+            f"{path}: expected {{'retrievers': {{name: object}}, 'differences': {{name: object}}}}. "
+            "Run the stage `retrievers` again."
+        )
+    retrievers, differences = parts
+    return (
+        {name: _compared_rows(one["datasets"], 0, f"{path}: {name}") for name, one in retrievers.items()},
+        {name: _compared_rows(one, -1, f"{path}: {name}") for name, one in differences.items()},
+    )
 
 
-def _compared_row(row: Row, where: str) -> Row:
+def _compared_rows(rows: Mapping[str, Row], least: int, where: str) -> dict[str, Row]:
+    return {dataset: _compared_row(row, least, f"{where}: {dataset}") for dataset, row in rows.items()}
+
+
+def _compared_row(row: Row, least: int, where: str) -> Row:
     count = row.get("num_questions")
     if not isinstance(count, int):
         raise DataError(f"{where}: num_questions={count!r}, expected an integer.")
@@ -320,8 +335,11 @@ def _compared_row(row: Row, where: str) -> Row:
     for name in names:
         figure: Row = row[name] if isinstance(row[name], dict) else {}
         low, value, high = (figure.get(key, math.nan) for key in ("low", "value", "high"))
-        if not all(isinstance(one, float | int) for one in (low, value, high)) or not 0 <= low <= value <= high <= 1:
-            raise DataError(f"{where}: {name}={row[name]!r}, expected low <= value <= high in [0, 1].")
+        if (
+            not all(isinstance(one, float | int) for one in (low, value, high))
+            or not least <= low <= value <= high <= 1
+        ):
+            raise DataError(f"{where}: {name}={row[name]!r}, expected low <= value <= high in [{least}, 1].")
     return {"num_questions": count, **{name: row[name] for name in names}}
 
 
@@ -450,7 +468,7 @@ def _recall_cells(recall: Mapping[str, Mapping[str, float]], data_sha256: str) -
                 yield Cell("retriever", ALL, dataset, ALL, "search", name, value, None, None, count, data_sha256, "")
 
 
-def _compared_cells(compared: Mapping[str, Mapping[str, Row]], data_sha256: str) -> Iterable[Cell]:
+def _compared_cells(compared: Compared, data_sha256: str) -> Iterable[Cell]:
     for name, datasets in compared.items():
         for dataset, row in datasets.items():
             keys = (compared_policy(name), ALL, dataset, ALL, "search")
@@ -461,7 +479,7 @@ def _compared_cells(compared: Mapping[str, Mapping[str, Row]], data_sha256: str)
 
 
 def compared_policy(name: str) -> str:
-    """What stands in the column `policy` for a retriever that was compared."""
+    """What stands in the column `policy` for a retriever that was compared, or for a difference."""
     return f"retriever:{name}"
 
 
@@ -600,14 +618,15 @@ COMPARED = ("recall@3", "recall@5", "recall@10", "all_gold@10", "answer@10")
 
 
 def compared_table(results: Results) -> tuple[list[str], list[list[str]]]:
-    """One line a dataset and retriever, in that order, with intervals."""
+    """One line a dataset and retriever or difference, in that order, with intervals."""
     rows = []
     for dataset in sorted({c.dataset for c in results.cells if c.policy in map(compared_policy, results.retrievers)}):
-        for name in results.retrievers:
+        for name in (*results.retrievers, *results.differences):
             found = [results.find(compared_policy(name), metric, dataset=dataset, mode="search") for metric in COMPARED]
             count = next((cell.num_questions for cell in found if cell), None)
             if count is not None:
-                rows.append([dataset, name, str(count), *map(show, found)])
+                signed = name in results.differences
+                rows.append([dataset, name, str(count), *(show(cell, signed=signed) for cell in found)])
     return ["dataset", "retriever", "questions", *COMPARED], rows
 
 

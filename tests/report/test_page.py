@@ -219,8 +219,11 @@ def test_compared_retrievers_and_rejected_rows_are_shown(browser: Browser, page:
     lines = browser.run(
         f"[...{cards}[0].querySelectorAll('tbody tr')].map(r => [...r.children].map(c => c.textContent))"
     )
-    assert [line[:3] for line in lines] == [["world", name, "40"] for name in ("bm25", "dense", "hybrid")]
+    assert [line[:3] for line in lines] == [
+        ["world", name, "40"] for name in ("bm25", "dense", "hybrid", "dense - bm25")
+    ]
     assert lines[1][3] == "82.080.0 \u2013 83.5"
+    assert lines[3][3] == "\u22123.0\u22125.0 \u2013 +1.5"
     browser.run(f"{cards}[0].querySelector('button.cell').click()")
     shown = text(browser, "dialog")
     assert shown.startswith("bm25: recall@3")

@@ -43,7 +43,7 @@ def tiny(root: Path, scores: dict[str, list[dict[str, object]]]) -> Path:
     artifacts = root / "artifacts"
     write_json(artifacts / "data" / "manifest.json", {"data_sha256": DATA})
     write_json(artifacts / "recall.json", {"datasets": {}})
-    write_json(artifacts / "retrievers.json", {"retrievers": {}})
+    write_json(artifacts / "retrievers.json", {"retrievers": {}, "differences": {}})
     write_json(artifacts / "validation.json", {})
     for name, rows in scores.items():
         policy, _, seed = name.rpartition("-")
@@ -236,9 +236,11 @@ def test_compared_retrievers_have_a_line_each_with_intervals(tmp_path: Path):
         "all_gold@10",
         "answer@10",
     ]
-    assert [row[:2] for row in rows[:4]] == [["nq", "bm25"], ["nq", "dense"], ["nq", "hybrid"], ["trivia", "bm25"]]
+    names = ["bm25", "dense", "hybrid", "dense - bm25"]
+    assert [row[:2] for row in rows[:5]] == [*(["nq", name] for name in names), ["trivia", "bm25"]]
     assert rows[2][2:4] == ["39", "0.730 [0.710, 0.745]"]
-    assert rows[3][3:] == ["", "", "", "", "0.700 [0.680, 0.715]"]  # No gold there.
+    assert rows[3][2:4] == ["39", "-0.030 [-0.050, +0.015]"]
+    assert rows[4][3:] == ["", "", "", "", "0.700 [0.680, 0.715]"]  # No gold there.
     text = markdown(results)
     assert "## Retrievers compared" in text
     assert "Faulty rows: 3 (1 damaged_gzip, 2 not_utf8)." in text
