@@ -11,9 +11,9 @@ in a process of their own. Queries are eight words of a passage and a number:
 
 Processor time stands beside throughput, because a machine that does other work shows the first alone truly.
 Judged are, at 32 clients, 5 times the peer's throughput where `LIMITS` says so, no error of ours anywhere, and
-memory that does not grow. Where searching is cheap (BM25 over some 10,000 passages takes less than HTTP does) and
-no query comes twice, no server can be 5 times faster: those rows are printed and not judged. Exit 1 when a limit
-is not met.
+memory that does not grow. Search-R1's own server has an encoder, so rollouts with one are what counts most. Where
+searching is cheap (BM25 over some 10,000 passages takes less than HTTP does) no server can be 5 times faster until
+queries come again: those rows are printed and not judged. Exit 1 when a limit is not met.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LOADS = {
     "dense": ("unique", "rollouts", "rollouts again"),
 }
 SPEEDUP = 5.0
-LIMITS = (("bm25", "turns again"), ("dense", "rollouts again"))
+LIMITS = (("bm25", "turns again"), ("dense", "rollouts"), ("dense", "rollouts again"))
 MAX_GROWTH_MB = 16.0
 
 
