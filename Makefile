@@ -120,6 +120,8 @@ search-server: $(STAMP)
 upload: $(STAMP)
 	@$(BIN)/python -m tasks.stages.tracking upload
 
-# Results and DVC's cache stay; only what can be made again without running a stage goes.
+# Results, DVC's cache, runs and ledger (MLflow, Prefect) and encoded passages stay. Stop what runs first: what an unfinished
+# stage would go on from goes.
 clean:
-	rm -rf .scratch .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	cd .scratch 2>/dev/null && rm -rf work data_docs logs search-cache bench-server retrieval/index-* retrieval/bm25-* || true

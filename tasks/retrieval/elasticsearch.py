@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,6 +60,7 @@ class Settings:
         num_candidates: vectors looked at on every shard by `hnsw` and `int8_hnsw`.
         fusion_depth: passages taken from each ranking that is fused.
         fusion_k: constant of reciprocal rank fusion.
+        fusion_weights: of the ranking by terms and of that by vectors.
         shards, replicas: of the index; neither changes a BM25 score.
         chunk_size: passages of one bulk request (which is split further above 8 MB).
         max_in_flight: bulk requests under way at once.
@@ -84,8 +85,9 @@ class Settings:
     device: Literal["cpu", "cuda"] = "cpu"
     vectors: Literal["flat", "hnsw", "int8_hnsw"] = "flat"
     num_candidates: int = 100
-    fusion_depth: int = 50
-    fusion_k: float = 60.0
+    fusion_depth: int = 100
+    fusion_k: float = 3.0
+    fusion_weights: tuple[float, float] = (1.0, 0.7)
     shards: int = 1
     replicas: int = 0
     chunk_size: int = 500
@@ -110,6 +112,7 @@ class Settings:
             require(1 <= getattr(self, name) <= MAX_HITS, name, getattr(self, name), f"1 to {MAX_HITS}")
         require(self.max_in_flight <= CONNECTIONS, "max_in_flight", self.max_in_flight, f"at most {CONNECTIONS}")
         require(self.fusion_k >= 0, "fusion_k", self.fusion_k, "0 or more")
+        require(min(self.fusion_weights) > 0, "fusion_weights", self.fusion_weights, "two numbers above 0")
         require(self.request_timeout_s > 0, "request_timeout_s", self.request_timeout_s, "seconds, above 0")
         require(self.retry_s >= 0, "retry_s", self.retry_s, "seconds, 0 or more")
 
@@ -202,7 +205,7 @@ class ElasticsearchRetriever:
         self._settings = settings
         self._num_passages = num_passages
         self._encoder = encoder
-        self._first: list[tuple[int, Hit]] = []
+        self._first: list[Hit] = []
 
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
         """The `top_k` best passages for each query."""
@@ -217,16 +220,16 @@ class ElasticsearchRetriever:
         if self._settings.mode == "knn":
             return [self._filled(found, wanted, _WORST_COSINE) for found in self._by_vectors(queries, wanted)]
         depth = min(max(self._settings.fusion_depth, wanted), self._num_passages)
-        near = [self._filled(found, depth, _WORST_COSINE) for found in self._by_vectors(queries, depth)]
-        matching = [[hit for _, hit in found] for found in self._by_terms(queries, depth)]
-        return [fuse(both, wanted, self._settings.fusion_k) for both in zip(matching, near, strict=True)]
+        rankings = zip(self._by_terms(queries, depth), self._by_vectors(queries, depth), strict=True)
+        k, weights = self._settings.fusion_k, self._settings.fusion_weights
+        return [self._filled(fuse(both, wanted, k, weights), wanted, 0.0) for both in rankings]
 
-    def _by_terms(self, queries: list[str], wanted: int) -> list[list[tuple[int, Hit]]]:
-        """Passages that share a term with the query, at most `wanted`, as (row, hit)."""
+    def _by_terms(self, queries: list[str], wanted: int) -> list[list[Hit]]:
+        """Passages that share a term with the query, at most `wanted`."""
         bodies = [self._body({"match": {"content": {"query": _clean(query)}}}, wanted) for query in queries]
         return self._ask(bodies, lambda score: score)
 
-    def _by_vectors(self, queries: list[str], wanted: int) -> list[list[tuple[int, Hit]]]:
+    def _by_vectors(self, queries: list[str], wanted: int) -> list[list[Hit]]:
         assert self._encoder is not None
         texts = [self._settings.query_prefix + query for query in queries]
         try:
@@ -249,9 +252,8 @@ class ElasticsearchRetriever:
         order = [{"_score": "desc"}, {"row": "asc"}]
         return {"query": query, "size": size, "sort": order, "track_total_hits": False}
 
-    def _filled(self, found: list[tuple[int, Hit]], wanted: int, floor: float) -> list[Hit]:
+    def _filled(self, hits: list[Hit], wanted: int, floor: float) -> list[Hit]:
         """Exactly `wanted` hits: what was found, then the first passages of the corpus that were not, at `floor`."""
-        hits = [hit for _, hit in found]
         if len(hits) == wanted:
             return hits
         first = self._first
@@ -261,14 +263,14 @@ class ElasticsearchRetriever:
             if len(first) != wanted:
                 raise self._lost(f"found {len(first)} of its first {wanted} passages")
             self._first = first
-        rows = {row for row, _ in found}
-        rest = [Hit(hit.passage_id, floor, hit.title, hit.text) for row, hit in first if row not in rows]
+        found = {hit.passage_id for hit in hits}
+        rest = [replace(hit, score=floor) for hit in first if hit.passage_id not in found]
         return hits + rest[: wanted - len(hits)]
 
-    def _ask(self, bodies: list[Row], to_score: Any) -> list[list[tuple[int, Hit]]]:
-        """One list of (row, hit) a body, in the server's order."""
+    def _ask(self, bodies: list[Row], to_score: Any) -> list[list[Hit]]:
+        """One list of hits a body, in the server's order."""
         answers = [answer for part in _parts(bodies, self._settings.search_batch) for answer in self._search(part)]
-        return [[_row_and_hit(found, to_score) for found in answer] for answer in answers]
+        return [[_hit(found, to_score) for found in answer] for answer in answers]
 
     def _search(self, bodies: list[Row]) -> list[list[Row]]:
         """Hits of each body, complete: a shard or node that did not answer makes the request fail and try again."""
@@ -312,9 +314,9 @@ _WANTED = ",".join(f"responses.{name}" for name in _FIELDS)
 _RELOAD = "To load it again: dvc repro --force --single-item index"
 
 
-def _row_and_hit(found: Row, to_score: Any) -> tuple[int, Hit]:
+def _hit(found: Row, to_score: Any) -> Hit:
     source = found["_source"]
-    return int(source["row"]), Hit(source["id"], to_score(found.get("_score")), source["title"], source["text"])
+    return Hit(source["id"], to_score(found.get("_score")), source["title"], source["text"])
 
 
 def _parts(bodies: list[Row], size: int) -> Iterator[list[Row]]:

@@ -147,7 +147,7 @@ def open_index(index_dir: Path, manifest: Manifest, num_threads: int = 1) -> Rem
         raise DataError(
             f"{client.address}: serves index {str(served.index_sha256)[:12]}, {index_dir / NAME} was made when it "
             f"served {str(manifest.details.get('index_sha256'))[:12]}. Serve that index, or take this one: "
-            "dvc repro --force index."
+            "dvc repro --force --single-item index, then dvc repro."
         )
     client.index_sha256 = served.index_sha256
     return RemoteRetriever(client, served)

@@ -1,7 +1,8 @@
 """Encoded passages on disk: shards of unit vectors that survive a killed build and serve every index type.
 
-A shard depends on corpus, encoder, prefixes, cut, shard and batch size and device, and on nothing else, so another
-index over the same vectors encodes nothing. Readers hold one block of rows, never the corpus.
+A shard depends on corpus, encoder, `passage_format`, cut, shard and batch size, device and the versions of the
+libraries that encode, and on nothing else, so another index over the same vectors encodes nothing. Readers hold one
+block of rows, never the corpus.
 """
 
 from __future__ import annotations

