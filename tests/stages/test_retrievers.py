@@ -85,10 +85,10 @@ def test_figures_are_those_of_the_recall_table_with_an_interval_around_each(cont
             assert figure["low"] < figure["high"]
         assert found["backend"] == settings.backend
     assert len({found["settings_digest"] for found in table.values()}) == 3
-    assert read_retrievers(ctx.root / "artifacts" / "retrievers.json")["both"]["d"].keys() == {
-        "num_questions",
-        *expected,
-    }
+    compared, differences = read_retrievers(ctx.root / "artifacts" / "retrievers.json")
+    assert compared["both"]["d"].keys() == {"num_questions", *expected}
+    assert differences.keys() == {"vectors - words", "both - words", "both - vectors"}
+    assert all(rows["d"].keys() == compared["both"]["d"].keys() for rows in differences.values())
     assert str(ctx.root) not in (ctx.root / "artifacts" / "retrievers.json").read_text()
 
 
