@@ -26,8 +26,8 @@ PORT_MLFLOW ?= 5000
 INDEX ?= artifacts/index
 
 # A file of tests stays in one process: its fixtures are made once. Long files come first (tests/conftest.py). One
-# process more than processors, because many tests wait for what they have started.
-PYTEST := -n $(shell echo $$(( $$(nproc) + 1 ))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# process more than processors (nproc heeds OMP_NUM_THREADS), because many tests wait for what they have started.
+PYTEST := -n $(shell echo $$(( $$(env -u OMP_NUM_THREADS nproc) + 1 ))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYTHONPATH := $(CURDIR)
