@@ -123,5 +123,5 @@ upload: $(STAMP)
 # Results, DVC's cache, runs and ledger (MLflow, Prefect) and encoded passages stay. Stop what runs first: what an unfinished
 # stage would go on from goes.
 clean:
-	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	cd .scratch 2>/dev/null && rm -rf work data_docs logs search-cache bench-server retrieval/index-* retrieval/bm25-* || true
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	  .scratch/{work,data_docs,logs,search-cache,bench-server,retrieval/index-*,retrieval/bm25-*}

@@ -490,42 +490,58 @@ def test_a_server_killed_in_a_rollout(corpus, node: Node, own_server: Server, tm
         assert [turn.hits[0].title for turn in trajectory.turns[:2]] == ["Avenor", "Bristow"]
 
 
+class ThreeNodes:
+    """Three nodes of which tests kill any; the last address that a client is given never answers."""
+
+    def __init__(self, nodes: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(URL, ",".join([*(one.url for one in nodes), f"http://127.0.0.1:{free_port()}"]))
+        self.nodes, self.server = nodes, Server(nodes[0].url)
+        self.settings = made(self.server.alias, shards=3, replicas=1, chunk_size=25, max_in_flight=3)
+
+    def master(self) -> int:
+        state = self.server.wait_for("nodes", "_cluster/state/master_node,nodes")
+        return int(state["nodes"][state["master_node"]]["name"][1:])
+
+    def kill(self, victim: int) -> None:
+        self.nodes[victim].kill()
+        self.server.url = self.nodes[(victim + 1) % 3].url
+
+    def start_again(self, victim: int) -> None:
+        self.nodes[victim].start()
+        self.nodes[(victim + 1) % 3].wait("wait_for_nodes=3&wait_for_status=green")
+
+
+@pytest.fixture
+def cluster(three_nodes: list[Node], monkeypatch: pytest.MonkeyPatch) -> ThreeNodes:
+    """One of the test's own."""
+    return ThreeNodes(three_nodes, monkeypatch)
+
+
 @servers
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_cluster_of_three_loses_a_node_in_load_and_in_search(corpus, three_nodes: list[Node], monkeypatch, tmp_path):
-    """One replica. In two loads the elected master and another node are killed, so they are in searches."""
-    nodes = three_nodes
-    # The last address never answers.
-    monkeypatch.setenv(URL, ",".join([*(one.url for one in nodes), f"http://127.0.0.1:{free_port()}"]))
-    server = Server(nodes[0].url)
-    path = corpus(numbered(1_500))
+@pytest.mark.parametrize("away", [0, 1], ids=["master", "other"])
+def test_a_cluster_of_three_loses_a_node_in_a_load(corpus, cluster: ThreeNodes, tmp_path, away):
+    """One replica: no passage is lost or twice."""
+    victim = (cluster.master() + away) % 3
 
-    def master() -> int:
-        state = server.wait_for("nodes", "_cluster/state/master_node,nodes")
-        return int(state["nodes"][state["master_node"]]["name"][1:])
+    def progress(iterable: Iterable[Any], total: int | None, desc: str) -> Iterator[Any]:
+        for number, item in enumerate(iterable):
+            if number == 20:
+                cluster.kill(victim)
+            yield item
 
-    def start_again(victim: int) -> None:
-        nodes[victim].start()
-        nodes[(victim + 1) % 3].wait("wait_for_nodes=3&wait_for_status=green")
+    manifest = load(corpus(numbered(1_500)), tmp_path / "index", cluster.settings, progress=progress)
+    assert cluster.server.rows(manifest["details"]["index"]) == [(f"p{i}", i) for i in range(1_500)]
 
-    settings = made(server.alias, shards=3, replicas=1, chunk_size=25, max_in_flight=3)
-    for away in (0, 1):
-        victim = (master() + away) % 3
 
-        def progress(iterable: Iterable[Any], total: int | None, desc: str, victim: int = victim) -> Iterator[Any]:
-            for number, item in enumerate(iterable):
-                if number == 20:
-                    nodes[victim].kill()
-                yield item
-
-        out = tmp_path / f"index-{away}"
-        index = load(path, out, settings, progress=progress)["details"]["index"]
-        server.url = nodes[(victim + 1) % 3].url
-        assert server.rows(index) == [(f"p{i}", i) for i in range(1_500)]
-        start_again(victim)
-
-    retriever = opened(out)
+@servers
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_cluster_of_three_loses_one_node_after_the_other_in_searches(corpus, cluster: ThreeNodes, tmp_path):
+    """One replica, first a node that is not the elected master, then the master: no query fails."""
+    index = load(corpus(numbered(1_500)), tmp_path / "index", cluster.settings)["details"]["index"]
+    retriever = opened(tmp_path / "index")
     asked, wrong, stop = [], [], threading.Event()
 
     def keep_searching(seed: int) -> None:
@@ -542,23 +558,22 @@ def test_a_cluster_of_three_loses_a_node_in_load_and_in_search(corpus, three_nod
     threads = [threading.Thread(target=keep_searching, args=(seed,)) for seed in range(2)]
     for thread in threads:
         thread.start()
-    while len(asked) < 20:
-        time.sleep(0.01)
-    victim = (master() + 1) % 3
-    for turn in range(2):
-        nodes[victim].kill()
-        server.url = nodes[(victim + 1) % 3].url
+    for away in (1, 0):
+        victim = (cluster.master() + away) % 3
+        before = len(asked)
+        while len(asked) < before + 20:
+            time.sleep(0.01)
+        cluster.kill(victim)
         killed = time.monotonic()
         while sum(moment > killed + 1 for moment in asked) < 40:
             time.sleep(0.05)
-        if turn == 0:
-            start_again(victim)
-            victim = master()
+        if away:
+            cluster.start_again(victim)
     stop.set()
     for thread in threads:
         thread.join()
     assert wrong == []
-    assert server.rows(index) == [(f"p{i}", i) for i in range(1_500)]
+    assert cluster.server.rows(index) == [(f"p{i}", i) for i in range(1_500)]
 
 
 # Access
