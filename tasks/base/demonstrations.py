@@ -9,7 +9,6 @@ multi-hop solution: lazy ones stop early, sloppy ones take a wrong or repeated s
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +17,9 @@ from tasks.agent.grammar import SearchGrammar, documents
 from tasks.agent.prompts import prompt_ids
 from tasks.agent.rollout import RolloutConf
 from tasks.conf import require
+from tasks.data.decomposition import hops_of
 from tasks.retrieval import Retriever
 from tasks.types import Action, Hop, Question
-
-_REFERENCE = re.compile(r"#(\d+)")
 
 
 @dataclass(frozen=True)
@@ -61,21 +59,6 @@ class ImperfectConf:
     def __post_init__(self) -> None:
         for name in ("lazy", "stop", "wrong_relation", "repeat", "over_search"):
             require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "a probability")
-
-
-def hops_of(question: Question) -> list[Hop]:
-    """The decomposition with `#k` resolved; one hop that searches the question itself where there is none."""
-    hops = question.decomposition or (Hop(question.question, question.answers[0]),)
-    answers = [hop.answer for hop in hops]
-    return [
-        Hop(
-            question=_resolve(hop.question, answers),
-            answer=hop.answer,
-            support_passage_id=hop.support_passage_id,
-            queries=tuple(_resolve(query, answers) for query in _queries(hop)),
-        )
-        for hop in hops
-    ]
 
 
 def topic(hop: Hop) -> str:
@@ -146,18 +129,6 @@ def _next(before: Hop | None, wanted: str) -> str:
 
 def _answer(hop: Hop) -> Step:
     return Step(f"{topic(hop)} found", Action("answer", hop.answer))
-
-
-def _queries(hop: Hop) -> tuple[str, ...]:
-    return hop.queries or (hop.question.replace(" >> ", " "),)
-
-
-def _resolve(text: str, answers: Sequence[str]) -> str:
-    def answer(match: re.Match[str]) -> str:
-        number = int(match[1])
-        return answers[number - 1] if 1 <= number <= len(answers) else match[0]
-
-    return _REFERENCE.sub(answer, text)
 
 
 @dataclass

@@ -17,10 +17,11 @@ import torch
 from tasks.agent.grammar import SearchGrammar
 from tasks.agent.prompts import check_prompts
 from tasks.agent.rollout import RolloutConf
-from tasks.base.demonstrations import Example, Renderer, expert_plan, hops_of, imperfect_plan, single_hops, topic
+from tasks.base.demonstrations import Example, Renderer, expert_plan, imperfect_plan, single_hops, topic
 from tasks.base.fit import Fit
 from tasks.base.settings import BaseConf, TinyConf
 from tasks.base.tokenizer import build_tokenizer
+from tasks.data.decomposition import hops_of
 from tasks.retrieval import Retriever
 from tasks.types import Passage, Question
 

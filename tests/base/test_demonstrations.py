@@ -20,12 +20,12 @@ from tasks.base.demonstrations import (
     Renderer,
     Step,
     expert_plan,
-    hops_of,
     imperfect_plan,
     single_hops,
     topic,
 )
 from tasks.data import world
+from tasks.data.decomposition import hops_of
 from tasks.data.records import to_question
 from tasks.generate import Sampling
 from tasks.store import DataError
