@@ -4,6 +4,7 @@
 #   make run DATA=folder RETRIEVER=dense SEEDS=0,1 METHODS=search_r1_grpo TOP_K=5 MAX_QUESTIONS=600 SCALE=smoke MODEL=tiny
 #                                                   the same, after writing these into params.yaml
 #   make run COMPARE=bm25,dense,hybrid              also these retrievers, measured side by side
+#   make run AUGMENT=openai                         sub-questions and queries written by a model (conf/augment)
 #   make smoke                                      the whole pipeline at its smallest size; params.yaml stays as it is
 #   make search-server INDEX=artifacts/index PORT=8000
 #                                                   the index over HTTP, for RETRIEVER=remote and Search-R1's clients
@@ -42,6 +43,7 @@ list = [$(subst $(eval) ,$(comma),$(strip $(1)))]
 SETTINGS = $(if $(DATA),--data '$(DATA)') \
   $(if $(RETRIEVER),--set 'retriever=$(RETRIEVER)') $(if $(MODEL),--set 'model=$(MODEL)') \
   $(if $(COMPARE),--set 'compare_retrievers=$(call list,$(COMPARE))') \
+  $(if $(AUGMENT),--set 'augment=$(AUGMENT)') \
   $(if $(SCALE),--set 'scale=$(SCALE)') $(if $(GENERATOR),--set 'generator=$(GENERATOR)') \
   $(if $(METHODS),--set 'methods=$(call list,$(METHODS))') $(if $(SEEDS),--set 'seeds=$(call list,$(SEEDS))') \
   $(if $(TOP_K),--set 'evaluate.top_k=$(TOP_K)') \
@@ -120,8 +122,8 @@ search-server: $(STAMP)
 upload: $(STAMP)
 	@$(BIN)/python -m tasks.stages.tracking upload
 
-# Results, DVC's cache, runs and ledger (MLflow, Prefect) and encoded passages stay. Stop what runs first: what an unfinished
-# stage would go on from goes.
+# Results, DVC's cache, runs and ledger (MLflow, Prefect), encoded passages and replies of models stay. Stop what runs
+# first: what an unfinished stage would go on from goes.
 clean:
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 	  .scratch/{work,data_docs,logs,search-cache,bench-server,retrieval/index-*,retrieval/bm25-*}

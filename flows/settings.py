@@ -51,6 +51,7 @@ class Form(BaseModel):
     compare_retrievers: list[names_of("retriever")] | None = Field(  # type: ignore[valid-type]
         default=None, description="Retrievers to build and measure side by side."
     )
+    augment: names_of("augment") | None = Field(default=None, description="What writes sub-questions and queries.")  # type: ignore[valid-type]
     generator: Literal["plain", "vllm"] | None = Field(default=None, description="What writes the policy's text.")
     methods: list[names_of("method")] | None = Field(default=None, min_length=1, description="RL methods.")  # type: ignore[valid-type]
     seeds: list[int] | None = Field(default=None, min_length=1, description="One run of every method for each seed.")

@@ -55,7 +55,10 @@ class Evaluate:
 
 @dataclasses.dataclass(frozen=True)
 class Params:
-    """`params.yaml`: which runs exist. Each name selects a file of that name under `conf/`."""
+    """`params.yaml`: which runs exist. Each name selects a file of that name under `conf/`.
+
+    `augment` may be left out; the stage of that name then has nothing to read.
+    """
 
     scale: str
     data: str
@@ -67,6 +70,7 @@ class Params:
     seeds: tuple[int, ...]
     evaluate: Evaluate
     compare_retrievers: tuple[str, ...] = ()
+    augment: str = ""
 
     def __post_init__(self) -> None:
         require(bool(self.methods), "methods", self.methods, "at least one name of conf/method/")
@@ -97,6 +101,7 @@ def check(tree: Mapping[str, Any], root: Path = Path(".")) -> Params:
         ("data", [result.data]),
         ("model", [result.model]),
         ("retriever", [result.retriever, *result.compare_retrievers]),
+        ("augment", [result.augment] if result.augment else []),
         ("method", result.methods),
     ):
         for name in names:

@@ -193,7 +193,15 @@ evaluate: {top_k: 3, max_questions: 0, num_bootstrap: 2000, sampled: true}
 
 @pytest.fixture
 def clone(tmp_path):
-    for name in ("scale/small", "data/world", "model/tiny", "retriever/bm25", "method/grpo", "method/ppo"):
+    for name in (
+        "scale/small",
+        "data/world",
+        "model/tiny",
+        "retriever/bm25",
+        "method/grpo",
+        "method/ppo",
+        "augment/rules",
+    ):
         path = tmp_path / "conf" / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("inner: {size: 5}\nother: 1\n")
@@ -206,8 +214,10 @@ def test_params(clone):
     assert (found.methods, found.seeds, found.evaluate.top_k) == (("grpo",), (0, 1), 3)
     assert fill(Params, plain(found), "x") == found
     assert found.compare_retrievers == ()  # May be left out.
-    (clone / "params.yaml").write_text(PARAMS + "compare_retrievers: [bm25]\n")
+    assert found.augment == ""  # This, too.
+    (clone / "params.yaml").write_text(PARAMS + "compare_retrievers: [bm25]\naugment: rules\n")
     assert conf.params(clone).compare_retrievers == ("bm25",)
+    assert conf.params(clone).augment == "rules"
 
 
 @pytest.mark.parametrize(
@@ -229,6 +239,7 @@ def test_params(clone):
         (("num_bootstrap: 2000", "num_bootstrap: 99"), ["num_bootstrap=99", "at least 100"]),
         (("seeds: [0, 1]\n", ""), ["'seeds' is missing"]),
         (("seeds:", "compare_retrievers: [bm25, bm52]\nseeds:"), ["unknown retriever 'bm52'", "Did you mean 'bm25'?"]),
+        (("seeds:", "augment: rule\nseeds:"), ["unknown augment 'rule'", "Did you mean 'rules'?"]),
         (("seeds:", "compare_retrievers: [bm25, bm25]\nseeds:"), ["compare_retrievers", "different names"]),
         (("seeds: [0, 1]\n", "seeds: [0, 1]\nseeds: [2]\n"), ["seeds", "twice"]),
     ],

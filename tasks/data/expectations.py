@@ -1,4 +1,4 @@
-"""Great Expectations suites for the four files that stages hand on: questions, passages, trajectories, results.
+"""Great Expectations suites for files that stages hand on: questions, passages, hops, trajectories, results.
 
 A guard, not a reader: rows are taken as they are, so that a file spoilt by hand or by a bug is described
 as a whole, not refused at its first row. Files are streamed in batches; only 20 bytes a row stay in memory:
@@ -23,16 +23,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from tasks.data.decomposition import REFERENCE
 from tasks.data.ingest import contains, key_of
 from tasks.data.records import GOLD_METHODS, MAX_HOPS, SPLITS, known_fields, shown
 from tasks.store import DataError, Row, dump, read_jsonl
 from tasks.text import normalize
-from tasks.types import ActionKind, Passage, Question, Status
+from tasks.types import ActionKind, Hop, Passage, Question, Status
 
 if TYPE_CHECKING:
     import pandas
 
-Kind = Literal["questions", "passages", "trajectories", "results"]
+Kind = Literal["questions", "passages", "augmented", "trajectories", "results"]
 Cells = dict[str, Any]
 Place = tuple[str, int]  # A file and the number of a row, from 1.
 
@@ -93,7 +94,7 @@ def check(
         kind: which suite.
         paths: each `.jsonl` or `.jsonl.gz`.
         docs_folder: its subfolder `kind` is replaced; it holds time stamps, so no stage may depend on it.
-        corpus: for questions: their passage ids must be ids of this file.
+        corpus: for questions and augmented: their passage ids must be ids of this file.
         batch_rows: rows in memory at once; the result does not depend on it.
 
     Returns:
@@ -279,6 +280,29 @@ def _passages(_: np.ndarray | None) -> Suite:
     return Suite(cells, rules, ("id",))
 
 
+def _augmented(corpus_keys: np.ndarray | None) -> Suite:
+    def cells(row: Row) -> Cells:
+        hops = _objects(row.get("hops"))
+        support = [hop.get("support_passage_id") for hop in hops or []]
+        return {
+            "question_id": _text(row.get("question_id")),
+            "hops": None if hops is None else len(hops),
+            "hop_fault": _hops_fault(hops or []),
+            "unknown_passage_id": _unknown_passage([one for one in support if isinstance(one, str)], corpus_keys),
+            "unknown_field": next((name for name in row if name not in ("question_id", "hops")), None),
+        }
+
+    rules = (
+        _filled("question_id"),
+        _filled("hops", "a list of objects"),
+        _between("hops", 1, MAX_HOPS),
+        _absent("hop_fault", "hops with resolved texts and different queries"),
+        _absent("unknown_passage_id", "only ids of passages in the corpus"),
+        _absent("unknown_field", "only the fields question_id, hops"),
+    )
+    return Suite(cells, rules, ("question_id",))
+
+
 def _trajectories(_: np.ndarray | None) -> Suite:
     names = ("question_id", "question", "dataset", "policy", "prompt")
 
@@ -352,6 +376,7 @@ def _results(_: np.ndarray | None) -> Suite:
 _SUITES: dict[Kind, Callable[[np.ndarray | None], Suite]] = {
     "questions": _questions,
     "passages": _passages,
+    "augmented": _augmented,
     "trajectories": _trajectories,
     "results": _results,
 }
@@ -383,6 +408,30 @@ def _unknown_passage(names: list[str], corpus_keys: np.ndarray | None) -> str | 
     if corpus_keys is None:
         return None
     return next((name for name in names if not contains(corpus_keys, key_of(name))), None)
+
+
+def _hops_fault(hops: list[Row]) -> str | None:
+    faults = (f"hop {i}: {fault}" for i, hop in enumerate(hops, 1) if (fault := _hop_fault(hop)))
+    return next(faults, None)
+
+
+def _hop_fault(hop: Row) -> str | None:
+    """What is wrong with one hop of `hops.jsonl`, in words."""
+    if unknown := sorted(hop.keys() - set(known_fields(Hop))):
+        return f"unknown field {unknown[0]!r}"
+    for name in ("question", "answer"):
+        if not (text := _text(hop.get(name))) or not normalize(text):
+            return f"{name} {hop.get(name)!r}"
+    if not isinstance(hop.get("support_passage_id", 0), str | None):
+        return f"support_passage_id {hop.get('support_passage_id', 'missing')!r}"
+    queries = _texts(hop.get("queries"))
+    if queries is None:
+        return "queries is not a list of texts"
+    if len(set(map(normalize, queries))) < len(queries) or not all(map(normalize, queries)):
+        return "a blank query, or one twice"
+    if left := next((text for text in (hop["question"], hop["answer"], *queries) if REFERENCE.search(text)), None):
+        return f"unresolved {left!r}"
+    return None
 
 
 def _turns_fault(turns: list[Row]) -> str | None:
@@ -554,7 +603,7 @@ def _add_failure(tally: _Tally, result: Any, rows: dict[Place, Row]) -> None:
             tally.examples.append((place, " and ".join(found)))
 
 
-_DERIVED = frozenset({"unknown_passage_id", "unknown_field", "turn_fault"})
+_DERIVED = frozenset({"unknown_passage_id", "unknown_field", "hop_fault", "turn_fault"})
 
 
 def _cell(value: object, is_derived: bool) -> str:

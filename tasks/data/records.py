@@ -75,7 +75,7 @@ def to_question(row: Row, where: str) -> Question:
         UnscorableError: no answer survives normalisation.
         DataError: anything else the schema forbids.
     """
-    fields = _Fields(row, where, Question)
+    fields = Fields(row, where, Question)
     question = Question(
         id=fields.text("id"),
         dataset=fields.text("dataset"),
@@ -84,7 +84,7 @@ def to_question(row: Row, where: str) -> Question:
         answers=fields.texts("answers"),
         hops=fields.whole("hops", 1, MAX_HOPS),
         type=fields.optional_text("type"),
-        decomposition=fields.items("decomposition", _to_hop),
+        decomposition=fields.items("decomposition", to_hop),
         gold_passage_ids=fields.ids("gold_passage_ids"),
         gold_method=typing.cast(Any, fields.choice("gold_method", GOLD_METHODS)),
         gold_complete=fields.flag("gold_complete"),
@@ -97,7 +97,7 @@ def to_question(row: Row, where: str) -> Question:
 
 def to_passage(row: Row, where: str) -> Passage:
     """Check one JSON object and make it a `Passage`; the title may be empty, id and text may not."""
-    fields = _Fields(row, where, Passage)
+    fields = Fields(row, where, Passage)
     name = fields.text("id")
     if name.startswith(GENERATED):
         raise fields.error(
@@ -116,8 +116,9 @@ def known_fields(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
-def _to_hop(row: Row, where: str) -> Hop:
-    fields = _Fields(row, where, Hop)
+def to_hop(row: Row, where: str) -> Hop:
+    """Check one JSON object and make it a `Hop`; raises as `to_question`."""
+    fields = Fields(row, where, Hop)
     return Hop(
         question=fields.text("question"),
         answer=fields.text("answer"),
@@ -133,7 +134,7 @@ def _hop_row(hop: Hop) -> Row:
     return row
 
 
-def _scorable(answers: tuple[str, ...], fields: _Fields) -> tuple[str, ...]:
+def _scorable(answers: tuple[str, ...], fields: Fields) -> tuple[str, ...]:
     kept = tuple(answer for answer in answers if normalize(answer))
     if not kept:
         raise UnscorableError(
@@ -144,7 +145,7 @@ def _scorable(answers: tuple[str, ...], fields: _Fields) -> tuple[str, ...]:
     return kept
 
 
-def _check_gold(question: Question, fields: _Fields) -> None:
+def _check_gold(question: Question, fields: Fields) -> None:
     gold = question.gold_passage_ids
     if question.gold_complete and not gold:
         raise fields.error("gold_complete", True, "false, because gold_passage_ids is empty")
@@ -154,7 +155,7 @@ def _check_gold(question: Question, fields: _Fields) -> None:
         raise fields.error("silver_passage_ids", min(both), "no id that is in gold_passage_ids as well")
 
 
-class _Fields:
+class Fields:
     """Typed access to the fields of one row; each failure names file, row, field, found, expected."""
 
     def __init__(self, row: Row, where: str, kind: type) -> None:

@@ -565,6 +565,10 @@
     }
     return h("div", {}, simple.length > 0 && pairs(simple.slice(0, 80)), parts);
   }
+  function augmentation() {
+    return h("div", { class: "card" }, h("h3", {}, "Augmentation: sub-questions and queries"), h("p", { class: "note" }, data.augmentation.line),
+      table(["step", "count"], data.augmentation.steps.map((step) => row(step))));
+  }
   function dataSection() {
     const names = data.recall_metrics;
     const recall = Object.entries(data.recall).map(([dataset, r]) => row([dataset, r.num_questions, ...names.map((name) => { const cell = find("retriever", name, { dataset, mode: "search" }); return cell ? number(cell, percent(cell.value)) : "\u2013"; })]));
@@ -577,6 +581,7 @@
     section("data", "Data and retrieval", null, data.faults.map((line) => h("p", { class: "note down" }, `Data: ${line}.`)), h("div", { class: "grid" },
       h("div", { class: "card" }, h("h3", {}, "The retriever alone, %"), table(["dataset", "questions", ...names], recall), h("p", { class: "note" }, "The question itself is the query. recall@k: share of the gold passages among the first k, over questions whose gold passages are all known; all_gold: all of them found; answer: a passage holds an answer.")),
       compared.length > 0 && h("div", { class: "card" }, h("h3", {}, "Retrievers compared, %"), table(["dataset", h("span", { class: "left" }, "retriever"), "questions", ...data.compared_metrics], compared), h("p", { class: "note" }, "As above, each with a 95% bootstrap interval over questions; differences are paired by question.")),
+      augmentation(),
       h("div", { class: "card" }, h("h3", {}, "Validation: what the data must fulfil"), validation())),
     h("details", {}, h("summary", {}, "Data manifest"), h("div", { class: "card" }, document_(data.manifest))));
   }

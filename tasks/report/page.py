@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.data.ingest import fault_lines
+from tasks.report.augmentation import augmentation_line, funnel
 from tasks.report.table import ALL, BASE, COMPARED, Results, Run, recall_metrics, spread, training_seconds
 from tasks.store import DataError, Row, digest, read_jsonl, replacing
 
@@ -139,6 +140,7 @@ def page_data(
         "retrievers": list(results.retrievers),
         "differences": list(results.differences),
         "compared_metrics": list(COMPARED),
+        "augmentation": {"line": augmentation_line(results.augmentation), "steps": funnel(results.augmentation)[1]},
         "faults": fault_lines(results.manifest),
         "validation": results.validation,
         "manifest": results.manifest,
@@ -151,7 +153,7 @@ def page_data(
 
 
 def _data_stages(results: Results) -> tuple[str, ...]:
-    return ("data", "validate", "index", "recall", *(["retrievers"] if results.retrievers else []))
+    return ("data", "validate", "index", "recall", "augment", *(["retrievers"] if results.retrievers else []))
 
 
 # Learning curves

@@ -16,6 +16,7 @@ from typing import Any
 
 from tasks.data.ingest import fault_lines
 from tasks.evaluate.statistics import Values, bootstrap_means, differences
+from tasks.report.augmentation import augmentation_line, funnel, read_augmentation
 from tasks.store import DataError, Row, read_json, read_jsonl, replacing
 
 BASE = "base"
@@ -112,6 +113,7 @@ class Results:
         retrievers: the retrievers that were compared, in order.
         differences: "b - a" of each two of them, paired by question.
         validation, manifest: the documents of the data stages, as they are.
+        augmentation: the summary of the stage `augment`.
         titles: policy -> display name.
     """
 
@@ -124,6 +126,7 @@ class Results:
     differences: tuple[str, ...]
     validation: Any
     manifest: Any
+    augmentation: Row
     titles: Mapping[str, str]
 
     def title(self, policy: str) -> str:
@@ -184,6 +187,7 @@ def build(
         differences=tuple(differences),
         validation=read_json(artifacts / "validation.json"),
         manifest=manifest,
+        augmentation=read_augmentation(artifacts / "augment" / "summary.json"),
         titles={**TITLES, **(titles or {})},
     )
 
@@ -541,6 +545,9 @@ def markdown(results: Results) -> str:
             ["## Retrievers compared, the question as query", _markdown_table(*compared_table(results))]
             * bool(results.retrievers)
         ),
+        "## Augmentation",
+        augmentation_line(results.augmentation),
+        _markdown_table(*funnel(results.augmentation)),
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -134,6 +134,18 @@ def open_retriever(index_dir: Path, corpus: Path | None = None, num_threads: int
     return retriever
 
 
+def open_or_build(
+    corpus: Path, out: Path, settings: Any, scratch: Path | None = None, progress: Progress = silent
+) -> Retriever:
+    """Open the index in `out`, built from `corpus` now unless an earlier attempt has done so; see `build`."""
+    try:
+        return open_retriever(out, corpus)
+    except store.DataError:
+        print(f"{out.name}: building the index", flush=True)
+        build(corpus, out, settings, scratch, progress)
+        return open_retriever(out, corpus)
+
+
 @contextlib.contextmanager
 def _turn(scratch: Path | None) -> Iterator[None]:
     if scratch is None:

@@ -16,7 +16,7 @@ from tasks.data.records import read_questions
 from tasks.evaluate.statistics import bootstrap_means
 from tasks.retrieval import Retriever, recall
 from tasks.stages.runner import Context, run
-from tasks.store import DataError, Row
+from tasks.store import Row
 from tasks.types import Question
 
 DATA = Path("artifacts/data")
@@ -85,12 +85,7 @@ def _described(ctx: Context, name: str, rows: dict[str, list[recall.Row]]) -> Ro
 def _index(ctx: Context, name: str, settings: object) -> Retriever:
     """The index of an earlier attempt if that finished it, else a new one."""
     corpus, out = ctx.root / DATA / "corpus.jsonl", ctx.scratch / "index" / name
-    try:
-        return retrieval.open_retriever(out, corpus)
-    except DataError:
-        print(f"{name}: building the index", flush=True)
-        retrieval.build(corpus, out, settings, ctx.root / retrieval.SCRATCH, ctx.progress)
-        return retrieval.open_retriever(out, corpus)
+    return retrieval.open_or_build(corpus, out, settings, ctx.root / retrieval.SCRATCH, ctx.progress)
 
 
 def _figures(rows: list[recall.Row], less: list[recall.Row] | None = None) -> Row:

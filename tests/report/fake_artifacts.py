@@ -48,6 +48,7 @@ def write_artifacts(
         },
     )
     write_json(artifacts / "validation.json", _validation())
+    write_json(artifacts / "augment" / "summary.json", augmentation())
     for seed in seeds:
         write_jsonl(artifacts / "base" / str(seed) / "metrics.jsonl", _base_metrics(seed))
         for policy in ("base", *METHODS):
@@ -61,7 +62,7 @@ def write_artifacts(
 
 def write_ledger(folder: Path, seeds: tuple[int, ...], seconds: float = 30.0) -> None:
     """What a stage runner leaves behind: machine facts that must never reach `results.csv`."""
-    stages = ["data", "validate", "index", "recall", "retrievers"]
+    stages = ["data", "validate", "index", "recall", "augment", "retrievers"]
     for seed in seeds:
         stages += [f"base@{seed}", *(f"evaluate@{p}-{seed}" for p in ("base", *METHODS))]
         stages += [f"train@{method}-{seed}" for method in METHODS]
@@ -315,6 +316,22 @@ def _compared(number: int, datasets: tuple[str, ...]) -> Row:
             for dataset, row in rows.items()
         },
     }
+
+
+def augmentation() -> Row:
+    """What the stage `augment` tells of 2000 questions."""
+    dropped = {"blank": 0, "duplicate": 4800, "surplus": 0}
+    return {
+        "questions": {
+            "read": 2000, "without_decomposition": 5, "written": 1995, "kept": 1990, "rejected": {"final_answer": 5},
+        },
+        "hops": {"kept": 4900, "without_query": 2},
+        "queries": {
+            "written": 14700, **dropped, "checked": 9900, "valid": {"index": 9890, "bm25_exact": 9800},
+            "too_few_sources": 10, "kept": 9890, "mean_a_hop": 2.018367,
+        },
+        "writer": "rules",
+    }  # fmt: skip
 
 
 def _manifest(questions: list[Row]) -> Row:

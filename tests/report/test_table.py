@@ -12,7 +12,7 @@ import pytest
 from tasks.report import table
 from tasks.report.table import Results, build, compared_table, markdown, read_ledger, terminal, write_csv
 from tasks.store import DataError, read_jsonl, write_json, write_jsonl
-from tests.report.fake_artifacts import DATA, METHODS, TITLES, write_artifacts, write_ledger
+from tests.report.fake_artifacts import DATA, METHODS, TITLES, augmentation, write_artifacts, write_ledger
 
 
 def row(question: str, em: float, hops: int = 1, mode: str = "greedy", **over: object) -> dict[str, object]:
@@ -45,6 +45,7 @@ def tiny(root: Path, scores: dict[str, list[dict[str, object]]]) -> Path:
     write_json(artifacts / "recall.json", {"datasets": {}})
     write_json(artifacts / "retrievers.json", {"retrievers": {}, "differences": {}})
     write_json(artifacts / "validation.json", {})
+    write_json(artifacts / "augment" / "summary.json", augmentation())
     for name, rows in scores.items():
         policy, _, seed = name.rpartition("-")
         write_jsonl(artifacts / "evaluate" / name / "scores.jsonl", rows)

@@ -58,8 +58,8 @@ def test_real_data_goes_through_every_stage(tmp_path: Path) -> None:
         clone.set(key, value)
     clone.set("compare_retrievers", "[bm25]")
     clone.must(
-        "data", "validate", "index", "recall", "retrievers", "base --seed 0", "method --method search_r1_grpo",
-        "train --method search_r1_grpo --seed 0",
+        "data", "validate", "index", "recall", "retrievers", "augment", "base --seed 0",
+        "method --method search_r1_grpo", "train --method search_r1_grpo --seed 0",
         "evaluate --policy base --seed 0", "evaluate --policy search_r1_grpo --seed 0", "report",
     )  # fmt: skip
     artifacts = clone.root / "artifacts"

@@ -1,0 +1,65 @@
+"""Sub-questions, their answers and reference queries for training questions, written, checked and tried out.
+
+StepSearch section 2.1: a writer turns a question's decomposition into coherent sub-question/answer pairs with N search
+queries each, every query is sent to M sources, and it stays where at least ceil(M/2) of them return a valid result.
+The paper gives neither N nor M, and does not say what is valid; all three are settings here. Nothing is repaired and
+nothing is lost: what is left out is written down with its question, hop, query and reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from tasks.types import Hop, Question
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Why a question, or one query of it, was left out.
+
+    Attributes:
+        stage: `write` (no usable reply), `coherence` (hops that do not fit the question), `query` (blank, repeated or
+            surplus) or `search` (too few sources found something).
+        reason: a word or two, under which rejections are counted.
+        detail: what was found and expected, for a reader.
+        hop: from 1; None for the question as a whole.
+        query: None where no single query is meant.
+    """
+
+    stage: str
+    reason: str
+    detail: str = ""
+    hop: int | None = None
+    query: str | None = None
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a writer made of one question: hops with queries, or the reason why there are none.
+
+    Attributes:
+        tokens: that the reply cost, asked for now or earlier; 0 where no model wrote it.
+    """
+
+    question: Question
+    hops: tuple[Hop, ...] = ()
+    rejection: Rejection | None = None
+    tokens: int = 0
+
+
+class WriterError(ValueError):
+    """A writer cannot go on: the message says why, and that what it has finished is kept."""
+
+
+class Writer(Protocol):
+    """Makes resolved hops with queries of questions that have a decomposition."""
+
+    def write(self, questions: Iterable[Question]) -> Generator[Written, None, None]:
+        """One `Written` a question, in the order of the questions; they are read as far as needed.
+
+        Raises:
+            WriterError: nothing more can be written now.
+        """
+        ...

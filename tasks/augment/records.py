@@ -1,0 +1,72 @@
+"""Rows of `hops.jsonl` and `rejected.jsonl`: `{question_id, hops: [{question, answer, support_passage_id, queries}]}`.
+
+Everything in a hop is resolved: no `#k` is left. A hop that lost all its queries keeps an empty list, because it still
+counts where rewards are averaged over hops.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.augment import Rejection
+from tasks.data.decomposition import REFERENCE
+from tasks.data.records import MAX_HOPS, Fields, to_hop
+from tasks.store import DataError, Row, read_jsonl
+from tasks.types import Hop
+
+HOPS, REJECTED, SUMMARY = "hops.jsonl", "rejected.jsonl", "summary.json"
+
+
+@dataclass(frozen=True)
+class Augmented:
+    """One row of `hops.jsonl`."""
+
+    question_id: str
+    hops: tuple[Hop, ...]
+
+
+def read_hops(path: Path) -> dict[str, tuple[Hop, ...]]:
+    """Question id -> its hops, from `hops.jsonl`.
+
+    Raises:
+        DataError: the first row that breaks the schema, by file, row and field; a question twice.
+    """
+    found: dict[str, tuple[Hop, ...]] = {}
+    for number, row in read_jsonl(path):
+        one = to_augmented(row, f"{path}: row {number}")
+        if one.question_id in found:
+            raise DataError(
+                f"{path}: row {number}: field 'question_id': found {one.question_id!r} for the second time, expected "
+                "one row a question. Run the stage `augment` again."
+            )
+        found[one.question_id] = one.hops
+    return found
+
+
+def to_augmented(row: Row, where: str) -> Augmented:
+    """Check one JSON object and make it an `Augmented`; `where` begins every message.
+
+    Raises:
+        DataError: a field is missing, unknown or wrong, or a `#k` is left.
+    """
+    fields = Fields(row, where, Augmented)
+    one = Augmented(fields.text("question_id"), fields.items("hops", to_hop))
+    if not 1 <= len(one.hops) <= MAX_HOPS:
+        raise fields.error("hops", row["hops"], f"1 to {MAX_HOPS} objects")
+    for i, hop in enumerate(one.hops):
+        for text in (hop.question, hop.answer, *hop.queries):
+            if REFERENCE.search(text):
+                raise fields.error(f"hops[{i}]", text, "texts in which #k is replaced by the answer it stands for")
+    return one
+
+
+def hops_row(question_id: str, hops: tuple[Hop, ...]) -> Row:
+    """The JSON object of a question's hops; `to_augmented` inverts it."""
+    return {"question_id": question_id, "hops": [dataclasses.asdict(hop) for hop in hops]}
+
+
+def rejected_row(question_id: str, rejection: Rejection) -> Row:
+    """The JSON object of what was left out."""
+    return {"question_id": question_id, **dataclasses.asdict(rejection)}

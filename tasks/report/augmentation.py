@@ -1,0 +1,70 @@
+"""What the stage `augment` kept of questions and queries, step by step, for the table and the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tasks.store import DataError, Row, read_json
+
+_COUNTS = {
+    "questions": ("read", "without_decomposition", "written", "kept"),
+    "hops": ("kept", "without_query"),
+    "queries": ("written", "blank", "duplicate", "surplus", "checked", "too_few_sources", "kept"),
+}
+
+
+def read_augmentation(path: Path) -> Row:
+    """`artifacts/augment/summary.json`, checked.
+
+    Raises:
+        DataError: another shape, or a count that is none.
+    """
+    tree = read_json(path)
+    if not isinstance(tree, dict):
+        raise DataError(f"{path}: found {type(tree).__name__}, expected a JSON object. {_AGAIN}")
+    for name, keys in _COUNTS.items():
+        part: Any = tree.get(name)
+        for key in keys:
+            found = part.get(key) if isinstance(part, dict) else None
+            if type(found) is not int or found < 0:
+                raise DataError(f"{path}: {name}.{key}={found!r}, expected a count. {_AGAIN}")
+    for name, key in (("questions", "rejected"), ("queries", "valid")):
+        if not isinstance(tree[name].get(key), dict):
+            raise DataError(f"{path}: {name}.{key}={tree[name].get(key)!r}, expected counts by name. {_AGAIN}")
+    return tree
+
+
+_AGAIN = "Run the stage `augment` again."
+
+
+def funnel(summary: Row) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of the table, one a step in the order of the work; steps that left nothing out are not shown."""
+    questions, hops, queries = (summary[name] for name in ("questions", "hops", "queries"))
+    steps = [
+        ("questions", questions["read"]),
+        ("- without decomposition", questions["without_decomposition"]),
+        *((f"- rejected: {_words(reason)}", count) for reason, count in questions["rejected"].items()),
+        ("questions kept", questions["kept"]),
+        ("sub-questions", hops["kept"]),
+        ("queries written for them", queries["written"]),
+        *((f"- {_words(name)}", queries[name]) for name in ("blank", "duplicate", "surplus")),
+        ("queries sent to every source", queries["checked"]),
+        *((f"valid in {name}", count) for name, count in queries["valid"].items()),
+        ("- valid in too few sources", queries["too_few_sources"]),
+        ("queries kept", queries["kept"]),
+        ("sub-questions left without a query", hops["without_query"]),
+    ]
+    return ["step", "count"], [[name, f"{count:,}"] for name, count in steps if count or not name.startswith("-")]
+
+
+def augmentation_line(summary: Row) -> str:
+    """One sentence above the table: who wrote, and how many queries a sub-question has."""
+    note = f" Note: {summary['note']}." if isinstance(summary.get("note"), str) else ""
+    hops, queries = summary["hops"]["kept"], summary["queries"]["kept"]
+    mean = f" {queries / hops:.2f} queries a sub-question." if hops else ""
+    return f"Written by {summary.get('writer')}.{mean}{note}"
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
