@@ -124,6 +124,29 @@ def section(kind: str, name: str, root: Path = Path(".")) -> Tree:
     return read_yaml(path_of(kind, name, root))
 
 
+def derived(kind: str, name: str, root: Path = Path("."), own: tuple[str, ...] = ()) -> Tree:
+    """`section`, with the keys of the file that its key `like` names, and of that one's, wherever it gives none.
+
+    Args:
+        kind, name, root: as `section`.
+        own: keys that are never taken over.
+
+    Raises:
+        ValueError: an unknown name, or names that go round in a circle.
+    """
+    chain, trees = [name], [section(kind, name, root)]
+    while (other := trees[-1].pop("like", None)) is not None:
+        where = f"{CONF}/{kind}/{chain[-1]}.yaml: like"
+        if other in chain:
+            raise ValueError(f"{where}: goes round in a circle: {' -> '.join((*chain, str(other)))}.")
+        chain.append(str(other))
+        trees.append(read_yaml(path_of(kind, str(other), root, where)))
+    tree: Tree = {}
+    for each in reversed(trees):
+        tree = merge({key: value for key, value in tree.items() if key not in own}, each)
+    return tree
+
+
 def load(cls: type[T], kind: str, name: str, key: str | None = None, root: Path = Path(".")) -> T:
     """Fill `cls` from `conf/<kind>/<name>.yaml`, or from its top-level `key`."""
     tree, where = section(kind, name, root), f"{CONF}/{kind}/{name}.yaml"

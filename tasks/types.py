@@ -65,10 +65,20 @@ class Hit:
 
 @dataclass(frozen=True)
 class Action:
-    """What one call of the policy asked for; `content` is the stripped text inside the tag pair."""
+    """What one call of the policy asked for; `content` is the stripped text inside the tag pair.
+
+    `queries` holds those of a call that may ask several; `note` is what the environment has to say about the call.
+    """
 
     kind: ActionKind
     content: str = ""
+    queries: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def searches(self) -> tuple[str, ...]:
+        """The queries of a search, none of anything else."""
+        return (self.queries or (self.content,)) if self.kind == "search" else ()
 
 
 @dataclass(frozen=True)
@@ -77,7 +87,8 @@ class Turn:
 
     Positions are indices into `Trajectory.response_ids`: the policy wrote `[start, end)`, the
     environment appended `[end, observation_end)`. The token that completes the action's closing tag is
-    `end - 1`; rewards of this turn land there. `text` and `observation` are decoded views.
+    `end - 1`; rewards of this turn land there. `text` and `observation` are decoded views. `hits` are what the
+    retriever returned, query by query; observations may show less of them.
     """
 
     action: Action

@@ -200,7 +200,11 @@ def make_policy(
 class EvenFirst:
     """A bandit: 1 when the first token the policy wrote has an even id."""
 
-    def __call__(self, trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Scores]:
+    needs: tuple[str, ...] = ()
+
+    def __call__(
+        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], resources: Any = None
+    ) -> list[Scores]:
         return [
             on_last_token(t, float(t.response_ids[0] % 2 == 0), em=float(t.response_ids[0] % 2 == 0))
             for t in trajectories

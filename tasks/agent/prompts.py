@@ -39,9 +39,9 @@ def prompt_ids(tokenizer: Any, template: str, question: Question, grammar: Searc
     """
     text = render_prompt(template, question.question, grammar)
     if getattr(tokenizer, "chat_template", None):
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
-        )
+        system = [{"role": "system", "content": grammar.system}] if grammar.system else []
+        messages = [*system, {"role": "user", "content": text}]
+        text = tokenizer.apply_chat_template(messages, tools=grammar.tools, add_generation_prompt=True, tokenize=False)
     ids = tokenizer.encode(text, add_special_tokens=False)
     if len(ids) > limit:
         raise DataError(

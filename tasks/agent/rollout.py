@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tasks.agent.grammar import SearchGrammar, documents
+from tasks.agent.grammar import SearchGrammar
 from tasks.agent.prompts import prompt_ids
 from tasks.conf import require
 from tasks.generate import Call, Generator, Sampling, Session
@@ -156,11 +156,9 @@ class Player:
                 return
             is_last = turn == self.conf.max_turns
             actions = self._call(session, rows, playing)
-            searching = [i for i in playing if actions[i].kind == "search" and not is_last]
-            found = self._search([actions[i].content for i in searching])
-            hits = dict(zip(searching, found, strict=True))
+            found = {} if is_last else self._search({i: actions[i].searches for i in playing if actions[i].searches})
             for i in playing:
-                self._react(session, rows[i], i, actions[i], hits.get(i), is_last)
+                self._react(session, rows[i], i, actions[i], found.get(i), turn)
             session.close([i for i in playing if rows[i].status is not None])
 
     def _call(self, session: Session, rows: list[_Row], playing: list[int]) -> dict[int, Action]:
@@ -195,8 +193,8 @@ class Player:
         row: _Row,
         i: int,
         action: Action,
-        hits: list[Hit] | RetrievalError | None,
-        is_last: bool,
+        found: list[list[Hit]] | RetrievalError | None,
+        turn_number: int,
     ) -> None:
         start = row.turns[-1].observation_end if row.turns else 0
         end = len(row.response)
@@ -204,18 +202,19 @@ class Player:
         turn = Turn(action, start, end, end, text=text)
         if action.kind == "answer":
             row.status, row.answer = "answered", action.content
-        elif is_last:
+        elif turn_number == self.conf.max_turns:
             row.status = "open"
-        elif isinstance(hits, RetrievalError):
-            row.status, row.error = "failed", str(hits)
+        elif isinstance(found, RetrievalError):
+            row.status, row.error = "failed", str(found)
         else:
-            observation = self._observation(hits) if hits is not None else self._encode(self.grammar.invalid_message)
-            executed = hits is not None
+            observation = self._observation(action, found)
+            if turn_number == self.conf.max_turns - 1 and self.grammar.last_message:
+                observation += self._encode(self.grammar.last_message)
             if row.total + len(observation) + 1 > self.conf.max_total_tokens:  # The policy never sees it.
-                row.status, observation, executed, hits = "overflow", [], False, None
+                row.status, observation, found = "overflow", [], None
             turn = replace(
                 turn, observation_end=end + len(observation), observation=self._decode(observation),
-                executed=executed, hits=tuple(hits or ()),
+                executed=found is not None, hits=tuple(hit for hits in found or () for hit in hits),
             )  # fmt: skip
             row.response.extend(observation)
             row.mask.extend([False] * len(observation))
@@ -224,25 +223,31 @@ class Player:
                 session.append([i], [observation])
         row.turns.append(turn)
 
-    def _search(self, queries: list[str]) -> Sequence[list[Hit] | RetrievalError]:
-        """One batched call, retried with growing pauses; a failure that stays is the result of every query."""
+    def _search(self, asked: dict[int, tuple[str, ...]]) -> dict[int, list[list[Hit]] | RetrievalError]:
+        """Each row's queries in one batched call, retried with growing pauses; a failure that stays is every row's."""
+        queries = [query for row in asked.values() for query in row]
         if not queries:
-            return []
+            return {}
         self.cost.searches += len(queries)
         failure = RetrievalError("no attempt was made")
         for attempt in range(self.conf.search_retries + 1):
             if attempt:
                 self.sleep(2.0 ** (attempt - 1))
             try:
-                return self.retriever.search(queries, self.conf.top_k)
+                hits = iter(self.retriever.search(queries, self.conf.top_k))
+                return {i: [next(hits) for _ in row] for i, row in asked.items()}
             except RetrievalError as error:
                 failure = error
-        return [failure] * len(queries)
+        return dict.fromkeys(asked, failure)
 
-    def _observation(self, hits: Sequence[Hit]) -> list[int]:
+    def _observation(self, action: Action, found: list[list[Hit]] | None) -> list[int]:
         """Opening tag, documents cut to their budget, closing tag: the tag survives any cut (methods README, 4)."""
-        body = "".join(f"{document}\n" for document in documents(self.grammar, hits))
-        kept = self._encode(body)[: self.conf.max_observation_tokens]
+        if found is None:
+            return self._encode(self.grammar.complaint(action))
+        whole = self._encode(self.grammar.body(action, found))
+        kept = whole[: self.conf.max_observation_tokens]
+        while len(kept) < len(whole) and kept and not self.grammar.may_end(self._decode(kept)):
+            kept.pop()
         return self._encode(self.grammar.opening) + kept + self._encode(self.grammar.closing)
 
     def _encode(self, text: str) -> list[int]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.agent.grammar import SearchGrammar, documents
+from tasks.agent.grammar import SearchGrammar
 from tasks.agent.prompts import prompt_ids
 from tasks.agent.rollout import RolloutConf
 from tasks.conf import require
@@ -169,8 +169,7 @@ class Renderer:
             seen: list[int] = []
             if found is not None:
                 searches += 1
-                body = "".join(f"{d}\n" for d in documents(self.grammar, found))
-                kept = self._encode(body)[: self.conf.max_observation_tokens]
+                kept = self._encode(self.grammar.body(step.action, [found]))[: self.conf.max_observation_tokens]
                 seen = self._encode(self.grammar.opening) + kept + self._encode(self.grammar.closing)
             room = self.conf.max_total_tokens - len(prompt) - len(ids) - (found is not None)  # A turn follows a search.
             if len(own) > self.conf.max_call_tokens or len(own) + len(seen) > room or searches > self.conf.max_turns:

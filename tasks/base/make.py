@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tasks.agent.grammar import SearchGrammar
+from tasks.agent.grammar import make as make_grammar
 from tasks.agent.prompts import check_prompts
 from tasks.agent.rollout import RolloutConf
 from tasks.base.demonstrations import Example, Renderer, expert_plan, imperfect_plan, single_hops, topic
@@ -38,14 +38,14 @@ class TinyPolicy:
 
 
 def make_tiny(
-    tiny: TinyConf, conf: BaseConf, rollout: RolloutConf, template: str, questions: Sequence[Question],
-    passages: Iterable[Passage], retriever: Retriever, seed: int, scratch: Path,
+    tiny: TinyConf, conf: BaseConf, rollout: RolloutConf, template: str, grammar_name: str,
+    questions: Sequence[Question], passages: Iterable[Passage], retriever: Retriever, seed: int, scratch: Path,
     log: Callable[[int, dict[str, float]], None],
 ) -> TinyPolicy:  # fmt: skip
     """Train the tiny policy on training questions; continues from `scratch` after a kill, exactly.
 
     Args:
-        tiny, conf, rollout, template: settings.
+        tiny, conf, rollout, template, grammar_name: settings.
         questions: of all splits; only those of `train` are learned from, all must fit the prompt budget.
         passages: the corpus, streamed; the first of them give the vocabulary.
         retriever: answers the scripted searches.
@@ -57,7 +57,7 @@ def make_tiny(
     chosen = random.Random(f"{seed}/base/questions").sample(list(questions), min(conf.max_questions, len(questions)))
     tokenizer = build_tokenizer(_texts(questions, passages, template), tiny.max_vocab)
     model = new_model(tiny, tokenizer, seed)
-    grammar = SearchGrammar(reserved=tuple(tokenizer.all_special_tokens))
+    grammar = make_grammar(grammar_name, tokenizer)
     renderer = Renderer(rollout, tokenizer, retriever, grammar, template)
     check_prompts(tokenizer, template, everything, grammar, rollout.max_prompt_tokens)
     fit = Fit(model, scratch, conf.checkpoint_every, conf.max_batch_tokens, log)

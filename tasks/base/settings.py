@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tasks.agent.grammar import Name
 from tasks.base.demonstrations import ImperfectConf
 from tasks.base.fit import PhaseConf
 from tasks.conf import require
@@ -54,6 +55,7 @@ class ModelConf:
     Attributes:
         kind: `tiny` makes the policy, `pretrained` takes a folder.
         prompt: replaces the method's template; null keeps it.
+        grammar: replaces the method's grammar, for a policy that knows one only; null keeps it.
         lora: adapters during reinforcement learning.
         tiny, pretrained: the section named like `kind`.
     """
@@ -61,6 +63,7 @@ class ModelConf:
     kind: Literal["tiny", "pretrained"]
     prompt: str | None
     lora: LoraConf
+    grammar: Name | None = None
     tiny: TinyConf | None = None
     pretrained: PretrainedConf | None = None
 

@@ -19,6 +19,10 @@ from tasks.rl.experience import Experience
 Dtype = Literal["auto", "float32", "bfloat16"]
 
 
+class DivergedError(ValueError):
+    """Training cannot go on: gradients are not finite. The weights are those of the update before."""
+
+
 @dataclass(frozen=True)
 class OptimizerConf:
     """AdamW with a constant rate after a linear warm-up.

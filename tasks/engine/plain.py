@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 
 from tasks import checkpoint
 from tasks.base.settings import LoraConf
-from tasks.engine import Dtype, OptimizerConf
+from tasks.engine import DivergedError, Dtype, OptimizerConf
 from tasks.rl.experience import Experience
 from tasks.store import DataError, replacing_folder
 
@@ -116,7 +116,9 @@ class _Trainee:
             group["lr"] = self.conf.lr * warm
         norm = float(torch.nn.utils.clip_grad_norm_(list(self.trained.values()), self.conf.max_grad_norm))
         if norm != norm or norm == float("inf"):
-            raise ValueError(f"the gradient norm is {norm} after {self.num_updates} updates. Lower the learning rate.")
+            raise DivergedError(
+                f"the gradient norm is {norm} after {self.num_updates} updates. Lower the learning rate."
+            )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.num_updates += 1

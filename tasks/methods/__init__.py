@@ -1,52 +1,82 @@
 """One file per paper: which parts, with which numbers. `load(name)` reads `conf/method/<name>.yaml` and builds it.
 
-A method file holds the module's name, its title for tables, per-scale overrides of the training budget
-(`scales`), and the settings of the module's dataclass. There is no registry: the module named there is
-imported from this folder.
+Keys of such a file beside the settings of the module's dataclass:
+
+* `like`: another method's file, whose keys hold where this file does not give them; an ablation is a few lines.
+* `module`, `title`, `prompt`, `grammar`: file of this folder, name in tables, text with `{question}`, `agent.grammar`.
+* `rows`: [method, variant] pairs under which the papers print it.
+* `train`, `rollout`: changes to the scale's sections of these names.
+* `scales`: for each scale `train`, `rollout` and `settings`, over all of the above.
+
+There is no registry: the module named there is imported from this folder.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tasks import conf
+from tasks.agent import grammar as grammars
 from tasks.agent.grammar import SearchGrammar
 from tasks.rl.method import Method
 
-_OWN = ("module", "title", "scales", "prompt")
+_TEXTS = ("module", "title", "prompt", "grammar")
+_OWN = (*_TEXTS, "rows", "train", "rollout", "scales")
+_SCALED = ("train", "rollout", "settings")
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A method with what the loop and the tables need beside it."""
+    """A method with what the loop and the tables need beside it.
+
+    Attributes:
+        name, title: of the file; for tables.
+        method: the composition.
+        train, rollout: changes to the scale's sections.
+        settings: what the composition was built from, for the record.
+        asked: prompt and grammar of the method itself, whatever a model brings.
+        rows: [method, variant] pairs under which the papers print it.
+    """
 
     name: str
     title: str
     method: Method
-    overrides: dict[str, Any]
+    train: dict[str, Any]
+    rollout: dict[str, Any]
     settings: dict[str, Any]
+    asked: dict[str, str]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    rows: tuple[tuple[str, ...], ...]
 
 
 def load(
-    name: str, scale: str, template: str | None = None, grammar: SearchGrammar | None = None, root: Path = Path(".")
-) -> Loaded:
+    name: str, scale: str, template: str | None = None, grammar: SearchGrammar | None = None,
+    tokenizer: Any = None, root: Path = Path("."),
+) -> Loaded:  # fmt: skip
     """Read and build `conf/method/<name>.yaml`.
 
     Args:
         name: file name without suffix.
-        scale: picks the file's `scales` entry, overrides of the training settings.
-        template: replaces the method's prompt (a model that cannot read instructions brings its own).
-        grammar: with the tokenizer's special tokens reserved.
+        scale: picks the file's `scales` entry.
+        template, grammar: replace the method's prompt and grammar (a model that cannot read instructions brings its
+            own).
+        tokenizer: its special tokens are reserved, its chat template is heeded.
+        root: root of the clone.
 
     Raises:
         ValueError: unknown method, module, key, or a value out of bounds.
     """
     path = conf.path_of("method", name, root)
-    tree = conf.section("method", name, root)
-    for key in ("module", "title", "prompt"):
+    tree = conf.derived("method", name, root, own=("rows", "title"))
+    for key in _TEXTS:
         if not isinstance(tree.get(key), str):
             raise ValueError(
                 f"{path}: key {key!r} is missing or not text. Add it; see conf/method/search_r1_grpo.yaml."
@@ -59,13 +89,40 @@ def load(
         raise ValueError(f"{path}: module={tree['module']!r}: there is no tasks/methods/{tree['module']}.py.") from None
     if "{question}" not in (template or tree["prompt"]):
         raise ValueError(f"{path}: prompt has no {{question}}: the policy would never see it. Add {{question}}.")
-    for named in tree.get("scales") or {}:
-        conf.path_of("scale", named, root, f"{path}: scales")
+    scaled = _scaled(tree, scale, path, root)
     own = {key: value for key, value in tree.items() if key not in _OWN}
-    settings = conf.fill(module.Conf, own, str(path))
+    settings = conf.fill(module.Conf, conf.merge(own, scaled["settings"]), str(path))
     try:
-        built: Method = module.build(settings, template or tree["prompt"], grammar or SearchGrammar())
+        used = grammar or grammars.make(tree["grammar"], tokenizer)
+        built: Method = module.build(settings, template or tree["prompt"], used)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    overrides = (tree.get("scales") or {}).get(scale) or {}
-    return Loaded(name, tree["title"], built, overrides, {"module": tree["module"], **conf.plain(settings)})
+    return Loaded(
+        name=name,
+        title=tree["title"],
+        method=built,
+        train=conf.merge(_mapping(tree, "train", path), scaled["train"]),
+        rollout=conf.merge(_mapping(tree, "rollout", path), scaled["rollout"]),
+        settings={"module": tree["module"], **conf.plain(settings)},
+        asked={"prompt": tree["prompt"], "grammar": tree["grammar"]},
+        rows=conf.fill(_Rows, {"rows": tree.get("rows") or []}, str(path)).rows,
+    )
+
+
+def _scaled(tree: conf.Tree, scale: str, path: Path, root: Path) -> dict[str, dict[str, Any]]:
+    """The entry of `scales` for this scale, every entry checked."""
+    scales = _mapping(tree, "scales", path)
+    for named, entry in scales.items():
+        conf.path_of("scale", named, root, f"{path}: scales")
+        for key in entry if isinstance(entry, Mapping) else [entry]:
+            if key not in _SCALED:
+                raise ValueError(f"{path}: scales: {named}: unknown key {key!r}. Known: {', '.join(_SCALED)}.")
+    entry = _mapping(scales, scale, path)
+    return {key: _mapping(entry, key, path) for key in _SCALED}
+
+
+def _mapping(tree: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
+    found = tree.get(key) or {}
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{path}: {key}={found!r}: expected a mapping of settings.")
+    return dict(found)

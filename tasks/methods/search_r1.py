@@ -1,4 +1,7 @@
-"""Search-R1: outcome reward only, with PPO or GRPO. Definition: search_r1, sections 1 to 7.
+"""Outcome reward only, with PPO or GRPO: Search-R1, and its kin with another reward, grammar or engine.
+
+Definition: search_r1, sections 1 to 7; stepsearch section 9 for the gated F1 reward (PPO and GRPO rows); systems.md for
+ReSearch, R1 and ZeroSearch.
 
 Where the released code deviates from the papers' equations the paper is the default and the deviation a
 named value: `whiten_over: response`, `value_loss_over: response`, `entropy_coefficient: 0.001`, `top_p: 0.95`.
@@ -10,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tasks.agent.grammar import SearchGrammar
+from tasks.conf import require
 from tasks.rewards import Reward
 from tasks.rewards.answer import AnswerReward, FormatAnswerReward
 from tasks.rl.filters import KeepAll
@@ -20,7 +24,10 @@ from tasks.rl.samplers import IndependentGroup
 
 @dataclass(frozen=True)
 class Conf:
-    """Settings of `conf/method/search_r1_*.yaml`; the parts document their own."""
+    """Settings of `conf/method/search_r1_*.yaml` and of what is like them; the parts document their own.
+
+    `gated`, `wrong_format`: StepSearch's format rule on the answer reward (`tasks.rewards.answer.AnswerReward`).
+    """
 
     algorithm: Literal["ppo", "grpo"]
     group_size: int
@@ -34,23 +41,38 @@ class Conf:
     top_p: float
     gamma: float = 1.0
     lam: float = 1.0
+    per: Literal["token", "turn"] = "token"
     value_clip: float = 0.5
     whiten_over: Tokens = "generated"
     value_loss_over: Tokens = "generated"
+    leave_one_out: bool = False
+    gated: bool = False
+    wrong_format: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(not (self.gated and self.reward == "format"), "gated", self.gated, "false with reward: format")
 
 
-def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:
+def answer_reward(conf: Conf) -> Reward:
+    """The outcome reward these settings name."""
+    if conf.reward == "format":
+        return FormatAnswerReward()
+    return AnswerReward(conf.reward, gated=conf.gated, wrong_format=conf.wrong_format)
+
+
+def compose(conf: Conf, template: str, grammar: SearchGrammar, rewards: tuple[Reward, ...]) -> Method:
     """PPO penalises KL in the token reward (k1), GRPO in the loss (k3)."""
     is_ppo = conf.algorithm == "ppo"
-    reward: Reward = FormatAnswerReward() if conf.reward == "format" else AnswerReward(conf.reward)
     advantage: Advantage = (
-        TokenGae(conf.gamma, conf.lam, conf.kl_coefficient, conf.whiten_over) if is_ppo else GroupAdvantage()
+        TokenGae(conf.gamma, conf.lam, conf.kl_coefficient, conf.whiten_over, conf.per)
+        if is_ppo
+        else GroupAdvantage(leave_one_out=conf.leave_one_out)
     )
     return Method(
         template=template,
         grammar=grammar,
         sampler=IndependentGroup(conf.group_size),
-        rewards=(reward,),
+        rewards=rewards,
         filter=KeepAll(),
         advantage=advantage,
         loss=TokenClip(
@@ -65,3 +87,8 @@ def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:
         temperature=conf.temperature,
         top_p=conf.top_p,
     )
+
+
+def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:
+    """One reward, on the answer."""
+    return compose(conf, template, grammar, (answer_reward(conf),))

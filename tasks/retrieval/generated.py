@@ -1,12 +1,14 @@
-"""Documents that a language model writes instead of searching (ZeroSearch): the interface, and no writer yet.
+"""Documents that are written instead of found (ZeroSearch): the interface; writers are in `writers`.
 
 A written document is not a passage: it stands in no corpus, and its id says so (`tasks.data.records` keeps ids that
 begin with `generated:` out of every corpus). There is therefore nothing to index and nothing to open: `build` and
-`open_index` refuse, and who has a writer gives it to `GeneratedRetriever`.
+`open_index` refuse; training with a simulator makes a `GeneratedRetriever` itself.
 """
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn, Protocol
@@ -18,15 +20,20 @@ from tasks.retrieval.manifest import Built, Manifest
 from tasks.store import DataError
 from tasks.types import Hit
 
+Request = tuple[str, bool]
+"""A query, and whether its documents are to be useful or noisy."""
+Document = tuple[str, str]
+"""Title (may be empty) and text."""
+
 
 class Writer(Protocol):
-    """A language model that plays the search engine."""
+    """Who plays the search engine."""
 
-    def write(self, queries: list[str], top_k: int) -> list[list[str]]:
-        """`top_k` documents for each query, the most useful first, none of them blank.
+    def write(self, requests: Sequence[Request], top_k: int, seed: str) -> list[list[Document]]:
+        """`top_k` documents for each request, the most useful first, none with a blank text; the same for one seed.
 
         Raises:
-            RuntimeError, OSError: nothing could be written.
+            RuntimeError, OSError, ValueError: nothing could be written.
         """
         ...
 
@@ -43,37 +50,49 @@ class Settings:
     writer: Literal["none"] = "none"
 
 
+@dataclass
 class GeneratedRetriever:
-    """Turns written documents into hits: score 1 / rank, no title, an id made of the query's hash and the rank.
+    """Turns written documents into hits: score 1 / rank, an id made of the document's hash.
 
     `search` answers as `tasks.retrieval.Retriever` says, but its supply has no end: every query gets `top_k` hits.
+    What a query gets depends on writer, noise and seed alone, so that a resumed run meets the same.
+
+    Attributes:
+        writer: who writes.
+        noise: share of queries that get noisy documents.
+        seed: of what is noisy, and of the writer.
     """
 
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
+    writer: Writer
+    noise: float = 0.0
+    seed: str = ""
 
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
         """`top_k` written documents for each query."""
         check_request(queries, top_k)
         if not queries:
             return []
+        useful = [random.Random(f"{self.seed}/{query}/noise").random() >= self.noise for query in queries]
         try:
-            written = self._writer.write(queries, top_k)
+            written = self.writer.write(list(zip(queries, useful, strict=True)), top_k, self.seed)
         except (OSError, RuntimeError, ValueError) as error:
             raise RetrievalError(f"generated: nothing was written: {type(error).__name__}: {error}") from error
         if len(written) != len(queries):
             raise RetrievalError(f"generated: found documents for {len(written)} queries, expected {len(queries)}.")
-        return [self._hits(query, documents, top_k) for query, documents in zip(queries, written, strict=True)]
+        return [_hits(query, documents, top_k) for query, documents in zip(queries, written, strict=True)]
 
-    def _hits(self, query: str, documents: list[str], top_k: int) -> list[Hit]:
-        useful = sum(isinstance(text, str) and bool(text.strip()) for text in documents)
-        if useful != top_k or len(documents) != top_k:
-            raise RetrievalError(
-                f"generated: found {len(documents)} documents, {useful} of them with text, expected {top_k} "
-                f"for query {query!r:.80}."
-            )
-        name = f"{GENERATED}{store.digest(query)}"
-        return [Hit(f"{name}:{rank}", 1.0 / rank, "", text) for rank, text in enumerate(documents, start=1)]
+
+def _hits(query: str, documents: list[Document], top_k: int) -> list[Hit]:
+    good = sum(isinstance(text, str) and bool(text.strip()) for _, text in documents)
+    if good != top_k or len(documents) != top_k:
+        raise RetrievalError(
+            f"generated: found {len(documents)} documents, {good} of them with text, expected {top_k} "
+            f"for query {query!r:.80}."
+        )
+    return [
+        Hit(f"{GENERATED}{store.digest(title, text)}", 1.0 / rank, title, text)
+        for rank, (title, text) in enumerate(documents, start=1)
+    ]
 
 
 def build(

@@ -6,22 +6,58 @@ the environment's record (turns, hits), never tags in observations, which a poli
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 from tasks.types import Question, Scores, Trajectory
+
+Need = Literal["decomposition", "gold_passages", "likelihood"]
+Likelihood = Callable[[Sequence[tuple[Sequence[int], Sequence[int]]]], list[float]]
+"""(context ids, continuation ids) pairs -> mean natural log-probability of each continuation's tokens."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a reward may use besides trajectories and questions; a reward says in `needs` what must be there.
+
+    Attributes:
+        gold_texts: text (without title) of each gold passage of the questions, by passage id.
+        likelihood: under a frozen copy of the start policy.
+        encode: text to token ids.
+    """
+
+    gold_texts: Mapping[str, str] = field(default_factory=dict)
+    likelihood: Likelihood | None = None
+    encode: Callable[[str], list[int]] | None = None
+
+
+NOTHING = Resources()
 
 
 class Reward(Protocol):
     """Scores a batch (so that a judge can be called once); unfinished trajectories are allowed."""
 
-    def __call__(self, trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Scores]: ...
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """What questions and resources must hold."""
+        ...
+
+    def __call__(
+        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], resources: Resources = NOTHING
+    ) -> list[Scores]: ...
 
 
 def on_last_token(trajectory: Trajectory, value: float, **parts: float) -> Scores:
     """An outcome reward: on the last token the policy wrote; nothing is placed where it wrote none."""
     last = trajectory.last_generated
     return Scores(value, ((last, value),) if last >= 0 else (), parts)
+
+
+def on_turns(trajectory: Trajectory, values: Mapping[int, float], **parts: float) -> Scores:
+    """Turn rewards: on the token that completes each turn's action (turn number -> value); they are no outcome."""
+    placed = tuple((trajectory.turns[number].end - 1, value) for number, value in sorted(values.items()))
+    return Scores(0.0, placed, parts)
 
 
 def total(scores: Sequence[Scores]) -> Scores:

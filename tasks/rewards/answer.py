@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tasks import text
-from tasks.rewards import on_last_token
-from tasks.rewards.format import is_well_formed
+from tasks.rewards import NOTHING, Need, Resources, on_last_token
+from tasks.rewards.format import follows_search_rule, is_well_formed
 from tasks.types import Question, Scores, Trajectory
 
 METRICS = {"em": text.exact_match, "subem": text.substring_match, "f1": text.f1}
@@ -16,17 +16,33 @@ METRICS = {"em": text.exact_match, "subem": text.substring_match, "f1": text.f1}
 
 @dataclass(frozen=True)
 class AnswerReward:
-    """weight * metric(answer, golds); no answer scores 0 (search_r1 section 3)."""
+    """weight * metric(answer, golds); no answer scores 0 (search_r1 section 3).
+
+    Attributes:
+        metric, weight: see above.
+        gated: earned only where the trajectory follows StepSearch's format rule (stepsearch sections 1 and 3).
+        wrong_format: what a gated trajectory gets instead; -1 as released.
+    """
 
     metric: Literal["em", "subem", "f1"] = "em"
     weight: float = 1.0
+    gated: bool = False
+    wrong_format: float = 0.0
+    needs: tuple[Need, ...] = ()
 
-    def __call__(self, trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Scores]:
+    def __call__(
+        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], resources: Resources = NOTHING
+    ) -> list[Scores]:
         """One `Scores` per trajectory."""
         scores = []
         for trajectory, question in zip(trajectories, questions, strict=True):
             value = METRICS[self.metric](trajectory.answer, question.answers)
-            scores.append(on_last_token(trajectory, self.weight * value, **{self.metric: value}))
+            earned = self.weight * value
+            parts: dict[str, float] = {self.metric: value}
+            if self.gated:
+                parts["format"] = float(follows_search_rule(trajectory))
+                earned = earned if parts["format"] else self.wrong_format
+            scores.append(on_last_token(trajectory, earned, **parts))
         return scores
 
 
@@ -43,8 +59,11 @@ class FormatAnswerReward:
     structure: float = 0.2
     answer_tag: float = 0.1
     retrieval: float = 0.0
+    needs: tuple[Need, ...] = ()
 
-    def __call__(self, trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Scores]:
+    def __call__(
+        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], resources: Resources = NOTHING
+    ) -> list[Scores]:
         """One `Scores` per trajectory."""
         scores = []
         for trajectory, question in zip(trajectories, questions, strict=True):

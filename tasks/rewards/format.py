@@ -1,10 +1,11 @@
-"""Is a response well formed? The structure rule of Search-R1 v0.3 (search_r1 section 3)."""
+"""Is a response well formed? The rules of Search-R1 v0.3 (search_r1 section 3) and of StepSearch (its section 1)."""
 
 from __future__ import annotations
 
 import re
 
 from tasks.agent.grammar import TAGS
+from tasks.types import Trajectory
 
 _TAG = re.compile(r"<(/?)(" + "|".join(TAGS) + r")>")
 _NEXT = {
@@ -34,3 +35,22 @@ def is_well_formed(response: str) -> bool:
             return False
         state, inside, position = name, not closes, tag.end()
     return state == "answer" and not inside and not response[position:].strip()
+
+
+def follows_search_rule(trajectory: Trajectory) -> bool:
+    """StepSearch's format: queries only in proper search pairs, thought and searched at least once, one answer last.
+
+    Read from what the policy wrote in its own turns and from the environment's record of executed searches; a forged
+    observation proves nothing. White space alone may follow the answer. (As released: an answer pair at the end.)
+    """
+    if trajectory.status != "answered" or trajectory.num_searches == 0:
+        return False
+    texts = [turn.text for turn in trajectory.turns]
+    written = "".join(texts)
+    proper = sum(turn.executed for turn in trajectory.turns)
+    return (
+        written.count("<search>") == written.count("</search>") == proper
+        and written.count("<answer>") == written.count("</answer>") == 1
+        and written.rstrip().endswith("</answer>")
+        and re.search(r"<think>.*?</think>", written, re.DOTALL) is not None
+    )

@@ -1,6 +1,6 @@
-"""How much better than expected: token GAE, whitening, normalisation inside a group. Arithmetic only.
+"""How much better than expected: GAE over tokens or turns, whitening, comparison inside a group. Arithmetic only.
 
-Shapes: B sequences, T response tokens, N trajectories. Sources: search_r1 section 4.
+Shapes: B sequences, T response tokens, N trajectories. Sources: search_r1 section 4, dspo section 5, pica section 4.
 """
 
 from __future__ import annotations
@@ -80,13 +80,8 @@ def group_normalized(
     >>> group_normalized(torch.tensor([1., 0.]), ["q", "q"])
     tensor([ 0.7071, -0.7071])
     """
-    if len(group_ids) != len(scores):
-        raise ValueError(f"{len(scores)} scores but {len(group_ids)} group ids: expected one id per score.")
-    members: dict[str, list[int]] = {}
-    for i, group in enumerate(group_ids):
-        members.setdefault(group, []).append(i)
     result = torch.empty_like(scores)
-    for rows in members.values():
+    for rows in _members(scores, group_ids):
         own = scores[rows]
         if len(rows) == 1:
             result[rows] = own
@@ -95,3 +90,55 @@ def group_normalized(
         else:
             result[rows] = (own - own.mean()) / (own.std(unbiased=spread == "sample") + eps)
     return result
+
+
+def leave_one_out(scores: Tensor, group_ids: Sequence[str]) -> Tensor:
+    """score - mean of the group's other scores (RLOO); a group of one keeps its score.
+
+    Args and returns as `group_normalized`.
+
+    >>> leave_one_out(torch.tensor([1., 0., 0.]), ["q", "q", "q"])
+    tensor([ 1.0000, -0.5000, -0.5000])
+    """
+    result = torch.empty_like(scores)
+    for rows in _members(scores, group_ids):
+        own = scores[rows]
+        result[rows] = own if len(rows) == 1 else (own - own.mean()) * (len(rows) / (len(rows) - 1))
+    return result
+
+
+def _members(scores: Tensor, group_ids: Sequence[str]) -> list[list[int]]:
+    """Rows of each group."""
+    if len(group_ids) != len(scores):
+        raise ValueError(f"{len(scores)} scores but {len(group_ids)} group ids: expected one id per score.")
+    members: dict[str, list[int]] = {}
+    for i, group in enumerate(group_ids):
+        members.setdefault(group, []).append(i)
+    return list(members.values())
+
+
+def turn_gae(rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """GAE whose time steps are turns: one advantage a turn, given to each of its generated tokens.
+
+    A turn is a run of generated tokens; R_t is the sum of rewards from its first token up to the next turn, V(s_t) the
+    value at its first token (pica section 4: V of the last token before it, which is the estimate before this one).
+
+    Args and returns as `gae`; both results are 0 off the loss mask.
+
+    >>> A, _ = turn_gae(torch.tensor([[0., .1, 0., 1.]]), torch.tensor([[.3, 9., 9., .5]]),
+    ...                 torch.tensor([[True, True, False, True]]), 1.0, 1.0)
+    >>> A
+    tensor([[0.8000, 0.8000, 0.0000, 0.5000]])
+    """
+    before = torch.nn.functional.pad(loss_mask, (1, 0))[:, :-1]
+    starts = loss_mask & ~before
+    numbers = starts.cumsum(-1)  # [B, T], 1 from the first turn on
+    num_turns = int(numbers.max()) if numbers.numel() else 0
+    alive = loss_mask.flip(-1).cumsum(-1).flip(-1) > 0
+    shape = (len(rewards), num_turns + 1)
+    per_turn = rewards.new_zeros(shape).scatter_add_(1, numbers, torch.where(alive, rewards, 0.0))[:, 1:]
+    baseline = values.new_zeros(shape).scatter_add_(1, numbers, torch.where(starts, values, 0.0))[:, 1:]
+    exists = torch.arange(1, num_turns + 1, device=rewards.device) <= numbers.max(-1, keepdim=True).values
+    advantages, returns = gae(per_turn, baseline, exists, gamma, lam)
+    spread = [torch.nn.functional.pad(one, (1, 0)).gather(1, numbers) for one in (advantages, returns)]
+    return torch.where(loss_mask, spread[0], 0.0), torch.where(loss_mask, spread[1], 0.0)

@@ -1,7 +1,7 @@
 """What is minimised: clipped policy loss, KL terms, value loss and their aggregation. Arithmetic only.
 
-Shapes: B sequences, T response tokens. Sources: search_r1 section 5. Observation tokens are masked before
-any exponential: padding gives inf, and inf * 0 is nan.
+Shapes: B sequences, T response tokens. Sources: search_r1 section 5, dspo section 6. Observation tokens are masked
+before any exponential: padding gives inf, and inf * 0 is nan.
 """
 
 from __future__ import annotations
@@ -64,8 +64,21 @@ def ratios(logprobs: Tensor, old_logprobs: Tensor, loss_mask: Tensor) -> Tensor:
     return torch.where(loss_mask, logprobs - old_logprobs, torch.zeros_like(logprobs)).clamp(max=60).exp()
 
 
+def sequence_ratios(logprobs: Tensor, old_logprobs: Tensor, loss_mask: Tensor) -> Tensor:
+    """[B] geometric mean of each trajectory's token ratios, over generated tokens alone (DSPO, GSPO; dspo section 6).
+
+    Exactly 1 where the policy has not moved, and for a trajectory without a generated token, which has no ratio.
+
+    >>> logp, old = torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.2, -2.4]])
+    >>> sequence_ratios(logp, old, torch.tensor([[True, True]]))
+    tensor([1.3499])
+    """
+    difference = torch.where(loss_mask, logprobs - old_logprobs, torch.zeros_like(logprobs)).sum(-1)
+    return (difference / loss_mask.sum(-1).clamp(min=1)).clamp(max=60).exp()
+
+
 def clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """Per-token loss max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)); [B, T] like its arguments."""
+    """Loss max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), of each token or trajectory; shaped like them."""
     return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
 
 

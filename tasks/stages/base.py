@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks import conf
+from tasks.agent.grammar import make as make_grammar
 from tasks.agent.prompts import check_prompts
 from tasks.data.records import SPLITS
 from tasks.stages import parts
@@ -26,7 +27,9 @@ def body(ctx: Context, seed: int) -> None:
         model, tokenizer = load_policy(ctx.root / model_conf.pretrained.folder)
         limit = parts.rollout_conf(ctx.params).max_prompt_tokens
         questions = parts.questions(ctx.root, SPLITS)
-        check_prompts(tokenizer, parts.template(ctx.params), questions, parts.grammar(tokenizer), limit)
+        asked = parts.asked(ctx.params, ctx.root)
+        grammar = make_grammar(asked["grammar"], tokenizer)
+        check_prompts(tokenizer, asked["prompt"], questions, grammar, limit)
         history = []  # Nothing was trained here.
     else:
         made = _tiny(ctx, seed)
@@ -52,8 +55,9 @@ def _tiny(ctx: Context, seed: int) -> TinyPolicy:
     questions = parts.questions(ctx.root, SPLITS)
     ctx.track_data("training", sum(question.split == "train" for question in questions))
     bar = parts.Bar(ctx, sum(phase.max_steps for phase in phases))
+    asked = parts.asked(ctx.params, ctx.root)
     return make_tiny(
-        model_conf.tiny, settings, parts.rollout_conf(ctx.params), parts.template(ctx.params),
+        model_conf.tiny, settings, parts.rollout_conf(ctx.params), asked["prompt"], asked["grammar"],
         questions, read_passages(ctx.root / parts.ARTIFACTS / "data" / "corpus.jsonl"),
         parts.retriever(ctx.root), seed, ctx.scratch, bar.log,
     )  # fmt: skip

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tasks import conf
+from tasks.agent.grammar import make as make_grammar
 from tasks.stages import parts
 from tasks.stages.runner import Context, run
 from tasks.store import replacing_folder, write_json, write_jsonl
@@ -29,13 +30,16 @@ def body(ctx: Context, policy: str, seed: int) -> None:
     folder = ctx.root / parts.ARTIFACTS / (f"base/{seed}" if is_base else f"train/{policy}-{seed}") / "policy"
     model, tokenizer = load_policy(folder)
     model = model.to(pick_device())
-    grammar = parts.grammar(tokenizer)
-    template = parts.template(params)
-    if not is_base:
+    own_grammar = parts.own_grammar(params, tokenizer)
+    if is_base:
+        asked, changes = parts.asked(params, ctx.root), None
+        template, grammar = asked["prompt"], own_grammar or make_grammar(asked["grammar"], tokenizer)
+    else:
         own_prompt = parts.model_conf(params).prompt
-        template = methods.load(policy, params.scale, own_prompt, grammar, ctx.root).method.template
+        loaded = methods.load(policy, params.scale, own_prompt, own_grammar, tokenizer, ctx.root)
+        template, grammar, changes = loaded.method.template, loaded.method.grammar, loaded.rollout
     splits = conf.load(DataConf, "data", params.data).evaluate_splits
-    rollout = parts.rollout_conf(params)
+    rollout = parts.rollout_conf(params, changes)
     rollout = replace(rollout, top_k=params.evaluate.top_k or rollout.top_k)
     parts.set_threads(conf.fill(TrainConf, *parts.scale_section(params, "train")).num_threads)
     questions = choose(parts.questions(ctx.root, splits), splits, params.evaluate.max_questions)

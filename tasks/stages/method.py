@@ -1,8 +1,9 @@
-"""Stage `method`: resolves one method of `conf/method/`, into `artifacts/method/<name>.json`.
+"""Stage `method`: resolves one method of `conf/method/`, into `artifacts/method/<name>/`.
 
-Training and evaluation depend on what this writes (settings in force, hashes of the method's own files), not on
-the folder `tasks/methods`: a method added there re-runs no other. A wrong setting of a method, or of the scale
-it trains at, ends here, in seconds.
+Training and evaluation depend on what this writes, not on the folders `tasks/methods` and `conf/method`: a method
+added there re-runs no other. `training.json` holds all that training depends on (settings in force, budgets, hashes
+of the method's own files), `playing.json` what evaluation does besides the trained policy (prompt, grammar, budgets).
+A wrong setting of a method, or of the scale it trains at, ends here, in seconds.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from tasks import conf
 from tasks.stages import parts
 from tasks.stages.runner import Context, run
-from tasks.store import sha256, write_json
+from tasks.store import replacing_folder, sha256, write_json
 
 
 def body(ctx: Context, name: str) -> None:
@@ -23,14 +24,19 @@ def body(ctx: Context, name: str) -> None:
     from tasks.train.loop import TrainConf
 
     loaded = methods.load(name, ctx.params.scale, root=ctx.root)
-    parts.rollout_conf(ctx.params)
+    rollout = parts.rollout_conf(ctx.params, loaded.rollout)
     budget, where = parts.scale_section(ctx.params, "train")
-    settings = {"train": conf.fill(TrainConf, conf.merge(budget, loaded.overrides), where), "method": loaded.settings}
+    settings = {
+        "train": conf.plain(conf.fill(TrainConf, conf.merge(budget, loaded.train), where)),
+        "method": loaded.settings,
+    }
     ctx.track.log_params(settings)
     own = sorted(Path(str(m.__file__)) for n, m in sys.modules.items() if n.startswith(f"{methods.__name__}."))
     files = {path.name: sha256(path) for path in own}  # This process loaded no other method.
-    found = {"method": name, "title": loaded.title, "settings": conf.plain(settings), "files": files}
-    write_json(ctx.root / parts.ARTIFACTS / "method" / f"{name}.json", found)
+    playing = {"asked": loaded.asked, "rollout": conf.plain(rollout)}
+    with replacing_folder(ctx.root / parts.ARTIFACTS / "method" / name) as out:
+        write_json(out / "playing.json", playing)
+        write_json(out / "training.json", {"method": name, "settings": settings, "files": files, **playing})
 
 
 def main() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tasks import conf
 from tasks.agent.grammar import SearchGrammar
+from tasks.agent.grammar import make as make_grammar
 from tasks.agent.prompts import PLACEHOLDER
 from tasks.agent.rollout import Player, RolloutConf
 from tasks.base.settings import ModelConf
@@ -65,9 +66,10 @@ def scale_section(params: conf.Params, name: str) -> tuple[dict[str, Any], str]:
     return tree[name], f"{where}: {name}"
 
 
-def rollout_conf(params: conf.Params) -> RolloutConf:
-    """Budgets of the scale."""
-    return conf.fill(RolloutConf, *scale_section(params, "rollout"))
+def rollout_conf(params: conf.Params, changes: Mapping[str, Any] | None = None) -> RolloutConf:
+    """Budgets of the scale, with a method's changes."""
+    tree, where = scale_section(params, "rollout")
+    return conf.fill(RolloutConf, conf.merge(tree, changes), where)
 
 
 def model_conf(params: conf.Params) -> ModelConf:
@@ -75,21 +77,23 @@ def model_conf(params: conf.Params) -> ModelConf:
     return conf.load(ModelConf, "model", params.model)
 
 
-def grammar(tokenizer: Any) -> SearchGrammar:
-    """Search-R1's tags, with the tokenizer's special tokens reserved."""
-    return SearchGrammar(reserved=tuple(tokenizer.all_special_tokens))
+def asked(params: conf.Params, root: Path = Path(".")) -> dict[str, str]:
+    """Prompt and grammar of the start policy, which serves no method: the model's own, else the first method's."""
+    model = model_conf(params)
+    found = {"prompt": model.prompt, "grammar": model.grammar}
+    if None in found.values():
+        first = conf.derived("method", params.methods[0], root)
+        found = {key: first.get(key) if value is None else value for key, value in found.items()}
+    if not isinstance(found["prompt"], str) or PLACEHOLDER not in found["prompt"]:
+        where = f"{conf.CONF}/method/{params.methods[0]}.yaml"
+        raise ValueError(f"{where}: prompt={found['prompt']!r}: expected text with {PLACEHOLDER}.")
+    return {key: str(value) for key, value in found.items()}
 
 
-def template(params: conf.Params) -> str:
-    """Prompt of a policy that serves no method (the start policy): the model's own, else the first method's."""
-    own = model_conf(params).prompt
-    if own is not None:
-        return own
-    name = params.methods[0]
-    found = conf.section("method", name).get("prompt")
-    if not isinstance(found, str) or PLACEHOLDER not in found:
-        raise ValueError(f"{conf.CONF}/method/{name}.yaml: prompt={found!r}: expected text with {PLACEHOLDER}.")
-    return found
+def own_grammar(params: conf.Params, tokenizer: Any) -> SearchGrammar | None:
+    """The grammar the model brings, None where it takes the method's."""
+    name = model_conf(params).grammar
+    return None if name is None else make_grammar(name, tokenizer)
 
 
 def make_generator(

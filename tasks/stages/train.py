@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tasks import conf
+from tasks.augment.records import read_hops
+from tasks.data.records import read_passages
+from tasks.retrieval import Retriever
+from tasks.retrieval.generated import GeneratedRetriever
+from tasks.retrieval.writers import WorldWriter
+from tasks.rewards import Resources
 from tasks.stages import parts
 from tasks.stages.runner import Context, run
-from tasks.store import replacing_folder, write_json, write_jsonl
+from tasks.store import DataError, replacing_folder, write_json, write_jsonl
+from tasks.types import Question
+
+if TYPE_CHECKING:
+    from tasks.rl.method import Method
 
 
 def body(ctx: Context, method: str, seed: int) -> None:
@@ -24,14 +37,15 @@ def body(ctx: Context, method: str, seed: int) -> None:
     start = ctx.root / parts.ARTIFACTS / "base" / str(seed) / "policy"
     model, tokenizer = load_policy(start)
     model = model.to(pick_device())
-    grammar = parts.grammar(tokenizer)
-    loaded = methods.load(method, ctx.params.scale, model_conf.prompt, grammar, ctx.root)
+    own_grammar = parts.own_grammar(ctx.params, tokenizer)
+    loaded = methods.load(method, ctx.params.scale, model_conf.prompt, own_grammar, tokenizer, ctx.root)
     budget, where = parts.scale_section(ctx.params, "train")
-    settings = conf.fill(TrainConf, conf.merge(budget, loaded.overrides), where)
-    rollout = parts.rollout_conf(ctx.params)
+    settings = conf.fill(TrainConf, conf.merge(budget, loaded.train), where)
+    rollout = parts.rollout_conf(ctx.params, loaded.rollout)
     parts.set_threads(settings.num_threads)
 
     composed = loaded.method
+    start_model = copy.deepcopy(model) if composed.sampler.from_start else None
     keep = settings.keep_activations
     critic = None
     if composed.advantage.needs_values:  # Made first: adapters of the policy would be copied with the decoder.
@@ -42,6 +56,9 @@ def body(ctx: Context, method: str, seed: int) -> None:
     generator = parts.make_generator(
         ctx.params, policy.causal_lm, tokenizer, start, True, lambda folder, probes: policy.sequence_logprobs(probes)
     )
+    playing = generator
+    if start_model is not None:
+        playing = parts.make_generator(ctx.params, start_model, tokenizer, start, False)
     search = parts.retriever(ctx.root)
     questions = parts.questions(ctx.root, ("train", data_conf.validation_split))
     wanted = settings.validate_questions
@@ -49,6 +66,7 @@ def body(ctx: Context, method: str, seed: int) -> None:
     used = {"train": conf.plain(settings), "rollout": conf.plain(rollout), "method": loaded.settings}
     ctx.track.log_params(used)
     training = [q for q in questions if q.split == "train"]
+    prepared = prepare(composed, training, ctx.root, method)
     ctx.track_data("training", len(training))
     trainer = Trainer(
         conf=settings,
@@ -56,20 +74,25 @@ def body(ctx: Context, method: str, seed: int) -> None:
         policy=policy,
         critic=critic,
         generator=generator,
-        player=parts.make_player(rollout, generator, tokenizer, search, grammar, composed.template),
-        validator=parts.make_player(rollout, generator, tokenizer, search, grammar, composed.template),
-        questions=training,
+        player=parts.make_player(
+            rollout, playing, tokenizer, prepared.search or search, composed.grammar, composed.template
+        ),
+        validator=parts.make_player(rollout, generator, tokenizer, search, composed.grammar, composed.template),
+        questions=prepared.questions,
         validation=validation,
         seed=seed,
         scratch=ctx.scratch,
         log=parts.Bar(ctx, settings.num_steps).log,
+        resources=prepared.resources,
     )
     try:
         progress = trainer.run()
     finally:
         generator.shutdown()
+        if playing is not generator:
+            playing.shutdown()
     with replacing_folder(ctx.root / parts.ARTIFACTS / "train" / f"{method}-{seed}") as out:
-        policy.export(out / "policy")
+        trainer.export(out / "policy")
         write_jsonl(out / "metrics.jsonl", progress.history)
         rows = [row | {"policy": method} for row in trainer.trajectories()]
         write_jsonl(out / "trajectories.jsonl", rows)
@@ -77,6 +100,9 @@ def body(ctx: Context, method: str, seed: int) -> None:
             "method": method,
             "seed": seed,
             "steps": progress.step,
+            "stopped": {"step": progress.step, "reason": progress.stopped} if progress.stopped else None,
+            "selected_step": progress.step if progress.selected_step is None else progress.selected_step,
+            "questions_without": prepared.missing,
             "generated_tokens": progress.cost.generated,
             "prefill_tokens": progress.cost.prefilled,
             "searches": progress.cost.searches,
@@ -88,6 +114,60 @@ def body(ctx: Context, method: str, seed: int) -> None:
         }
         write_json(out / "summary.json", summary)
     parts.track_outcome(ctx, parts.ARTIFACTS / "train" / f"{method}-{seed}", rows)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a method trains on besides the start policy.
+
+    Attributes:
+        questions: training questions, with resolved reference queries where rewards read them.
+        resources: what rewards read.
+        search: the search engine of training, None for the index.
+        missing: what rewards need and some questions lack -> how many lack it.
+    """
+
+    questions: list[Question]
+    resources: Resources
+    search: Retriever | None
+    missing: dict[str, int]
+
+
+def prepare(method: Method, questions: list[Question], root: Path, name: str) -> Prepared:
+    """Read what the method's rewards and its simulator need.
+
+    Raises:
+        DataError: not one training question has what a reward needs, or there is nobody to write documents.
+    """
+    missing, texts = {}, {}
+    if "decomposition" in method.needs:
+        hops = read_hops(root / parts.ARTIFACTS / "augment" / "hops.jsonl")
+        questions = [replace(question, decomposition=hops.get(question.id, ())) for question in questions]
+        missing["decomposition"] = sum(not question.decomposition for question in questions)
+    if "gold_passages" in method.needs:
+        wanted = {passage for question in questions for passage in question.gold_passage_ids}
+        corpus = root / parts.ARTIFACTS / "data" / "corpus.jsonl"
+        texts = {passage.id: passage.text for passage in read_passages(corpus) if passage.id in wanted}
+        missing["gold_passages"] = sum(not question.gold_passage_ids for question in questions)
+    for need, count in missing.items():
+        if questions and count == len(questions):
+            raise DataError(
+                f"conf/method/{name}.yaml: its rewards need {need} of training questions, and none of the "
+                f"{count} in artifacts/data has any. Train it on data that has them (the generated world, MuSiQue)."
+            )
+        if count:
+            print(
+                f"{count} of {len(questions)} training questions have no {need}: these earn nothing by it", flush=True
+            )
+    search = None if method.simulator is None else simulated(method.simulator.writer, root)
+    return Prepared(questions, Resources(gold_texts=texts), search, missing)
+
+
+def simulated(writer: str, root: Path) -> Retriever:
+    """The search engine that a simulator plays."""
+    assert writer == "world"
+    corpus = root / parts.ARTIFACTS / "data" / "corpus.jsonl"
+    return GeneratedRetriever(WorldWriter([(passage.title, passage.text) for passage in read_passages(corpus)]))
 
 
 def main() -> None:

@@ -1,14 +1,15 @@
 """Reinforcement learning: play, score, filter, advantage, update, checkpoint. One loop for all methods.
 
-A step is a pure function of (weights, optimizer state, step number): questions, draws and mini-batches are
-seeded by the step, so k steps, a restart and N - k steps equal N steps bit for bit on a CPU. The loop knows
-the parts of a method only by their protocols. It reports through `log` and never imports tracking.
+A step is a pure function of (weights, optimizer state, step number, draws so far): questions, draws and mini-batches
+are seeded by them, so k steps, a restart and N - k steps equal N steps bit for bit on a CPU. The loop knows the parts
+of a method only by their protocols. It reports through `log` and never imports tracking.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import random
 import shutil
 from collections import Counter
@@ -22,15 +23,16 @@ import torch
 from tasks import checkpoint, text
 from tasks.agent.rollout import Player, RolloutCost
 from tasks.conf import plain, require
-from tasks.engine import Critic, Dtype, OptimizerConf, Policy
+from tasks.engine import Critic, DivergedError, Dtype, OptimizerConf, Policy
 from tasks.generate import Generator, Sampling
 from tasks.retrieval import RetrievalError
-from tasks.rewards import total
+from tasks.retrieval.generated import GeneratedRetriever
+from tasks.rewards import Resources, total
 from tasks.rl.experience import Experience, collate, microbatches, minibatches
-from tasks.rl.filters import share_with_signal
 from tasks.rl.losses import Normalizer
-from tasks.rl.method import Method, outcome_parts
+from tasks.rl.method import Method
 from tasks.store import DataError, read_jsonl, write_jsonl
+from tasks.train.health import CollapseConf, rollout_metrics
 from tasks.train.record import trajectory_row
 from tasks.types import Question, Scores, Trajectory
 
@@ -43,7 +45,9 @@ class TrainConf:
     """Budget and schedule of a training run (`train` in conf/scale, overridden by a method's `scales`).
 
     Attributes:
-        num_steps: optimizer steps in the project's sense: one batch of rollouts each.
+        num_steps: optimizer steps in the project's sense, one batch of rollouts each; at most this many.
+        max_generated_tokens: the run ends with the step that reaches so many, dropped trajectories included, so that
+            methods are compared at an equal budget; 0 is no limit.
         prompts_per_step, rollouts_per_step: exactly one is given; the other follows from the group size.
         minibatches: updates per batch of rollouts.
         epochs: passes over a batch of rollouts.
@@ -58,6 +62,8 @@ class TrainConf:
         num_threads: torch threads (part of the result on a CPU).
         checkpoint_every, validate_every: steps; validation plays `validate_questions` greedily, 0 none.
         record_trajectories: per recorded step; recorded are the first, last and every `validate_every`-th.
+        select: the policy a run ends with: the best by validation EM (of equal ones the latest), or the last.
+        collapse: when a run is stopped as hopeless; null never.
     """
 
     num_steps: int
@@ -76,9 +82,15 @@ class TrainConf:
     validate_every: int
     validate_questions: int
     record_trajectories: int
+    max_generated_tokens: int = 0
+    select: Literal["best", "last"] = "last"
+    collapse: CollapseConf | None = None
 
     def __post_init__(self) -> None:
         require(self.num_steps >= 1, "num_steps", self.num_steps, "at least 1")
+        require(
+            self.max_generated_tokens >= 0, "max_generated_tokens", self.max_generated_tokens, "0 (no limit) or more"
+        )
         given = (self.prompts_per_step is None) + (self.rollouts_per_step is None)
         require(given == 1, "prompts_per_step", self.prompts_per_step, "either it or rollouts_per_step, the other null")
         for name in ("minibatches", "epochs", "max_batch_tokens", "num_threads", "checkpoint_every", "validate_every"):
@@ -101,6 +113,25 @@ class Progress:
     cost: RolloutCost = field(default_factory=RolloutCost)
     num_trajectories: int = 0
     num_failed: int = 0
+    num_draws: int = 0
+    stopped: str | None = None
+    selected_step: int | None = None
+
+    def is_over(self, conf: TrainConf) -> bool:
+        """Whether the budget is spent or the run was stopped."""
+        spent = 0 < conf.max_generated_tokens <= self.cost.generated
+        return self.step >= conf.num_steps or spent or self.stopped is not None
+
+
+@dataclass(frozen=True)
+class _Played:
+    """What a step may learn from, with the report of all that was played for it."""
+
+    trajectories: list[Trajectory]
+    scores: list[Scores]
+    questions: dict[str, Question]
+    metrics: dict[str, float]
+    is_enough: bool
 
 
 @dataclass
@@ -116,8 +147,9 @@ class Trainer:
         validator: plays the validation questions greedily.
         questions, validation: training and validation questions.
         seed: of data order, draws and mini-batches.
-        scratch: checkpoints and recorded trajectories.
+        scratch: checkpoints, the best policy and recorded trajectories.
         log: receives (step, metrics).
+        resources: what the method's rewards need.
     """
 
     conf: TrainConf
@@ -132,6 +164,7 @@ class Trainer:
     seed: int
     scratch: Path
     log: Log
+    resources: Resources = field(default_factory=Resources)
     progress: Progress = field(default_factory=Progress)
 
     def run(self) -> Progress:
@@ -150,17 +183,37 @@ class Trainer:
             log.warning("a step asks for %d questions, the data has %d: it takes these.", wanted, len(self.questions))
         self._resume()
         if self.progress.step == 0 and not self.progress.history:
-            self._report(0, self._validate())
-        while self.progress.step < self.conf.num_steps:
-            step = self.progress.step + 1
-            metrics = self._step(step)
-            self.progress.step = step
-            if step % self.conf.validate_every == 0 or step == self.conf.num_steps:
-                metrics |= self._validate()
-            self._report(step, metrics)
-            if step % self.conf.checkpoint_every == 0 or step == self.conf.num_steps:
-                self._save()
+            self._report(0, self._validate(0))
+        while not self.progress.is_over(self.conf):
+            self._advance(self.progress.step + 1)
         return self.progress
+
+    def export(self, folder: Path) -> None:
+        """Write the policy the run ends with (`TrainConf.select`) as a model folder."""
+        if self.progress.selected_step in (None, self.progress.step):
+            self.policy.export(folder)
+        else:
+            shutil.copytree(self._best, folder)
+
+    def _advance(self, step: int) -> None:
+        """One step with everything that is due after it."""
+        progress = self.progress
+        try:
+            metrics = self._step(step)
+        except DivergedError as error:
+            if self.conf.collapse is None:
+                raise
+            progress.stopped, metrics = str(error), {"generated_tokens_total": self.player.cost.generated}
+        progress.step = step
+        if step % self.conf.validate_every == 0 or progress.is_over(self.conf):
+            metrics |= self._validate(step)
+        self._report(step, metrics)
+        if self.conf.collapse is not None and progress.stopped is None:
+            progress.stopped = self.conf.collapse.reason(progress.history)
+        if progress.stopped is not None:
+            log.warning("stopped at step %d: %s", step, progress.stopped)
+        if step % self.conf.checkpoint_every == 0 or progress.is_over(self.conf):
+            self._save()
 
     def trajectories(self) -> list[dict[str, Any]]:
         """The recorded training trajectories, by step."""
@@ -168,49 +221,136 @@ class Trainer:
         return [row for path in files for _, row in read_jsonl(path)]
 
     def _step(self, step: int) -> dict[str, float]:
-        questions = self._draw(step)
-        sampling = Sampling(self.method.temperature, self.method.top_p, (), seed=self.seed * 100_003 + step)
-        played = self.method.sampler.sample(self.player, questions, sampling)
-        by_id = {q.id: q for q in questions}
-        usable = whole_groups([t for t in played if t.status != "failed" and t.num_generated], self.method.sampler.size)
-        self.progress.num_trajectories += len(played)
-        failed = [t for t in played if t.status == "failed"]
-        self.progress.num_failed += len(failed)
-        if not usable:
-            if not failed:
-                raise ValueError(
-                    f"step {step}: the policy ended all {len(played)} trajectories without a token of its own."
-                )
-            raise RetrievalError(
-                f"step {step}: {len(failed)} of {len(played)} trajectories failed ({failed[0].error}), the rest are "
-                f"empty. Nothing was learned from them. Mend the search and start again: the run continues."
-            )
-        scores = self._score(usable, [by_id[t.question_id] for t in usable])
-        metrics = rollout_metrics(usable, scores, len(played))
-        kept = self.method.filter.keep(usable, scores)
-        if kept:
-            experience = self._experience([usable[i] for i in kept], [scores[i] for i in kept], step)
+        played = self._play(step)
+        metrics = played.metrics
+        if played.is_enough:
+            experience = self._experience(played.trajectories, played.scores, step)
             metrics |= self._learn(experience, step)
-            self._record(step, [usable[i] for i in kept], [scores[i] for i in kept], by_id, experience)
+            self._record(step, played.trajectories, played.scores, played.questions, experience)
+        else:
+            metrics["skipped_update"] = 1.0
         cost = self.progress.cost = self.player.cost
-        metrics |= {
+        return metrics | {
             "generated_tokens_total": cost.generated, "prefill_tokens_total": cost.prefilled,
-            "searches_total": cost.searches, "failed": len(failed),
+            "searches_total": cost.searches,
         }  # fmt: skip
-        return metrics
 
-    def _draw(self, step: int) -> list[Question]:
-        """This step's questions: consecutive slices of a permutation that is new in every epoch."""
+    def _play(self, step: int) -> _Played:
+        """Draw, play, score and filter until the step has its groups or the filter's rounds are over.
+
+        The metrics tell of everything that was played, before the filter; the surplus of kept groups is dropped.
+        Too little to learn from: no group, or in a filter that refills fewer than one mini-batch has.
+        """
+        progress, method = self.progress, self.method
+        size = method.sampler.size
+        wanted = min(self.conf.prompts(size), len(self.questions))
+        everything: tuple[list[Trajectory], list[Scores]] = ([], [])
+        kept: tuple[list[Trajectory], list[Scores]] = ([], [])
+        by_id: dict[str, Question] = {}
+        num_played, num_failed, rounds, groups = 0, 0, 0, dict[str, None]()
+        while rounds < method.filter.max_rounds and len(groups) < wanted:
+            rounds += 1
+            questions = self._draw(progress.num_draws + 1)
+            by_id |= {question.id: question for question in questions}
+            played = self._sample(questions, step)
+            usable = self._usable(played, step)
+            scores = self._score(usable, [by_id[t.question_id] for t in usable])
+            chosen = method.filter.keep(usable, scores)
+            everything[0].extend(usable)
+            everything[1].extend(scores)
+            kept[0].extend(usable[i] for i in chosen)
+            kept[1].extend(scores[i] for i in chosen)
+            groups |= dict.fromkeys(usable[i].group_id for i in chosen)
+            num_played += len(played)
+            num_failed += sum(t.status == "failed" for t in played)
+        first = set(list(groups)[:wanted])
+        rows = [i for i, t in enumerate(kept[0]) if t.group_id in first]
+        metrics = rollout_metrics(*everything, num_played) | {"failed": num_failed}
+        if method.filter.max_rounds > 1:
+            num_groups = len({t.group_id for t in everything[0]})
+            metrics |= {"sampling_rounds": rounds, "filter_kept_share": len(groups) / num_groups}
+        fewest = math.ceil(wanted / self.conf.minibatches) if method.filter.max_rounds > 1 else 1
+        chosen_rows = [kept[0][i] for i in rows], [kept[1][i] for i in rows]
+        return _Played(*chosen_rows, by_id, metrics, len(first) >= fewest)
+
+    def _sample(self, questions: list[Question], step: int) -> list[Trajectory]:
+        """Play one draw; group ids of later draws of a step are told apart, a question may come again."""
+        progress = self.progress
+        progress.num_draws += 1
+        search = self.player.retriever
+        if isinstance(search, GeneratedRetriever) and self.method.simulator is not None:
+            search.noise, search.seed = (
+                self.method.simulator.noise(self._share_done()),
+                f"{self.seed}/{progress.num_draws}",
+            )
+        sampling = Sampling(
+            self.method.temperature, self.method.top_p, (), seed=self.seed * 100_003 + progress.num_draws
+        )
+        played = self.method.sampler.sample(self.player, questions, sampling)
+        progress.num_trajectories += len(played)
+        progress.num_failed += sum(t.status == "failed" for t in played)
+        if self.method.filter.max_rounds > 1:
+            played = [replace(t, group_id=f"{progress.num_draws}/{t.group_id}") for t in played]
+        return played
+
+    def _share_done(self) -> float:
+        """How far the run is, by the budget that ends it first."""
+        spent = self.player.cost.generated / self.conf.max_generated_tokens if self.conf.max_generated_tokens else 0.0
+        return min(1.0, max(spent, self.progress.step / max(self.conf.num_steps - 1, 1)))
+
+    def _usable(self, played: Sequence[Trajectory], step: int) -> list[Trajectory]:
+        """What can be scored: no failed or empty trajectory, no member left alone by failures.
+
+        Raises:
+            RetrievalError: nothing is left, because searches failed.
+            ValueError: nothing is left, because the policy wrote nothing.
+        """
+        sound = [t for t in played if t.status != "failed" and t.num_generated]
+        usable = whole_groups(sound, self.method.sampler.size)
+        if usable:
+            return usable
+        failed = [t for t in played if t.status == "failed"]
+        if not failed:
+            raise ValueError(
+                f"step {step}: the policy ended all {len(played)} trajectories without a token of its own."
+            )
+        raise RetrievalError(
+            f"step {step}: {len(failed)} of {len(played)} trajectories failed ({failed[0].error}), the rest are "
+            f"empty. Nothing was learned from them. Mend the search and start again: the run continues."
+        )
+
+    def _draw(self, number: int) -> list[Question]:
+        """Draw `number`'s questions: consecutive slices of a permutation that is new in every epoch."""
         count = min(self.conf.prompts(self.method.sampler.size), len(self.questions))
         per_epoch = len(self.questions) // count
-        epoch, place = divmod(step - 1, per_epoch)
+        epoch, place = divmod(number - 1, per_epoch)
         order = list(range(len(self.questions)))
         random.Random(f"{self.seed}/order/{epoch}").shuffle(order)
         return [self.questions[i] for i in order[place * count : (place + 1) * count]]
 
     def _score(self, trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Scores]:
-        by_reward = [reward(trajectories, questions) for reward in self.method.rewards]
+        resources = replace(self.resources, likelihood=self._likelihood, encode=self._encode)
+        by_reward = [reward(trajectories, questions, resources) for reward in self.method.rewards]
         return [total(scores) for scores in zip(*by_reward, strict=True)]
+
+    def _encode(self, text_: str) -> list[int]:
+        return list(self.player.tokenizer.encode(text_, add_special_tokens=False))
+
+    def _likelihood(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
+        """See `tasks.rewards.Likelihood`; by the reference, in micro-batches."""
+        rows = [
+            Trajectory("", str(i), tuple(context), tuple(ids), (True,) * len(ids), (0.0,) * len(ids), (), "open")
+            for i, (context, ids) in enumerate(pairs)
+        ]
+        lengths = [len(context) + len(ids) for context, ids in pairs]
+        found = [0.0] * len(pairs)
+        for some in microbatches(lengths, range(len(rows)), self.conf.max_batch_tokens):
+            batch = collate([rows[i] for i in some], [Scores(0.0, ())] * len(some))
+            logprobs = self.policy.logprobs(batch, reference=True)
+            means = logprobs.sum(-1) / batch.loss_mask.sum(-1).clamp(min=1)
+            for i, mean in zip(some, means.tolist(), strict=True):
+                found[i] = mean
+        return found
 
     def _experience(self, trajectories: Sequence[Trajectory], scores: Sequence[Scores], step: int) -> Experience:
         """Tensors of a step, with old (and reference) logprobs, values and advantages.
@@ -244,7 +384,7 @@ class Trainer:
 
     @property
     def _takes_sampler(self) -> bool:
-        shares = getattr(self.generator, "shares_weights", False)
+        shares = getattr(self.player.generator, "shares_weights", False) and self.method.sampler.has_logprobs
         return self.conf.old_logprobs == "sampler" and shares and self._own_old_logprobs
 
     @property
@@ -263,17 +403,21 @@ class Trainer:
                     self._update_critic(self.critic, experience, mini, sums)
                     value_norms.append(self.critic.step())
         updates = len(norms)
-        assert experience.old_logprobs is not None
-        # Where old logprobs are the generator's, only the first mini-batch was computed by both.
-        both = [r for mini in self._plan[: 1 if self._takes_sampler else None] for m in mini for r in m]
-        gap = (experience.old_logprobs - experience.sampler_logprobs)[both][experience.loss_mask[both]].abs()
-        metrics = {"logprob_gap_mean": float(gap.mean()), "logprob_gap_max": float(gap.max())}
+        metrics = self._gap(experience) if self.method.sampler.has_logprobs else {}
         metrics |= {name: value / updates for name, value in sums.items()}
         metrics["grad_norm"] = sum(norms) / updates
         if value_norms:
             metrics["value_grad_norm"] = sum(value_norms) / updates
         self._hand_over(step)
         return metrics
+
+    def _gap(self, experience: Experience) -> dict[str, float]:
+        """How far the generator's logprobs are from the trainer's."""
+        assert experience.old_logprobs is not None
+        # Where old logprobs are the generator's, only the first mini-batch was computed by both.
+        both = [r for mini in self._plan[: 1 if self._takes_sampler else None] for m in mini for r in m]
+        gap = (experience.old_logprobs - experience.sampler_logprobs)[both][experience.loss_mask[both]].abs()
+        return {"logprob_gap_mean": float(gap.mean()), "logprob_gap_max": float(gap.max())}
 
     def _update_policy(
         self, experience: Experience, mini: list[list[int]], sums: dict[str, float], fresh: bool
@@ -315,7 +459,8 @@ class Trainer:
             self.generator.update_weights(folder)
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _validate(self) -> dict[str, float]:
+    def _validate(self, step: int) -> dict[str, float]:
+        """Play the validation questions greedily; the best policy so far is kept."""
         if not self.validation:
             return {}
         played = self.validator.play(self.validation, 1, Sampling(0.0, 1.0, (), seed=0))
@@ -326,8 +471,25 @@ class Trainer:
                 f"validation: all {len(played)} trajectories failed ({played[0].error}). Mend the search."
             )
         ems = [text.exact_match(t.answer, q.answers) for t, q in sound]
+        f1s = [text.f1(t.answer, q.answers) for t, q in sound]
         searches = sum(t.num_searches for t, _ in sound) / len(sound)
-        return {"validation_em": sum(ems) / len(ems), "validation_num_searches": searches}
+        em = sum(ems) / len(ems)
+        self._keep_best(step, em)
+        return {
+            "validation_em": em, "validation_f1": sum(f1s) / len(f1s), "validation_num_searches": searches,
+        }  # fmt: skip
+
+    @property
+    def _best(self) -> Path:
+        return self.scratch / "best"
+
+    def _keep_best(self, step: int, em: float) -> None:
+        if self.conf.select == "last":
+            return
+        before = [row["metrics"].get("validation_em", -1.0) for row in self.progress.history]
+        if em >= max(before, default=-1.0):
+            self.progress.selected_step = step
+            self.policy.export(self._best)
 
     def _report(self, step: int, metrics: dict[str, float]) -> None:
         if metrics:
@@ -364,14 +526,15 @@ class Trainer:
         record["settings"] = self._settings()
         record["progress"] = {
             "history": progress.history, "cost": vars(progress.cost), "num_trajectories": progress.num_trajectories,
-            "num_failed": progress.num_failed,
+            "num_failed": progress.num_failed, "num_draws": progress.num_draws, "stopped": progress.stopped,
+            "selected_step": progress.selected_step,
         }  # fmt: skip
         checkpoint.save(self.scratch / "checkpoints", checkpoint.State(progress.step, flat, record))
 
     def _settings(self) -> dict[str, Any]:
         """What a checkpoint was made with; a run may be made longer, nothing else may differ."""
         settings = {"train": plain(self.conf), "method": plain(self.method), "seed": self.seed}
-        del settings["train"]["num_steps"]
+        del settings["train"]["num_steps"], settings["train"]["max_generated_tokens"]
         return cast(dict[str, Any], json.loads(json.dumps(settings, default=lambda part: type(part).__qualname__)))
 
     def _resume(self) -> None:
@@ -389,13 +552,7 @@ class Trainer:
             self.critic.restore(_under("critic/", state.tensors), state.values["critic"])
         torch.set_rng_state(state.tensors["rng/torch"])
         record = state.values["progress"]
-        self.progress = Progress(
-            state.step,
-            record["history"],
-            RolloutCost(**record["cost"]),
-            record["num_trajectories"],
-            record["num_failed"],
-        )
+        self.progress = Progress(state.step, **record | {"cost": RolloutCost(**record["cost"])})
         self.player.cost = self.progress.cost
         self._hand_over(state.step)
 
@@ -408,20 +565,3 @@ def whole_groups(trajectories: Sequence[Trajectory], size: int) -> list[Trajecto
 
 def _under(prefix: str, tensors: dict[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-
-
-def rollout_metrics(trajectories: Sequence[Trajectory], scores: Sequence[Scores], num_played: int) -> dict[str, float]:
-    """What a batch of rollouts looks like: rewards, lengths, searches, validity, share of groups with a signal."""
-    count = len(trajectories)
-    turns = [turn for t in trajectories for turn in t.turns]
-    return {
-        "reward_mean": sum(s.outcome for s in scores) / count,
-        **outcome_parts(("em", "f1", "subem"), [s.parts for s in scores]),
-        "num_searches": sum(t.num_searches for t in trajectories) / count,
-        "response_tokens": sum(len(t.response_ids) for t in trajectories) / count,
-        "generated_tokens": sum(t.num_generated for t in trajectories) / count,
-        "valid_action_rate": sum(turn.action.kind != "invalid" for turn in turns) / max(len(turns), 1),
-        "truncated_rate": sum(t.status in ("overflow", "open") for t in trajectories) / count,
-        "share_with_signal": share_with_signal(trajectories, scores),
-        "usable_rate": count / num_played,
-    }

@@ -43,7 +43,7 @@ def test_grpo_as_written_down() -> None:
     assert method.value_loss is None
     assert method.rewards == (AnswerReward("em"),)
     assert (method.temperature, method.top_p) == (1.0, 1.0)
-    assert loaded.overrides == {"policy": {"lr": 1e-6}}
+    assert loaded.train == {"policy": {"lr": 1e-6}}
 
 
 def test_ppo_as_written_down() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tasks import retrieval
 from tasks.data.records import to_passage
 from tasks.retrieval import RetrievalError
-from tasks.retrieval.generated import GeneratedRetriever
+from tasks.retrieval.generated import Document, GeneratedRetriever, Request
 from tasks.store import DataError
 
 
@@ -19,16 +20,20 @@ class Echo:
     def __init__(self, short: int = 0, blank: bool = False) -> None:
         self.short, self.blank = short, blank
 
-    def write(self, queries: list[str], top_k: int) -> list[list[str]]:
-        return [[" " if self.blank else f"{q} {n}" for n in range(top_k - self.short)] for q in queries]
+    def write(self, requests: Sequence[Request], top_k: int, seed: str) -> list[list[Document]]:
+        kinds = {True: "useful", False: "noisy"}
+        return [
+            [(kinds[useful], " " if self.blank else f"{q} {n}") for n in range(top_k - self.short)]
+            for q, useful in requests
+        ]
 
 
 def test_written_documents_become_hits():
     [first, second] = GeneratedRetriever(Echo()).search(["a", "b"], 3)
     assert [(hit.score, hit.text, hit.title) for hit in first] == [
-        (1.0, "a 0", ""),
-        (0.5, "a 1", ""),
-        (1 / 3, "a 2", ""),
+        (1.0, "a 0", "useful"),
+        (0.5, "a 1", "useful"),
+        (1 / 3, "a 2", "useful"),
     ]
     ids = [hit.passage_id for hit in (*first, *second)]
     assert len(set(ids)) == 6
@@ -43,7 +48,7 @@ def test_written_documents_become_hits():
 
 def test_a_writer_that_fails_or_writes_too_little_is_an_error():
     class Down:
-        def write(self, queries: list[str], top_k: int) -> list[list[str]]:
+        def write(self, requests: Sequence[Request], top_k: int, seed: str) -> list[list[Document]]:
             raise RuntimeError("no answer")
 
     for writer, message in (

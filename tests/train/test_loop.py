@@ -231,7 +231,9 @@ def test_a_gap_between_generator_and_trainer_is_seen_whoever_gives_the_old_logpr
 class Nothing:
     """A reward of 0 for everything."""
 
-    def __call__(self, trajectories: Any, questions: Any) -> list[Scores]:
+    needs: tuple[str, ...] = ()
+
+    def __call__(self, trajectories: Any, questions: Any, resources: Any = None) -> list[Scores]:
         return [on_last_token(t, 0.0, em=0.0) for t in trajectories]
 
 
@@ -241,6 +243,8 @@ class Fixed:
 
     trajectories: tuple[Trajectory, ...]
     size: int = 2
+    from_start: bool = False
+    has_logprobs: bool = True
 
     def sample(self, player: Any, questions: Any, sampling: Any) -> list[Trajectory]:
         return list(self.trajectories)
@@ -250,7 +254,9 @@ class Fixed:
 class ByNumber:
     """Rewards 1, 0, 0, 1 by position in the batch."""
 
-    def __call__(self, trajectories: Any, questions: Any) -> list[Scores]:
+    needs: tuple[str, ...] = ()
+
+    def __call__(self, trajectories: Any, questions: Any, resources: Any = None) -> list[Scores]:
         return [on_last_token(t, float(i % 4 in (0, 3))) for i, t in enumerate(trajectories)]
 
 
@@ -375,7 +381,7 @@ def test_a_rewarded_action_becomes_likely(tmp_path: Path, algorithm: str) -> Non
 
 def test_equal_rewards_teach_grpo_nothing(tmp_path: Path) -> None:
     class Same(EvenFirst):
-        def __call__(self, trajectories: Any, questions: Any) -> list[Scores]:
+        def __call__(self, trajectories: Any, questions: Any, resources: Any = None) -> list[Scores]:
             return [on_last_token(t, 1.0) for t in trajectories]
 
     trainer = make_trainer(tmp_path, rewards=(Same(),), method={"kl_coefficient": 0.0})
@@ -454,10 +460,10 @@ def test_an_outage_is_no_wrong_answer_in_validation(tmp_path: Path) -> None:
     two = Trajectory("q1", "b", (1,), (2,), (True,), (0.0,), (failed,), "failed", error="the index is away")
     trainer.validation = [question(0), question(1)]
     trainer.validator.play = lambda *_: [one, two]  # type: ignore[method-assign, assignment]
-    assert trainer._validate()["validation_em"] == 1.0
+    assert trainer._validate(0)["validation_em"] == 1.0
     trainer.validator.play = lambda *_: [two, two]  # type: ignore[method-assign, assignment]
     with pytest.raises(RetrievalError, match="validation: all 2"):
-        trainer._validate()
+        trainer._validate(0)
 
 
 def test_nothing_to_train_on(tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""DSPO: substring match, groups with mixed outcomes only, one ratio a trajectory; GSPO and DAPO are its ablations.
+
+Definition: dspo, sections 1 to 9, most of it rebuilt there, because the paper's formulas are lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tasks.agent.grammar import SearchGrammar
+from tasks.conf import require
+from tasks.rewards import Reward
+from tasks.rewards.answer import AnswerReward
+from tasks.rewards.length import OverlongPenalty
+from tasks.rl.filters import KeepAll, MixedOutcomes
+from tasks.rl.method import GroupAdvantage, Method, SequenceClip, TokenClip
+from tasks.rl.samplers import IndependentGroup
+
+
+@dataclass(frozen=True)
+class Conf:
+    """Settings of `conf/method/{dspo,gspo,dapo}*.yaml`; the parts document their own.
+
+    Attributes:
+        ratio: one a trajectory (DSPO, GSPO), or one a token with a mean over tokens (DAPO).
+        filter_rounds: rounds of sampling until a step has its mixed groups; 0 keeps all groups (GSPO).
+        overlong_limit, overlong_buffer: DAPO's soft length penalty, in generated tokens; null is none.
+    """
+
+    group_size: int
+    reward: Literal["em", "subem", "f1"]
+    ratio: Literal["sequence", "token"]
+    clip_low: float
+    clip_high: float
+    kl_coefficient: float
+    filter_rounds: int
+    overlong_limit: int | None
+    overlong_buffer: int
+    spread: Literal["sample", "population"]
+    importance_cap: float | None
+    temperature: float
+    top_p: float
+
+    def __post_init__(self) -> None:
+        require(self.filter_rounds >= 0, "filter_rounds", self.filter_rounds, "0 (no filter) or more")
+
+
+def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:
+    """See the module."""
+    rewards: list[Reward] = [AnswerReward(conf.reward)]
+    if conf.overlong_limit is not None:
+        rewards.append(OverlongPenalty(conf.overlong_limit, conf.overlong_buffer))
+    bounds = (conf.clip_low, conf.clip_high)
+    return Method(
+        template=template,
+        grammar=grammar,
+        sampler=IndependentGroup(conf.group_size),
+        rewards=tuple(rewards),
+        filter=MixedOutcomes(conf.reward, conf.filter_rounds) if conf.filter_rounds else KeepAll(),
+        advantage=GroupAdvantage(spread=conf.spread),
+        loss=SequenceClip(*bounds, conf.kl_coefficient, conf.importance_cap)
+        if conf.ratio == "sequence"
+        else TokenClip(*bounds, "token_mean", conf.kl_coefficient, 0.0, conf.importance_cap),
+        value_loss=None,
+        temperature=conf.temperature,
+        top_p=conf.top_p,
+    )

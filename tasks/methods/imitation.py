@@ -1,0 +1,52 @@
+"""Baselines without reinforcement learning: supervised fine-tuning on gold answers, or on one's own right trajectories.
+
+SFT (systems.md): question -> answer, no search. Rejection sampling: the start policy plays every question several
+times with search, and what was right is imitated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tasks.agent.grammar import SearchGrammar
+from tasks.rewards.answer import AnswerReward
+from tasks.rl.filters import KeepAll, Successful
+from tasks.rl.losses import Aggregation
+from tasks.rl.method import Imitation, Method, NoAdvantage
+from tasks.rl.samplers import GoldAnswers, IndependentGroup
+
+
+@dataclass(frozen=True)
+class Conf:
+    """Settings of `conf/method/{sft,rejection_sampling}.yaml`.
+
+    Attributes:
+        source: `gold` answers directly with the gold answer; `own` plays with the start policy and keeps what is right.
+        group_size: plays of a question.
+        aggregation: of the loss.
+        temperature, top_p: of the plays.
+    """
+
+    source: Literal["gold", "own"]
+    group_size: int
+    aggregation: Aggregation
+    temperature: float
+    top_p: float
+
+
+def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:
+    """See the module."""
+    is_own = conf.source == "own"
+    return Method(
+        template=template,
+        grammar=grammar,
+        sampler=IndependentGroup(conf.group_size, from_start=True) if is_own else GoldAnswers(),
+        rewards=(AnswerReward("em"),),
+        filter=Successful("em") if is_own else KeepAll(),
+        advantage=NoAdvantage(),
+        loss=Imitation(conf.aggregation),
+        value_loss=None,
+        temperature=conf.temperature,
+        top_p=conf.top_p,
+    )

@@ -1,0 +1,24 @@
+"""MT-PPO: PPO with rewards by rules for every turn, the last one for the answer (systems.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tasks.agent.grammar import SearchGrammar
+from tasks.methods import search_r1
+from tasks.rewards.turns import TurnRules
+from tasks.rl.method import Method
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conf(search_r1.Conf):
+    """Settings of `conf/method/mt_ppo.yaml`; the last two are those of `tasks.rewards.turns.TurnRules`."""
+
+    retrieval: float
+    invalid: float
+
+
+def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:
+    """See the module."""
+    rewards = (search_r1.answer_reward(conf), TurnRules(conf.retrieval, conf.invalid))
+    return search_r1.compose(conf, template, grammar, rewards)

@@ -1,0 +1,64 @@
+"""ReSearch: GRPO with answer F1, a little for the format alone, result tags and a boxed answer (systems.md)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tasks import text
+from tasks.agent.grammar import SearchGrammar
+from tasks.methods import search_r1
+from tasks.rewards import NOTHING, Need, Resources, on_last_token
+from tasks.rl.method import Method
+from tasks.types import Question, Scores, Trajectory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conf(search_r1.Conf):
+    """Settings of `conf/method/research.yaml`; `format_reward`: of a right format whose answer has F1 0."""
+
+    format_reward: float
+
+
+@dataclass(frozen=True)
+class F1OrFormat:
+    """F1 if above 0, else `format_reward` where the format is right, else 0; on the last token the policy wrote."""
+
+    format_reward: float
+    needs: tuple[Need, ...] = ()
+
+    def __call__(
+        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], resources: Resources = NOTHING
+    ) -> list[Scores]:
+        """One `Scores` per trajectory."""
+        scores = []
+        for trajectory, question in zip(trajectories, questions, strict=True):
+            f1 = text.f1(trajectory.answer, question.answers)
+            is_right = is_well_formed(trajectory)
+            scores.append(on_last_token(trajectory, f1 or self.format_reward * is_right, f1=f1, format=float(is_right)))
+        return scores
+
+
+def is_well_formed(trajectory: Trajectory) -> bool:
+    """Every turn valid, thought in every turn, tags in pairs, and one answer, not empty, at the end.
+
+    An answer that the grammar wants boxed and that is not is empty (`SearchGrammar.boxed`).
+    """
+    if trajectory.status != "answered" or not (trajectory.answer or "").strip():
+        return False
+    if any(turn.action.kind == "invalid" for turn in trajectory.turns):
+        return False
+    texts = [turn.text for turn in trajectory.turns]
+    return all(_is_turn(one) for one in texts) and "".join(texts).rstrip().endswith("</answer>")
+
+
+def _is_turn(written: str) -> bool:
+    names = re.findall(r"<(/?)(think|search|answer|result)>", written)
+    opened = [name for slash, name in names if not slash]
+    return opened in (["think", "search"], ["think", "answer"]) and len(names) == 2 * len(opened)
+
+
+def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:
+    """See the module."""
+    return search_r1.compose(conf, template, grammar, (F1OrFormat(conf.format_reward),))

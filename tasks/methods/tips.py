@@ -1,0 +1,23 @@
+"""TIPS: PPO with the outcome and what each turn added to the gold answer's likelihood (systems.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tasks.agent.grammar import SearchGrammar
+from tasks.methods import search_r1
+from tasks.rewards.potential import AnswerPotential
+from tasks.rl.method import Method
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conf(search_r1.Conf):
+    """Settings of `conf/method/tips.yaml`; `potential_scale`: weight of the difference of mean log-likelihoods."""
+
+    potential_scale: float
+
+
+def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:
+    """See the module."""
+    rewards = (search_r1.answer_reward(conf), AnswerPotential(conf.potential_scale, grammar))
+    return search_r1.compose(conf, template, grammar, rewards)

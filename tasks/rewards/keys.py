@@ -1,0 +1,72 @@
+"""StepSearch's search-key reward: do the queries resemble the reference queries of each sub-question?
+
+Source: stepsearch sections 3, 10 and 11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tasks import text
+from tasks.rewards import NOTHING, Need, Resources, on_last_token
+from tasks.rewards.format import follows_search_rule
+from tasks.types import Question, Scores, Trajectory
+
+
+def key_score(queries: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """(1/M) sum_i max_j max_t F1(query t, reference j of sub-question i); 0 without queries or sub-questions.
+
+    A sub-question without references scores 0 and still counts in M.
+
+    >>> key_score(["capital of France"], [["capital of France"], ["population of Paris"]])
+    0.6666666666666666
+    """
+    if not references:
+        return 0.0
+    best = [max((text.f1(query, keys) for query in queries), default=0.0) for keys in references]
+    return sum(best) / len(references)
+
+
+def key_score_as_released(queries: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """Each query credits its best sub-question alone and overwrites what stood there; F1 rounded to four places.
+
+    >>> key_score_as_released(["capital of France", "France"], [["capital of France"], ["population of Paris"]])
+    0.25
+    """
+    credited = [0.0] * len(references)
+    for query in queries:
+        scores = [round(text.f1(query, keys), 4) for keys in references]
+        if scores and max(scores) > 0:
+            best = scores.index(max(scores))
+            credited[best] = scores[best]
+    return sum(credited) / len(references) if references else 0.0
+
+
+@dataclass(frozen=True)
+class KeyReward:
+    """weight * key score over executed queries, on the last token the policy wrote; 0 in a wrong format.
+
+    Reference queries are those of `Question.decomposition`, resolved (stage `augment`).
+
+    Attributes:
+        weight: gamma_key; 0.618 as released, not given in the paper.
+        as_released: score by `key_score_as_released`.
+    """
+
+    weight: float = 0.618
+    as_released: bool = False
+    needs: tuple[Need, ...] = ("decomposition",)
+
+    def __call__(
+        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], resources: Resources = NOTHING
+    ) -> list[Scores]:
+        """One `Scores` per trajectory."""
+        scores = []
+        score = key_score_as_released if self.as_released else key_score
+        for trajectory, question in zip(trajectories, questions, strict=True):
+            queries = [query for turn in trajectory.turns if turn.executed for query in turn.action.searches]
+            value = score(queries, [hop.queries for hop in question.decomposition])
+            earned = value if follows_search_rule(trajectory) else 0.0
+            scores.append(on_last_token(trajectory, self.weight * earned, key=value))
+        return scores

@@ -1,0 +1,38 @@
+"""DAPO's soft penalty for responses that near the length limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tasks.conf import require
+from tasks.rewards import NOTHING, Need, Resources, on_last_token
+from tasks.types import Question, Scores, Trajectory
+
+
+@dataclass(frozen=True)
+class OverlongPenalty:
+    """0 up to `limit - buffer` generated tokens, falling to -1 at `limit`, -1 beyond; on the last generated token.
+
+    >>> [OverlongPenalty(10, 4).value(n) for n in (6, 7, 10, 99)]
+    [0.0, -0.25, -1.0, -1.0]
+    """
+
+    limit: int
+    buffer: int
+    needs: tuple[Need, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(self.limit >= 1, "overlong_limit", self.limit, "at least 1 token")
+        require(1 <= self.buffer <= self.limit, "overlong_buffer", self.buffer, f"from 1 to limit={self.limit} tokens")
+
+    def value(self, num_tokens: int) -> float:
+        """The penalty of a response of so many generated tokens."""
+        return -min(max(num_tokens - (self.limit - self.buffer), 0) / self.buffer, 1.0)
+
+    def __call__(
+        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], resources: Resources = NOTHING
+    ) -> list[Scores]:
+        """One `Scores` per trajectory."""
+        values = [self.value(trajectory.num_generated) for trajectory in trajectories]
+        return [on_last_token(t, v, overlong=v) for t, v in zip(trajectories, values, strict=True)]

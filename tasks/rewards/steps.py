@@ -1,0 +1,151 @@
+"""StepSearch's step reward: information a search round gained about the gold passages, minus what it repeated.
+
+Source: stepsearch sections 3, 4, 10 and 11. Retrieved documents come from the environment's record, never from tags.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from tasks import text
+from tasks.rewards import NOTHING, Need, Resources, on_turns
+from tasks.types import Question, Scores, Trajectory
+
+_TOKEN = re.compile(r"\b\w\w+\b")
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def cosines(document: str, golds: tuple[str, ...]) -> tuple[float, ...]:
+    """TF-IDF cosine of a document to each gold text, vocabulary and IDF fitted on these 1 + n texts alone.
+
+    Texts are answer-normalised; tokens are runs of two or more word characters, tf raw counts,
+    idf = ln((1 + N) / (1 + df)) + 1 with N = 1 + n, rows L2-normalised. A text without tokens has cosine 0.
+
+    >>> [round(c, 6) for c in cosines("Rome is the capital of Italy.", ("Paris is the capital of France.", "Lyon"))]
+    [0.464553, 0.0]
+    """
+    counts = [_counts(one) for one in (document, *golds)]
+    df = Counter(word for one in counts for word in one)
+    idf = {word: math.log((1 + len(counts)) / (1 + seen)) + 1 for word, seen in df.items()}
+    rows = [{word: count * idf[word] for word, count in one.items()} for one in counts]
+    norms = [math.sqrt(sum(value * value for value in row.values())) for row in rows]
+    own, own_norm = rows[0], norms[0]
+    return tuple(
+        sum(value * gold[word] for word, value in own.items() if word in gold) / (own_norm * norm)
+        if own_norm and norm
+        else 0.0
+        for gold, norm in zip(rows[1:], norms[1:], strict=True)
+    )
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _counts(text_: str) -> Counter[str]:
+    return Counter(_TOKEN.findall(text.normalize(text_)))
+
+
+def information_gains(similarities: Sequence[Sequence[float]]) -> list[float]:
+    """G^t = (1/n) sum_i max(c_i^t - m_i^{t-1}, 0) with m the best so far; 0 where there is no gold passage.
+
+    Args:
+        similarities: one row a search round, c_i^t for each of the n gold passages.
+
+    >>> [round(g, 6) for g in information_gains([(.6, .1), (.5, .7), (.9, .2)])]
+    [0.35, 0.3, 0.15]
+    """
+    gains = []
+    best = [0.0] * (len(similarities[0]) if similarities else 0)
+    for row in similarities:
+        gained = [max(value - known, 0.0) for value, known in zip(row, best, strict=True)]
+        gains.append(sum(gained) / len(gained) if gained else 0.0)
+        best = [max(value, known) for value, known in zip(row, best, strict=True)]
+    return gains
+
+
+def redundancies(rounds: Sequence[Sequence[Hashable]], inside_round: bool = False) -> list[float]:
+    """P^t: share of round t's documents that an earlier round returned; 0 for an empty round.
+
+    `inside_round`: a repeat inside the round counts, too, as released.
+
+    >>> redundancies(["abc", "ade", "daf", "fg"])
+    [0.0, 0.3333333333333333, 0.6666666666666666, 0.5]
+    """
+    seen: set[Hashable] = set()
+    found = []
+    for documents in rounds:
+        repeated, own = 0, set[Hashable]()
+        for one in documents:
+            repeated += one in seen or (inside_round and one in own)
+            own.add(one)
+        found.append(repeated / len(documents) if documents else 0.0)
+        seen |= own
+    return found
+
+
+def ranked(rounds: Sequence[Sequence[Hashable]]) -> list[list[Hashable]]:
+    """Documents told apart by their rank, too, the last of a round excepted: what the released code compares.
+
+    It compares rendered text, in which each passage but the last carries the label of its successor.
+
+    >>> redundancies(ranked(["ABC", "BAD", "AEC"]))
+    [0.0, 0.0, 0.6666666666666666]
+    """
+    return [
+        [(one, rank if rank < len(documents) - 1 else None) for rank, one in enumerate(documents)]
+        for documents in rounds
+    ]
+
+
+@dataclass(frozen=True)
+class StepReward:
+    """scale * (gain * G^t - penalty * P^t) on the token that completes the t-th executed search.
+
+    Gold passages that no text is known of count as not there; with none at all G is 0 and P is as usual.
+
+    Attributes:
+        gain, penalty: 1 or 0, switches of the two terms (stepsearch section 9).
+        scale: 1 in the paper; 0.6 nominal and 1.6 effective as released.
+        as_released: redundancy of `ranked` documents, inside a round, too.
+    """
+
+    gain: float = 1.0
+    penalty: float = 1.0
+    scale: float = 1.0
+    as_released: bool = False
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """Gold passages, unless their term is off."""
+        return ("gold_passages",) if self.gain else ()
+
+    def __call__(
+        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], resources: Resources = NOTHING
+    ) -> list[Scores]:
+        """One `Scores` per trajectory."""
+        scores = []
+        for trajectory, question in zip(trajectories, questions, strict=True):
+            known = (resources.gold_texts.get(passage) for passage in question.gold_passage_ids)
+            scores.append(self._score(trajectory, tuple(one for one in known if one is not None)))
+        return scores
+
+    def _score(self, trajectory: Trajectory, golds: tuple[str, ...]) -> Scores:
+        numbers = [i for i, turn in enumerate(trajectory.turns) if turn.executed]
+        rounds = [trajectory.turns[i].hits for i in numbers]
+        similarities = [
+            [max(column) for column in zip(*(cosines(hit.text, golds) for hit in hits), strict=True)]
+            if hits
+            else [0.0] * len(golds)
+            for hits in rounds
+        ]
+        gains = information_gains(similarities)
+        documents: list[list[Hashable]] = [[hit.passage_id for hit in hits] for hits in rounds]
+        repeated = redundancies(ranked(documents) if self.as_released else documents, self.as_released)
+        values = {
+            number: self.scale * (self.gain * gain - self.penalty * share)
+            for number, gain, share in zip(numbers, gains, repeated, strict=True)
+        }
+        return on_turns(trajectory, values, information_gain=sum(gains), redundancy=sum(repeated))

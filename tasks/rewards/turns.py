@@ -1,0 +1,45 @@
+"""Turn rewards by rules (MT-PPO): was the call valid, and did a search bring a gold answer before the policy's eyes?
+
+Known from the method's own paper in outline only; the values are settings. The retrieval reward is paid once a
+trajectory and a valid call earns nothing by itself, so that searching on and on pays nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tasks import text
+from tasks.rewards import NOTHING, Need, Resources, on_turns
+from tasks.types import Hit, Question, Scores, Trajectory
+
+
+@dataclass(frozen=True)
+class TurnRules:
+    """On the last token of each turn.
+
+    Attributes:
+        retrieval: for the first search whose documents hold a gold answer (normalised substring).
+        invalid: for a turn without a valid action, negative.
+    """
+
+    retrieval: float
+    invalid: float
+    needs: tuple[Need, ...] = ()
+
+    def __call__(
+        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], resources: Resources = NOTHING
+    ) -> list[Scores]:
+        """One `Scores` per trajectory."""
+        scores = []
+        for trajectory, question in zip(trajectories, questions, strict=True):
+            values = {i: self.invalid for i, t in enumerate(trajectory.turns) if t.action.kind == "invalid" and t.end}
+            found = next((i for i, turn in enumerate(trajectory.turns) if _shows(turn.hits, question)), None)
+            if found is not None:
+                values[found] = self.retrieval
+            scores.append(on_turns(trajectory, values, answer_retrieved=float(found is not None)))
+        return scores
+
+
+def _shows(hits: Sequence[Hit], question: Question) -> bool:
+    return any(text.substring_match(f"{hit.title} {hit.text}", question.answers) for hit in hits)

@@ -1,0 +1,128 @@
+"""Is a run still worth its compute? What a batch of rollouts looks like, and when a run has collapsed.
+
+Both are pure functions of what was played and reported, so that a resumed run comes to the same verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tasks import text
+from tasks.conf import require
+from tasks.rl.filters import by_group, share_with_signal
+from tasks.rl.method import outcome_parts
+from tasks.types import Scores, Trajectory
+
+SUCCESS = ("em", "subem", "f1")
+"""Reward parts that tell success, the first that is there."""
+
+
+@dataclass(frozen=True)
+class CollapseConf:
+    """When a run is hopeless; each rule is off at its null.
+
+    Attributes:
+        patience: steps in a row for which a rule about steps must hold.
+        min_valid_action_rate: actions that can be read fall below this.
+        max_approx_kl: the distance of the policy from the one that played exceeds this.
+        max_validation_drop: validation EM falls by more than this share of the best so far, twice in a row.
+        max_skipped: updates in a row that were skipped because the filter kept too little (dspo section 10).
+    """
+
+    patience: int
+    min_valid_action_rate: float | None
+    max_approx_kl: float | None
+    max_validation_drop: float | None
+    max_skipped: int | None
+
+    def __post_init__(self) -> None:
+        require(self.patience >= 1, "patience", self.patience, "at least 1")
+        for name in ("min_valid_action_rate", "max_validation_drop"):
+            value = getattr(self, name)
+            require(value is None or 0 < value < 1, name, value, "null or a share between 0 and 1")
+        for name in ("max_approx_kl", "max_skipped"):
+            value = getattr(self, name)
+            require(value is None or value > 0, name, value, "null or a positive number")
+
+    def reason(self, history: Sequence[Mapping[str, Any]]) -> str | None:
+        """Why the run whose reports these are should stop, None if it should not.
+
+        Args:
+            history: rows {"step", "metrics"} in order, as in `metrics.jsonl`.
+        """
+        steps = [row["metrics"] for row in history if row["step"] > 0]
+        low, high = self.min_valid_action_rate, self.max_approx_kl
+        if low is not None and self._lasts(steps, "valid_action_rate", lambda value: value < low):
+            return f"valid_action_rate was below {low:g} for {self.patience} steps"
+        if high is not None and self._lasts(steps, "approx_kl", lambda value: value > high):
+            return f"approx_kl was above {high:g} for {self.patience} steps"
+        recent = steps[-self.max_skipped :] if self.max_skipped else []
+        if len(recent) == self.max_skipped and all(metrics.get("skipped_update") for metrics in recent):
+            return f"{self.max_skipped} updates in a row were skipped: the filter kept too few groups"
+        return self._fallen(history)
+
+    def _lasts(self, steps: Sequence[Mapping[str, float]], name: str, holds: Callable[[float], bool]) -> bool:
+        recent = steps[-self.patience :]
+        return len(recent) == self.patience and all(name in metrics and holds(metrics[name]) for metrics in recent)
+
+    def _fallen(self, history: Sequence[Mapping[str, Any]]) -> str | None:
+        if self.max_validation_drop is None:
+            return None
+        found = [row["metrics"]["validation_em"] for row in history if "validation_em" in row["metrics"]]
+        if len(found) < 3:
+            return None
+        floor = (1 - self.max_validation_drop) * max(found)
+        if max(found[-2:]) >= floor:
+            return None
+        return f"validation EM fell from {max(found):.3f} to {found[-2]:.3f} and {found[-1]:.3f}"
+
+
+def rollout_metrics(trajectories: Sequence[Trajectory], scores: Sequence[Scores], num_played: int) -> dict[str, float]:
+    """What a batch of rollouts looks like: rewards, lengths, searches, validity, share of groups with a signal.
+
+    Shares of groups are there only where some group has two members; `share_all_zero` and `share_all_one` tell the
+    groups in which every trajectory failed or succeeded, by the first reward part of `SUCCESS`.
+    """
+    count = len(trajectories)
+    turns = [turn for t in trajectories for turn in t.turns]
+    mean = sum(s.outcome for s in scores) / count
+    return {
+        "reward_mean": mean,
+        "reward_std": (sum((s.outcome - mean) ** 2 for s in scores) / max(count - 1, 1)) ** 0.5,
+        **outcome_parts(sorted({name for s in scores for name in s.parts}), [s.parts for s in scores]),
+        "num_searches": sum(t.num_searches for t in trajectories) / count,
+        "repeated_query_rate": repeated_query_rate(trajectories),
+        "response_tokens": sum(len(t.response_ids) for t in trajectories) / count,
+        "generated_tokens": sum(t.num_generated for t in trajectories) / count,
+        "valid_action_rate": sum(turn.action.kind != "invalid" for turn in turns) / max(len(turns), 1),
+        "truncated_rate": sum(t.status in ("overflow", "open") for t in trajectories) / count,
+        "usable_rate": count / num_played,
+        **_group_metrics(trajectories, scores),
+    }
+
+
+def _group_metrics(trajectories: Sequence[Trajectory], scores: Sequence[Scores]) -> dict[str, float]:
+    if len({t.group_id for t in trajectories}) == len(trajectories):
+        return {}
+    found = {"share_with_signal": share_with_signal(trajectories, scores)}
+    part = next((name for name in SUCCESS if all(name in score.parts for score in scores)), None)
+    if part is not None:
+        groups = by_group(trajectories, [score.parts[part] for score in scores]).values()
+        found["share_all_zero"] = sum(max(values) <= 0 for values in groups) / len(groups)
+        found["share_all_one"] = sum(min(values) >= 1 for values in groups) / len(groups)
+    return found
+
+
+def repeated_query_rate(trajectories: Sequence[Trajectory]) -> float:
+    """Share of executed queries that the same trajectory had asked before, after normalisation; 0 without any."""
+    num_queries = num_repeated = 0
+    for trajectory in trajectories:
+        asked: set[str] = set()
+        for query in (q for turn in trajectory.turns if turn.executed for q in turn.action.searches):
+            key = text.normalize(query)
+            num_queries += 1
+            num_repeated += key in asked
+            asked.add(key)
+    return num_repeated / max(num_queries, 1)
