@@ -1,0 +1,174 @@
+"""Every configuration of `conf/method` trains: ten steps from a taught policy, in its own grammar, with real search.
+
+The start policy has learned a handful of questions by heart, one time with the right and one time with a wrong
+answer, so that its plays earn and lose.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tasks import conf, methods, retrieval
+from tasks.agent.grammar import make as make_grammar
+from tasks.agent.rollout import Player, RolloutConf
+from tasks.base.demonstrations import Renderer, Step, expert_plan
+from tasks.base.fit import Fit, PhaseConf
+from tasks.base.make import new_model
+from tasks.base.settings import LoraConf, TinyConf
+from tasks.base.tokenizer import build_tokenizer
+from tasks.data import world
+from tasks.data.decomposition import hops_of
+from tasks.data.records import read_passages, read_questions
+from tasks.engine.plain import PlainCritic, PlainPolicy
+from tasks.generate.plain import PlainGenerator
+from tasks.retrieval.generated import GeneratedRetriever
+from tasks.retrieval.writers import WorldWriter
+from tasks.rewards import Resources
+from tasks.train.loop import TrainConf, Trainer
+from tasks.types import Action, Passage, Question
+from tests.base.small import SMALL
+
+ROOT = Path(__file__).parents[2]
+NAMES = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
+PRINTED = ROOT.parent / "shared" / "papers" / "results.csv"
+TEMPLATE = "Question: {question}\n"
+# Systems of other families, trained and prompted ones: each has its own work and its own test.
+OTHERS = {
+    "Adaptive-RAG", "CoT", "FLARE", "IRCoT", "Iter-Retgen", "LLM w/o Search", "Naive Generation", "PiCA", "R-Search",
+    "RAG", "SLATE", "Search-o1", "SuRe", "Vanilla RAG",
+}  # fmt: skip
+
+
+def test_every_printed_row_of_the_family_has_a_configuration() -> None:
+    """Each (method, variant) of results.csv is claimed by a file, and no file claims one that nobody printed."""
+    if not PRINTED.is_file():
+        pytest.skip("the papers' numbers are not here")
+    with PRINTED.open(encoding="utf-8", newline="") as file:
+        printed = {(row["method"], row["variant"]) for row in csv.DictReader(file)}
+    assert {method for method, _ in printed} > OTHERS, "a name of OTHERS is printed nowhere"
+    wanted = {pair for pair in printed if pair[0] not in OTHERS}
+    claims = [(name, pair) for name in NAMES for pair in methods.load(name, "laptop", root=ROOT).rows]
+    claimed = {pair for _, pair in claims}
+    assert wanted - claimed == set(), "printed, but no configuration"
+    assert claimed - wanted == set(), "claimed, but not printed"
+    # One row is one system, except where papers print PPO and GRPO runs under one name.
+    shared = {pair for pair in claimed if sum(pair == other for _, other in claims) > 1}
+    assert shared == {("Search-R1", "main")}
+
+
+class Taught:
+    """A small world, and per grammar a policy that knows a few of its questions."""
+
+    def __init__(self, folder: Path) -> None:
+        world.write_world(SMALL, folder)
+        retrieval.build(folder / "corpus.jsonl", folder / "index", retrieval.load_settings("bm25", ROOT))
+        self.search = retrieval.open_retriever(folder / "index", folder / "corpus.jsonl")
+        self.passages: list[Passage] = list(read_passages(folder / "corpus.jsonl"))
+        train = [q for q in read_questions(folder / "questions.jsonl") if q.split == "train" and q.hops <= 2]
+        self.questions: list[Question] = [replace(q, decomposition=tuple(hops_of(q))) for q in train[:6]]
+        self.folder = folder
+        self.made: dict[str, tuple[Any, dict[str, torch.Tensor]]] = {}
+
+    def policy(self, grammar_name: str) -> tuple[Any, Any]:
+        """(model, tokenizer), a fresh copy each time."""
+        if grammar_name not in self.made:
+            self.made[grammar_name] = self._teach(grammar_name)
+        tokenizer, weights = self.made[grammar_name]
+        model = new_model(TINY, tokenizer, seed=0).eval()
+        model.load_state_dict(weights)
+        return model, tokenizer
+
+    def _teach(self, grammar_name: str) -> tuple[Any, dict[str, torch.Tensor]]:
+        torch.set_num_threads(1)
+        plans = [plan for question in self.questions for plan in _plans(question, grammar_name)]
+        questions = [question for question in self.questions for _ in range(2)]
+        plain = make_grammar(grammar_name)
+        texts = [f" {p.title} {p.text}" for p in self.passages] + [
+            f"<think> {step.think} </think> {plain.render(step.action)}" for plan in plans for step in plan
+        ]
+        tokenizer = build_tokenizer([*texts, plain.invalid_message, plain.opening, plain.closing] * 2, 900)
+        model = new_model(TINY, tokenizer, seed=0)
+        renderer = Renderer(BUDGET, tokenizer, self.search, make_grammar(grammar_name, tokenizer), TEMPLATE)
+        examples = renderer.render(questions, plans)
+        assert all(any(example.loss_mask) for example in examples)
+        fit = Fit(model, self.folder / grammar_name, 10_000, 4096, lambda step, metrics: None)
+        fit.run("heart", PhaseConf(250, 12, 4e-3, False, 0.04), lambda step: examples)
+        return tokenizer, {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+TINY = TinyConf(64, 2, 4, 128, 1024, 900, 0.05)
+BUDGET = RolloutConf(
+    max_turns=2, max_prompt_tokens=200, max_call_tokens=80, max_observation_tokens=60, max_total_tokens=600, top_k=1,
+    batch_rows=64,
+)  # fmt: skip
+
+
+def _plans(question: Question, grammar_name: str) -> list[list[Step]]:
+    """The expert's plan, and the same with a wrong answer; without searches where the grammar has none."""
+    plan = expert_plan(question)
+    wrong = Step(plan[-1].think, Action("answer", question.decomposition[0].question.split()[2]))
+    if grammar_name == "answer_only":
+        plan = plan[-1:]
+    return [plan, [*plan[:-1], wrong]]
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Taught:
+    return Taught(tmp_path_factory.mktemp("taught"))
+
+
+def _trainer(taught: Taught, name: str, scratch: Path, log: Callable[[int, dict[str, float]], None]) -> Trainer:
+    """As the stage `train` puts it together, at the smoke scale and with ten steps."""
+    tree = conf.section("scale", "smoke", ROOT)["train"]
+    grammar_name = methods.load(name, "smoke", root=ROOT).asked["grammar"]
+    model, tokenizer = taught.policy(grammar_name)
+    loaded = methods.load(name, "smoke", TEMPLATE, None, tokenizer, ROOT)
+    method = loaded.method
+    ten = {"num_steps": 10, "rollouts_per_step": 30, "validate_every": 5, "checkpoint_every": 10, "collapse": None}
+    settings = conf.fill(TrainConf, conf.merge(conf.merge(tree, loaded.train), {**ten, "select": "last"}), name)
+    budget = replace(BUDGET, **loaded.rollout)
+    start = None
+    if method.sampler.from_start:
+        start = PlainGenerator(taught.policy(grammar_name)[0], tokenizer, False)
+    critic = PlainCritic(model, settings.critic, settings.dtype) if method.advantage.needs_values else None
+    policy = PlainPolicy(model, tokenizer, settings.policy, LoraConf(), settings.dtype, method.needs_reference)
+    generator = PlainGenerator(policy.causal_lm, tokenizer, True)
+    search: Any = taught.search
+    if method.simulator is not None:
+        search = GeneratedRetriever(WorldWriter([(p.title, p.text) for p in taught.passages]))
+    return Trainer(
+        conf=settings, method=method, policy=policy, critic=critic, generator=generator,
+        player=Player(budget, start or generator, tokenizer, search, method.grammar, TEMPLATE),
+        validator=Player(budget, generator, tokenizer, taught.search, method.grammar, TEMPLATE),
+        questions=taught.questions, validation=taught.questions[:2], seed=0, scratch=scratch, log=log,
+        resources=Resources(gold_texts={p.id: p.text for p in taught.passages}),
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", NAMES)
+def test_ten_steps_move_the_weights(taught: Taught, name: str, tmp_path: Path) -> None:
+    seen: list[dict[str, float]] = []
+    trainer = _trainer(taught, name, tmp_path, lambda step, metrics: seen.append(metrics))
+    before = {key: p.detach().clone() for key, p in trainer.policy.trained.items()}  # type: ignore[attr-defined]
+    progress = trainer.run()
+    assert (progress.step, progress.stopped) == (10, None)
+    after = trainer.policy.trained  # type: ignore[attr-defined]
+    moved = max(float((after[key] - tensor).abs().max()) for key, tensor in before.items())
+    assert moved > 1e-4, "no weight moved"
+    assert all(torch.isfinite(tensor).all() for tensor in after.values())
+    trained = [metrics for metrics in seen if "loss" in metrics]
+    assert len(trained) >= 1
+    assert any(metrics["grad_norm"] > 0 for metrics in trained)
+    if name not in ("sft",):  # It plays nothing.
+        assert any(metrics["reward_std"] > 0 for metrics in seen if "reward_std" in metrics), "no play earned or lost"
+    trainer.export(tmp_path / "policy")
+    assert (tmp_path / "policy" / "model.safetensors").is_file()
