@@ -6,6 +6,8 @@
 #   make run COMPARE=bm25,dense,hybrid              also these retrievers, measured side by side
 #   make run AUGMENT=openai                         sub-questions and queries written by a model (conf/augment)
 #   make smoke                                      the whole pipeline at its smallest size; params.yaml stays as it is
+#   make compare                                    the methods and seeds of conf/compare/main.yaml (STUDY=main) at laptop
+#                                                   scale; the report judges the papers' claims on them
 #   make search-server INDEX=artifacts/index PORT=8000
 #                                                   the index over HTTP, for RETRIEVER=remote and Search-R1's clients
 #   make test | check | bench | bench-retrieval | ui | serve | report | upload | clean
@@ -49,7 +51,7 @@ SETTINGS = $(if $(DATA),--data '$(DATA)') \
   $(if $(TOP_K),--set 'evaluate.top_k=$(TOP_K)') \
   $(if $(MAX_QUESTIONS),--set 'evaluate.max_questions=$(MAX_QUESTIONS)') $(if $(PARALLEL),--max-parallel '$(PARALLEL)')
 
-.PHONY: setup run smoke test check format bench bench-retrieval ui serve search-server report upload clean
+.PHONY: setup run smoke compare test check format bench bench-retrieval ui serve search-server report upload clean
 
 setup: $(STAMP)
 
@@ -85,6 +87,9 @@ run: $(STAMP)
 
 smoke: $(STAMP)
 	@$(BIN)/python -m flows.reproduce --once --set scale=smoke $(if $(DATA),,--set data=smoke) $(SETTINGS)
+
+compare: $(STAMP)
+	@$(BIN)/python -m flows.reproduce --compare '$(or $(STUDY),main)' $(if $(SCALE),,--set scale=laptop) $(SETTINGS)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest $(PYTEST) $(ARGS)

@@ -171,6 +171,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="write into params.yaml, run")
     parser.add_argument("--once", action="store_true", help="put params.yaml back at the end")
     parser.add_argument("--data", help="a name of conf/data/, or a folder of real data")
+    parser.add_argument("--compare", metavar="NAME", help="methods and seeds of conf/compare/NAME.yaml")
     parser.add_argument("--force", action="append", default=[], metavar="STAGE", help="run it even if unchanged")
     parser.add_argument("--max-parallel", type=int, default=2, help="independent stages at once (2)")
     parser.add_argument("--no-prefect", action="store_true", help="run the stages without Prefect")
@@ -180,6 +181,8 @@ def main(words: list[str] | None = None) -> int:
         answers = settings.parse(given.set)
         if given.data:
             answers = {**settings.data_answers(given.data, root), **answers}
+        if given.compare:
+            answers = {**settings.compare_answers(given.compare, root), **answers}
         with prepared(root, answers, tuple(given.force), max(1, given.max_parallel), given.once) as run:
             run_here(run, Form(), not given.no_prefect)
             return _close(run)

@@ -143,6 +143,16 @@ def data_answers(data: str, root: Path) -> dict[str, Any]:
     raise ValueError(f"DATA={data}: neither a folder nor a name of conf/data/ ({', '.join(known)}).")
 
 
+def compare_answers(name: str, root: Path) -> dict[str, Any]:
+    """`--compare`: the methods and seeds of `conf/compare/<name>.yaml`.
+
+    Raises:
+        ValueError: no such file, an unknown or missing key, or a method that does not exist.
+    """
+    found = conf.compare(name, root)
+    return {"methods": list(found.methods), "seeds": list(found.seeds)}
+
+
 def _keys(tree: dict[str, Any]) -> list[str]:
     nested = [[f"{k}.{j}" for j in v] if isinstance(v, dict) else [k] for k, v in tree.items()]
     return [key for keys in nested for key in keys]

@@ -82,6 +82,14 @@ class Params:
         require(len(set(compared)) == len(compared), "compare_retrievers", compared, "different names")
 
 
+@dataclasses.dataclass(frozen=True)
+class Compare:
+    """One file of `conf/compare/`: methods and seeds that are set side by side."""
+
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+
+
 def require(holds: bool, key: str, found: object, expected: str) -> None:
     """Raise the ValueError for a setting outside its bounds; `fill` prefixes the file."""
     if not holds:
@@ -117,6 +125,15 @@ def path_of(kind: str, name: str, root: Path = Path("."), where: str = str(PARAM
         hint = _did_you_mean(name, known)
         raise ValueError(f"{where}: unknown {kind} {name!r}.{hint} Known: {', '.join(known)}.")
     return path
+
+
+def compare(name: str, root: Path = Path(".")) -> Compare:
+    """`conf/compare/<name>.yaml`, and that every method it names exists; `check` knows the other bounds."""
+    path_of("compare", name, root, "--compare")
+    found = load(Compare, "compare", name, root=root)
+    for method in found.methods:
+        path_of("method", method, root, f"{CONF}/compare/{name}.yaml")
+    return found
 
 
 def section(kind: str, name: str, root: Path = Path(".")) -> Tree:

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from flows import dag, reproduce, settings
 from tasks import conf
-from tests.pipeline.toy import CONF, PARAMS_YAML
+from tests.pipeline.toy import CONF, HOUSE, PARAMS_YAML
 
 
 @pytest.fixture
@@ -95,6 +95,50 @@ def test_data_is_a_name_or_a_folder(root: Path) -> None:
     assert settings.data_answers("mine", root) == {"data": "folder", "data_folder": "mine"}
     with pytest.raises(ValueError, match="DATA=nowhere: neither a folder nor a name of conf/data/ \\(world\\)"):
         settings.data_answers("nowhere", root)
+
+
+def compare_file(root: Path, text: str) -> None:
+    (root / "conf" / "compare").mkdir()
+    (root / "conf" / "compare" / "main.yaml").write_text(text, encoding="utf-8")
+
+
+def test_a_comparison_sets_methods_and_seeds(root: Path) -> None:
+    compare_file(root, "methods: [c, a]\nseeds: [0, 1, 2]\n")
+    answers = settings.compare_answers("main", root)
+    assert answers == {"methods": ["c", "a"], "seeds": [0, 1, 2]}
+    assert settings.apply(answers, root) == ["methods: [a, b] -> [c, a]", "seeds: [0] -> [0, 1, 2]"]
+    assert (conf.params(root).methods, conf.params(root).seeds) == (("c", "a"), (0, 1, 2))
+    assert settings.apply(answers, root) == []  # `dvc repro report` has nothing left to be told.
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("mian", "methods: [a]\nseeds: [0]\n", "--compare: unknown compare 'mian'. Did you mean 'main'? Known: main."),
+        ("main", "method: [a]\nseeds: [0]\n", "conf/compare/main.yaml: unknown key 'method'. Did you mean 'methods'?"),
+        ("main", "methods: [a]\n", "conf/compare/main.yaml: key 'seeds' is missing"),
+        ("main", "methods: [a, grop]\nseeds: [0]\n", "conf/compare/main.yaml: unknown method 'grop'"),
+        ("main", "methods: [a, a]\nseeds: [0]\n", "expected different names"),
+        ("main", "methods: []\nseeds: [0]\n", "expected at least one name of conf/method/"),
+        ("main", "methods: [a]\nseeds: [zero]\n", "conf/compare/main.yaml: seeds[0]: found 'zero' (str)"),
+    ],
+)
+def test_a_wrong_comparison_changes_nothing(
+    root: Path, name: str, text: str, message: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare_file(root, text)
+    monkeypatch.chdir(root)
+    assert reproduce.main(["--no-prefect", "--compare", name]) == 1
+    printed = capfd.readouterr()
+    assert message in printed.err
+    assert "Traceback" not in printed.err
+    assert (root / "params.yaml").read_text() == PARAMS_YAML
+
+
+@pytest.mark.skipif(not (HOUSE / "conf/method/dspo.yaml").is_file(), reason="the compared methods are not here yet")
+def test_the_comparisons_of_this_repository_name_methods_it_has() -> None:
+    for path in (HOUSE / "conf" / "compare").glob("*.yaml"):
+        assert settings.compare_answers(path.stem, HOUSE)["seeds"] == [0, 1, 2]
 
 
 def test_the_form_refuses_what_it_does_not_know() -> None:
