@@ -25,6 +25,9 @@ Bounds = tuple[float, float]
 LEVEL = 0.95
 _MAX_CELLS = 1 << 22  # Resampled counts held at once: 32 MB of float64.
 
+# Two-sided 95% quantiles of Student's t for 1, 2, ... degrees of freedom; with more the last, a little too wide.
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
 Floats = NDArray[np.float64]
 
 
@@ -147,6 +150,40 @@ def _unmoved(value: float, count: int, bounds: Bounds) -> tuple[float, float]:
     """What `count` questions that all score `value` say about the mean of all questions."""
     share = 1 - ((1 - LEVEL) / 2) ** (1 / count)
     return value - share * (value - bounds[0]), value + share * (bounds[1] - value)
+
+
+def over_seeds(values: Sequence[float], bounds: Bounds) -> Interval:
+    """Mean of one value a seed, with Student's interval: what resampling so few values would make too narrow.
+
+    Where all seeds agree nothing is seen of their spread, and the interval is that of `bootstrap_means` with
+    `bounds`. One seed has no interval (NaN).
+
+    Args:
+        values: one a seed.
+        bounds: the least and the largest value possible; the interval ends there.
+
+    Returns:
+        The interval; its `num_questions` counts the seeds.
+
+    Raises:
+        ValueError: no value.
+
+    >>> found = over_seeds([0.1, 0.2, 0.3], (-1.0, 1.0))  # 0.2 -+ 4.303 * 0.1 / sqrt(3)
+    >>> round(found.low, 4), round(found.high, 4)
+    (-0.0484, 0.4484)
+    """
+    if not values:
+        raise ValueError("values: found none, expected one a seed.")
+    count = len(values)
+    mean = float(np.mean(values))
+    if count == 1:
+        return Interval(mean, float("nan"), float("nan"), 1)
+    if max(values) - min(values) < 1e-9:
+        low, high = _unmoved(mean, count, bounds)
+    else:
+        half = _STUDENT[min(count - 1, len(_STUDENT)) - 1] * float(np.std(values, ddof=1)) / count**0.5
+        low, high = max(bounds[0], mean - half), min(bounds[1], mean + half)
+    return Interval(round(mean, 12), round(low, 12), round(high, 12), count)
 
 
 def differences(run: Values, base: Values) -> dict[str, float]:
