@@ -8,7 +8,7 @@
   const SVG = "http://www.w3.org/2000/svg";
   const order = data.policies.map((p) => p.name);
   const title = (name) => name === "retriever" ? "Retriever" : name.startsWith("retriever:") ? name.slice(10) : (data.policies.find((p) => p.name === name) || { title: name }).title;
-  const colour = (name) => `var(--p${Math.max(0, order.indexOf(name)) % 8})`;
+  const colour = (name) => `var(--p${Math.max(0, order.indexOf(name)) % 12})`;
 
   // Elements
 
@@ -323,6 +323,7 @@
       ticks(x0, x1, width > 400 ? 5 : 4).map((tick) => s("text", { x: px(tick), y: height - bottom + 16, "text-anchor": "middle" }, brief(tick))),
       s("line", { class: "axis", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom }),
       xName && s("text", { x: (left + width - right) / 2, y: height - 3, "text-anchor": "middle" }, xName),
+      series.map((one) => one.band && s("path", { class: "band", d: `${path(one.band)}Z`, fill: colour(one.policy) })),
       series.map((one) => one.seeds.length > 1 && one.seeds.map((seed) => s("path", { class: "seed", d: path(seed.points), stroke: colour(one.policy) }))),
       series.map((one) => s("path", { class: "mean", d: path(one.mean.length ? one.mean : one.seeds[0].points), stroke: colour(one.policy) })),
       dots.map((one) => one.points.map((p) => s("circle", { cx: px(p[0]), cy: py(p[1]), r: 3.4, class: "dot", fill: colour(one.policy) }))), cross);
@@ -607,14 +608,38 @@
       h("div", { class: "card" }, table(["stage", "data", "policy", "commit", "MLflow run", "took", h("span", { class: "left" }, "reproduce")], rows)), settings);
   }
 
+  // Tables made elsewhere, of text; a column with words is set to the left.
+
+  const VERDICT = { reproduced: "up", "(reproduced)": "up", "not reproduced": "down", "(not reproduced)": "down" };
+  function extra(id) {
+    const one = data.sections.find((found) => found.id === id);
+    if (!one) return;
+    const isLeft = one.header.map((_, i) => i === 0 || one.rows.some((cells) => cells[i] && !/^[+\-]?\d/.test(cells[i])));
+    const set = (text, i) => h("td", { class: [isLeft[i] && "left", VERDICT[text]].filter(Boolean).join(" ") || null }, text);
+    section(id, one.title, one.lead, h("div", { class: "grid" },
+      one.series.length > 0 && h("div", { class: "card" }, legend(one.series.map((line) => line.policy)), chart({ series: one.series.map(bandOf), width: narrow() ? 330 : 1000, height: narrow() ? 240 : 300, xName: one.axes[0], label: `${one.axes[1]} against ${one.axes[0]}`, format: (v) => v.toFixed(3) })),
+      h("div", { class: "card" }, table(one.header.map((text, i) => (isLeft[i] ? h("span", { class: "left" }, text) : text)), one.rows.map((cells) => row(cells.map(set))), { class: "extra" }))));
+  }
+  function bandOf(line) {
+    const at = (place) => line.points.map((point) => [point[0], point[place]]);
+    const [mean, low, high] = [at(1), at(2), at(3)];
+    const isWide = line.points.some((point) => point[3] > point[2]);
+    return { policy: line.policy, mean, band: isWide && [...low, ...[...high].reverse()], seeds: isWide ? [{ points: low }, { points: high }] : [{ points: mean }] };
+  }
+
   results();
   const hopValues = [...new Set(data.cells.map((c) => c[3]))].filter((value) => value !== "all").sort((a, b) => a - b);
   breakdown("hops", hopValues, "By number of hops", "A hop is one fact that must be found before the next can be searched for.", (value) => `${value} ${value === "1" ? "hop" : "hops"}`);
   const datasets = [...new Set(data.cells.filter((c) => c[5] === "em").map((c) => c[2]))].filter((value) => value !== "all");
   if (datasets.length > 1) breakdown("dataset", datasets, "By dataset", null, (value) => value);
+  extra("claims");
   if (trained.length) learning();
+  extra("budget");
   viewer();
   if (trained.length) health();
+  extra("health-table");
+  extra("signal");
+  extra("printed");
   cost();
   dataSection();
   provenance();

@@ -14,12 +14,14 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tasks.data.ingest import fault_lines
 from tasks.report.augmentation import augmentation_line, funnel
 from tasks.report.table import ALL, BASE, COMPARED, Results, Run, recall_metrics, spread, training_seconds
+from tasks.report.training import metrics_row
 from tasks.store import DataError, Row, digest, read_jsonl, replacing
 
 HERE = Path(__file__).parent
@@ -142,6 +144,7 @@ def page_data(
         "compared_metrics": list(COMPARED),
         "augmentation": {"line": augmentation_line(results.augmentation), "steps": funnel(results.augmentation)[1]},
         "faults": fault_lines(results.manifest),
+        "sections": [asdict(section) for section in results.sections],
         "validation": results.validation,
         "manifest": results.manifest,
         "provenance": {f"{run.policy}-{run.seed}": _provenance(run, ledger, dvc_groups) for run in results.runs},
@@ -175,7 +178,7 @@ def read_curve(path: Path) -> Row:
     Raises:
         DataError: a row is not {"step": int, "metrics": {name: number}}.
     """
-    rows = [_metrics_row(row, path, number) for number, row in read_jsonl(path)]
+    rows = [metrics_row(row, path, number) for number, row in read_jsonl(path)]
     counts: dict[str, int] = {}
     for _, metrics in rows:
         for name in metrics:
@@ -188,16 +191,6 @@ def read_curve(path: Path) -> Row:
     for name in sorted(counts):
         columns[name] = [_number(metrics.get(name), 6) for _, metrics in kept]
     return columns
-
-
-def _metrics_row(row: Row, path: Path, number: int) -> tuple[int, Row]:
-    step, metrics = row.get("step"), row.get("metrics")
-    if not isinstance(step, int) or not isinstance(metrics, dict):
-        raise DataError(f"{path}: row {number}: expected {{'step': integer, 'metrics': object}}, found {row!r:.120}.")
-    for name, value in metrics.items():
-        if isinstance(value, bool) or not isinstance(value, int | float | None):
-            raise DataError(f"{path}: row {number}: metric {name!r} is {value!r}, expected a number.")
-    return step, metrics
 
 
 def _number(value: float | None, digits: int) -> float | int | None:

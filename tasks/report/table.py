@@ -101,6 +101,28 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Section:
+    """A table made elsewhere (`tasks.report.study`) that the Markdown file and the page show alike.
+
+    Attributes:
+        id: its anchor.
+        title: its heading.
+        lead: what the reader must know before the numbers.
+        header, rows: the table; every cell is text.
+        series: lines of a chart on the page, one a policy: {"policy", "points": [[x, mean, low, high], ...]}.
+        axes: names of the chart's axes.
+    """
+
+    id: str
+    title: str
+    lead: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    series: Sequence[Row] = ()
+    axes: tuple[str, str] = ("", "")
+
+
+@dataclass(frozen=True)
 class Results:
     """Everything the table, the page and the terminal show.
 
@@ -115,6 +137,7 @@ class Results:
         validation, manifest: the documents of the data stages, as they are.
         augmentation: the summary of the stage `augment`.
         titles: policy -> display name.
+        sections: further tables.
     """
 
     policies: tuple[str, ...]
@@ -128,6 +151,7 @@ class Results:
     manifest: Any
     augmentation: Row
     titles: Mapping[str, str]
+    sections: tuple[Section, ...] = ()
 
     def title(self, policy: str) -> str:
         """Display name of a policy; its plain name if it has none."""
@@ -548,6 +572,7 @@ def markdown(results: Results) -> str:
         "## Augmentation",
         augmentation_line(results.augmentation),
         _markdown_table(*funnel(results.augmentation)),
+        *(p for s in results.sections for p in (f"## {s.title}", s.lead, _markdown_table(s.header, s.rows))),
     ]
     return "\n\n".join(parts) + "\n"
 

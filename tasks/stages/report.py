@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from tasks import conf
-from tasks.report import page, table
+from tasks.report import page, printed, study, table
 from tasks.stages import runner, tracking
 
 ARTIFACTS, REPORTS = Path("artifacts"), Path("reports")
@@ -24,8 +24,9 @@ def titles(params: conf.Params, root: Path = Path()) -> dict[str, str]:
 
 def results(params: conf.Params, root: Path = Path()) -> table.Results:
     """The result table of the runs that `params.yaml` names."""
-    names = titles(params, root)
-    return table.build(root / ARTIFACTS, params.methods, params.seeds, params.evaluate.num_bootstrap, names)
+    names, num_resamples = titles(params, root), params.evaluate.num_bootstrap
+    found = table.build(root / ARTIFACTS, params.methods, params.seeds, num_resamples, names)
+    return study.complete(found, root / ARTIFACTS, num_resamples, printed.read(root / conf.CONF / printed.FILE))
 
 
 def write(params: conf.Params, root: Path = Path()) -> table.Results:

@@ -34,6 +34,7 @@ def write_artifacts(
     datasets: tuple[str, ...] = ("world",),
     hostile: bool = False,
     ledger: bool = True,
+    methods: tuple[str, ...] = METHODS,
 ) -> Path:
     """Fill `root` and return `root/artifacts`. `hostile` plants markup in every text a model or corpus supplies."""
     artifacts = root / "artifacts"
@@ -51,7 +52,7 @@ def write_artifacts(
     write_json(artifacts / "augment" / "summary.json", augmentation())
     for seed in seeds:
         write_jsonl(artifacts / "base" / str(seed) / "metrics.jsonl", _base_metrics(seed))
-        for policy in ("base", *METHODS):
+        for policy in ("base", *methods):
             _evaluation(artifacts / "evaluate" / f"{policy}-{seed}", policy, seed, questions, hostile)
             if policy != "base":
                 _training(artifacts / "train" / f"{policy}-{seed}", policy, seed, questions, steps, hostile)
@@ -103,7 +104,7 @@ def _question(number: int, dataset: str, hostile: bool) -> Row:
 
 def _scores(policy: str, seed: int, mode: str, question: Row) -> Row:
     generator = random.Random(f"{policy} {seed} {mode} {question['id']}")
-    skill = SKILL[policy] - 0.09 * (question["hops"] - 2) - (0.05 if mode == "sampled" else 0)
+    skill = SKILL.get(policy, 0.6) - 0.09 * (question["hops"] - 2) - (0.05 if mode == "sampled" else 0)
     right = generator.random() < skill
     searches = max(1, question["hops"] - (0 if right else generator.randint(0, 1)))
     actions = searches + 1
@@ -150,7 +151,7 @@ def _evaluation(folder: Path, policy: str, seed: int, questions: list[Row], host
 
 def _training(folder: Path, policy: str, seed: int, questions: list[Row], steps: int, hostile: bool) -> None:
     generator = random.Random(f"train {policy} {seed}")
-    goal = SKILL[policy]
+    goal = SKILL.get(policy, 0.6)
     rows, generated, prefill, searches = [], 0, 0, 0.0
     for step in range(1, steps + 1):
         done = 1 / (1 + math.exp(-(step / steps - 0.45) * 9))

@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.report.page import dvc_target, embed, read_curve, render, sample_trajectories, write_page
+from tasks.report.printed import Printed
+from tasks.report.study import complete
 from tasks.report.table import Results, build, read_ledger
 from tasks.store import DataError, read_jsonl, write_jsonl
 from tests.report.browser import Browser, chromium
@@ -207,6 +209,43 @@ def test_page_draws_everything_without_a_complaint(browser: Browser, page: Path)
     assert browser.run("document.querySelectorAll('svg.plot path.mean').length") > 20
     assert browser.problems == []
     assert [address for address in browser.requests if not address.startswith(("file:", "data:"))] == []
+
+
+@pytest.fixture(scope="module")
+def study_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page with every further table, of policies some claims speak of."""
+    root, methods = tmp_path_factory.mktemp("study"), ("dspo", "gspo", "search_r1_ppo")
+    artifacts = write_artifacts(root, (0, 1, 2), num_questions=20, steps=24, methods=methods)
+    rows = [Printed("dspo", "DSPO", "1", "7B", HOSTILE, "Avg", "subem", 0.531)]
+    results = build(artifacts, methods, (0, 1, 2), 100, {"gspo": HOSTILE})
+    write_page(root / "index.html", complete(results, artifacts, 100, rows), artifacts)
+    return root / "index.html"
+
+
+@needs_browser
+def test_claims_budget_health_and_printed_numbers_are_drawn(browser: Browser, study_page: Path):
+    browser.problems.clear()
+    browser.open(study_page)
+    sections = browser.run("[...document.querySelectorAll('section')].map(s => s.id)")
+    assert sections[2:9] == ["claims", "learning", "budget", "trajectories", "health", "health-table", "signal"]
+    assert sections[9] == "printed"
+    lines = browser.run(
+        "[...document.querySelectorAll('#claims tbody tr')].map(r => [...r.children].map(c => c.textContent))"
+    )
+    about = [line for line in lines if line[2].startswith("dspo - ")]
+    assert [line[2] for line in about][:2] == [f"dspo - {HOSTILE}: subEM", f"dspo - {HOSTILE}: EM"]
+    assert re.fullmatch(r"[+-]0\.\d{3} \[[+-]0\.\d{3}, [+-]0\.\d{3}\]", about[0][3])
+    assert sum(line[4] == "not measured in this run" for line in lines) == 6
+    assert browser.run("document.querySelectorAll('#budget path.mean').length") == 3
+    assert browser.run("document.querySelectorAll('#budget path.band').length") == 3
+    assert "paper, other scale: DSPO, Table 1, 7B" in text(browser, "#printed")
+    assert "entropy" in text(browser, "#health-table thead")
+    assert browser.run("window.hacked") is None
+    assert browser.problems == []
+    browser.resize(390, 900)
+    browser.open(study_page)
+    assert browser.run("document.documentElement.scrollWidth") <= 390
+    browser.resize(1200, 900)
 
 
 @needs_browser

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tasks import conf
-from tasks.report import table
+from tasks.report import printed, table
 from tasks.stages import report
 from tests.report.fake_artifacts import METHODS, TITLES, write_artifacts
 
@@ -16,12 +16,18 @@ def test_stage_writes_the_three_files(tmp_path: Path):
         path = tmp_path / "conf" / "method" / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"title: {TITLES[name]}\n" if name.endswith("grpo") else "clip_low: 0.2\n")
+    papers = tmp_path / "conf" / printed.FILE
+    papers.parent.mkdir()
+    papers.write_text(",".join(printed.COLUMNS) + "\nsearch_r1_ppo,PiCA,1,3B,E5,NQ,em,0.341\n")
     evaluate = conf.Evaluate(top_k=3, max_questions=0, num_bootstrap=100, sampled=True)
     params = conf.Params("laptop", "world", "", "tiny", "bm25", "plain", METHODS, (0, 1), evaluate)
-    printed = table.terminal(report.write(params, tmp_path), {})
-    assert [line.split()[0] for line in printed.splitlines()[2:5]] == ["base", "search_r1_ppo", "Search-R1-GRPO"]
+    shown = table.terminal(report.write(params, tmp_path), {})
+    assert [line.split()[0] for line in shown.splitlines()[2:5]] == ["base", "search_r1_ppo", "Search-R1-GRPO"]
     reports = tmp_path / "reports"
     assert {path.name for path in reports.iterdir()} == {"index.html", "results.csv", "results.md"}
-    assert "Search-R1-GRPO" in (reports / "results.md").read_text()
+    text = (reports / "results.md").read_text()
+    assert "Search-R1-GRPO" in text
+    assert "paper, other scale: PiCA, Table 1" in text
+    assert "## Claims of the papers" in text
     assert "search_r1_grpo,all,all,all,greedy,em," in (reports / "results.csv").read_text()
     assert "Search-R1-GRPO" in (reports / "index.html").read_text()

@@ -1,0 +1,266 @@
+"""What the papers say about this family of methods, judged on this run's own artifacts.
+
+Each claim names two policies and what is measured. The first measure is the claim's own and gives its verdict, and
+was chosen before any run; the others are shown with verdicts of their own, and none is left out. A verdict needs
+two seeds at least. Nothing here is a test of a paper at its own scale.
+
+A difference is always `policy - against`:
+
+* `more` (or `less`): reproduced if its whole 95% interval lies above (below) 0, not reproduced if the whole
+  interval lies on the other side.
+* `no gain`: reproduced if the interval ends below `MARGIN` and does not lie above 0 as a whole; not reproduced if
+  all of it lies above 0 and it reaches `MARGIN`. A gain that is certain but smaller than `MARGIN` stays undecided.
+
+Everything else is undecided at this scale.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tasks.evaluate.statistics import Interval, bootstrap_means, differences, over_seeds
+from tasks.report import curves
+from tasks.report.curves import Window, seeds_note
+from tasks.report.health import interval_text
+from tasks.report.table import ALL, METRICS, Cell, Results, Run, Section
+from tasks.report.training import Track
+
+MARGIN = 0.02
+"""A gain below two points counts as none."""
+
+REPRODUCED, NOT_REPRODUCED, UNDECIDED, NOT_MEASURED = (
+    "reproduced", "not reproduced", "undecided at this scale", "not measured in this run",
+)  # fmt: skip
+
+Side = Literal["more", "less", "no gain"]
+
+PLAYED = ("f1", "em", "subem")  # Paired on seed and question.
+STOPPED, SPREAD = "stopped_share", "em_spread"
+NAMES = {
+    "f1": "F1",
+    "em": "EM",
+    "subem": "subEM",
+    curves.AT_BUDGET: "validation EM at equal tokens",
+    curves.AREA: "area under the validation curve",
+    curves.EARLY_AREA: "area under the validation curve, first third of the token budget",
+    curves.DROP: "drop from best to last validation EM",
+    STOPPED: "share of runs stopped by the collapse detector",
+    SPREAD: "standard deviation of EM over seeds",
+}
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is measured, and on which side of 0 the claim wants `policy - against`."""
+
+    name: str
+    side: Side
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One statement of a paper: `policy` is said to differ from `against`; the first measure decides."""
+
+    id: str
+    paper: str
+    text: str
+    policy: str
+    against: str
+    measures: tuple[Measure, ...]
+
+
+def _all(side: Side, *names: str) -> tuple[Measure, ...]:
+    return tuple(Measure(name, side) for name in names)
+
+
+CLAIMS = (
+    Claim(
+        "step_rewards_against_ppo",
+        "StepSearch, Tables 2 and 3",
+        "Step rewards answer better than PPO with the answer's reward alone.",
+        "stepsearch",
+        "ppo_f1",
+        _all("more", "f1", "em", curves.AT_BUDGET),
+    ),
+    Claim(
+        "step_rewards_against_grpo",
+        "StepSearch, Table 2",
+        "Step rewards answer better than GRPO with the answer's reward alone.",
+        "stepsearch",
+        "grpo_f1",
+        _all("more", "f1", "em", curves.AT_BUDGET),
+    ),
+    Claim(
+        "penalty_alone",
+        "StepSearch, section 4.2",
+        f"The redundancy penalty alone does not help (a gain below {100 * MARGIN:.0f} points).",
+        "stepsearch_ow_penalty",
+        "ppo_f1",
+        _all("no gain", "f1", "em"),
+    ),
+    Claim(
+        "key_reward_speeds",
+        "StepSearch, section 4.2",
+        "The key reward alone speeds early learning.",
+        "stepsearch_ow_key",
+        "ppo_f1",
+        _all("more", curves.EARLY_AREA, curves.AREA),
+    ),
+    Claim(
+        "key_reward_collapses",
+        "StepSearch, section 4.2",
+        "The key reward without step rewards risks collapse.",
+        "stepsearch_ow_key",
+        "ppo_f1",
+        _all("more", curves.DROP, STOPPED),
+    ),
+    Claim(
+        "filter",
+        "DSPO, Table 1",
+        "Without the dynamic filter DSPO answers worse.",
+        "dspo",
+        "gspo",
+        _all("more", "subem", "em", "f1", curves.AT_BUDGET),
+    ),
+    Claim(
+        "sequence_level",
+        "DSPO, section 4.3",
+        "At a high learning rate sequence-level ratios are stabler than token-level ones.",
+        "gspo_high_lr",
+        "grpo_subem_high_lr",
+        (*_all("less", curves.DROP, STOPPED), Measure("em", "more"), Measure(SPREAD, "less")),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One measure of one claim: the difference, None where it cannot be measured; ends are NaN without interval."""
+
+    claim: Claim
+    measure: Measure
+    difference: Interval | None
+    verdict: str
+
+
+def judge(found: Interval | None, side: Side, num_seeds: int) -> str:
+    """The verdict of one difference; see the module."""
+    if found is None or math.isnan(found.mean):
+        return NOT_MEASURED
+    if math.isnan(found.low) or num_seeds < 2:
+        return UNDECIDED
+    if side == "no gain":
+        if found.high < MARGIN and found.low <= 0:
+            return REPRODUCED
+        return NOT_REPRODUCED if found.low > 0 and found.high >= MARGIN else UNDECIDED
+    low, high = (found.low, found.high) if side == "more" else (-found.high, -found.low)
+    return REPRODUCED if low > 0 else NOT_REPRODUCED if high < 0 else UNDECIDED
+
+
+def findings(
+    results: Results, tracks: Sequence[Track], num_resamples: int, claims: Sequence[Claim] = CLAIMS
+) -> list[Finding]:
+    """Every measure of every claim, in their order."""
+    at = curves.window(tracks)
+    found = []
+    for claim in claims:
+        for measure in claim.measures:
+            difference = _difference(claim, measure.name, results, tracks, at, num_resamples)
+            verdict = judge(difference, measure.side, len(results.seeds))
+            found.append(Finding(claim, measure, difference, verdict))
+    return found
+
+
+def _difference(
+    claim: Claim, name: str, results: Results, tracks: Sequence[Track], at: Window | None, num_resamples: int
+) -> Interval | None:
+    if not {claim.policy, claim.against} <= set(results.policies):
+        return None
+    if name in PLAYED:
+        return _played(_runs(results, claim.policy), _runs(results, claim.against), name, num_resamples)
+    if name == SPREAD:
+        value = _spread(_runs(results, claim.policy)) - _spread(_runs(results, claim.against))
+        return Interval(value, math.nan, math.nan, len(results.seeds))
+    by_seed = [
+        {track.seed: _number(track, name, at) for track in tracks if track.policy == policy}
+        for policy in (claim.policy, claim.against)
+    ]
+    pairs = [(by_seed[0].get(seed), by_seed[1].get(seed)) for seed in results.seeds]
+    values = [one - other for one, other in pairs if one is not None and other is not None]
+    return over_seeds(values, (-1.0, 1.0)) if len(values) == len(pairs) else None
+
+
+def _runs(results: Results, policy: str) -> dict[int, Run]:
+    return {run.seed: run for run in results.runs if run.policy == policy}
+
+
+def _played(ours: Mapping[int, Run], theirs: Mapping[int, Run], name: str, num_resamples: int) -> Interval:
+    """Paired on seed and question; questions and seeds are resampled."""
+    columns = [differences(_scores(ours[seed], name), _scores(theirs[seed], name)) for seed in sorted(ours)]
+    table = [[column[question] for column in columns] for question in sorted(columns[0])]
+    return bootstrap_means(table, num_resamples, over=[range(len(columns))], bounds=[(-1.0, 1.0)])[0]
+
+
+def _scores(run: Run, name: str) -> dict[str, float | None]:
+    return {row["question_id"]: METRICS[name](row) for row in run.scores["greedy"]}
+
+
+def _spread(runs: Mapping[int, Run]) -> float:
+    """Standard deviation of exact match over seeds, NaN for one seed."""
+    means = [statistics.fmean(float(row["em"]) for row in run.scores["greedy"]) for run in runs.values()]
+    return statistics.stdev(means) if len(means) > 1 else math.nan
+
+
+def _number(track: Track, name: str, at: Window | None) -> float | None:
+    if name == STOPPED:
+        return float(track.stopped is not None) if track.says_stopped else None
+    return curves.reading(track, name, at)
+
+
+def cells(results: Results, found: Iterable[Finding]) -> Iterable[Cell]:
+    """Rows of `results.csv`: column `policy` says `<policy> - <against>`; each difference once."""
+    sha = str(results.runs[0].summary["data_sha256"])
+    seen = set()
+    for one in found:
+        pair, name, i = (one.claim.policy, one.claim.against), one.measure.name, one.difference
+        if i is None or math.isnan(i.mean) or (pair, name) in seen:
+            continue
+        seen.add((pair, name))
+        low, high = curves.ends(i)
+        count = i.num_questions if name in PLAYED else None
+        runs = [run for policy in pair for run in _runs(results, policy).values()]
+        hashes = ";".join(str(run.summary["policy_sha256"]) for run in runs)
+        mode = "greedy" if name in (*PLAYED, SPREAD) else "training"
+        yield Cell(" - ".join(pair), ALL, ALL, ALL, mode, name, i.mean, low, high, count, sha, hashes)
+
+
+def section(results: Results, found: Sequence[Finding]) -> Section:
+    """All claims with all measures; one line for a claim whose policies this run does not have."""
+    rows = []
+    for one in found:
+        claim, is_first = one.claim, one.measure == one.claim.measures[0]
+        about = [claim.text, claim.paper] if is_first else ["", ""]
+        pair = f"{results.title(claim.policy)} - {results.title(claim.against)}"
+        if {claim.policy, claim.against} <= set(results.policies):
+            is_known = one.difference is not None and not math.isnan(one.difference.mean)
+            value = interval_text(one.difference, signed=True) if one.difference and is_known else ""
+            verdict = one.verdict if is_first else f"({one.verdict})"
+            rows.append([*about, f"{pair}: {NAMES[one.measure.name]}", value, verdict])
+        elif is_first:
+            rows.append([*about, pair, "", NOT_MEASURED])
+    points = f"+{100 * MARGIN:.0f} points"
+    lead = (
+        "The first measure of a claim was named beforehand and gives its verdict; verdicts of the others stand in "
+        "parentheses. Reproduced: the whole 95% interval of the difference is on the claimed side of 0; not "
+        "reproduced: the whole interval is on the other side. A claim of no gain is reproduced if the interval ends "
+        f"below {points} and does not lie above 0 as a whole, and not reproduced if it lies above 0 and reaches "
+        f"{points}. One seed decides nothing. EM, F1 and subEM: paired on seed and question, questions and seeds "
+        f"resampled. Other measures are paired on seed. {seeds_note(results.seeds)} A standard deviation of so few "
+        "seeds has no interval and is only shown. All this is at the scale of this run, not at the papers'."
+    )
+    header = ["claim", "paper", "measured", "difference", "verdict"]
+    return Section("claims", "Claims of the papers", lead, header, rows)

@@ -1,0 +1,113 @@
+"""Health of training: what the last third of each run looked like, how runs ended, and groups without a signal.
+
+It shows every metric that a run logged and judges none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tasks.evaluate.statistics import Interval, over_seeds
+from tasks.report.curves import seeds_note
+from tasks.report.table import Results, Section
+from tasks.report.training import Track
+
+METRICS = (
+    "entropy",
+    "approx_kl",
+    "clip_fraction",
+    "reward_std",
+    "share_with_signal",
+    "valid_action_rate",
+    "response_tokens",
+    "repeated_query_rate",
+    "logprob_gap_max",
+    "filter_kept_share",
+    "skipped_updates",
+)
+"""The columns, each only where a run has it."""
+
+
+def section(results: Results, tracks: Sequence[Track]) -> Section | None:
+    """One line a trained policy, None where nothing was trained or logged."""
+    names = [name for name in METRICS if any(_value(track, name) is not None for track in tracks)]
+    rows = []
+    for policy in results.policies:
+        own = [track for track in tracks if track.policy == policy]
+        if own:
+            values = [_mean([_value(track, name) for track in own]) for name in names]
+            rows.append([results.title(policy), *map(_text, values), _stopped(own), _selected(own)])
+    if not rows:
+        return None
+    lead = (
+        "The last third of training, mean over seeds; of the logprob gap the largest of each seed. Share with signal: "
+        "groups whose rewards differ, before any filter, only where there are groups. The selected step is the best "
+        "checkpoint by validation, seed by seed. What a run did not log is left empty."
+    )
+    header = ["policy", *(name.replace("_", " ") for name in names), "stopped", "selected step"]
+    return Section("health-table", "Health of training", lead, header, rows)
+
+
+def _value(track: Track, name: str) -> float | None:
+    if name == "share_with_signal" and not track.has_groups:
+        return None
+    if name.endswith("_max"):
+        return max(track.values(name, 2), default=None)
+    return track.mean(name, 2)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _text(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def _stopped(own: Sequence[Track]) -> str:
+    if not any(track.says_stopped for track in own):
+        return ""
+    ends = [f"seed {t.seed} at step {t.stopped['step']}: {t.stopped['reason']}" for t in own if t.stopped is not None]
+    return f"{len(ends)} of {len(own)}" + (f" ({'; '.join(ends)})" if ends else "")
+
+
+def _selected(own: Sequence[Track]) -> str:
+    if all(track.selected_step is None for track in own):
+        return ""
+    return ", ".join("?" if track.selected_step is None else str(track.selected_step) for track in own)
+
+
+def no_signal(track: Track, third: int) -> float | None:
+    """Share of groups whose rewards are all equal in the first (0) or last (2) third; None without groups."""
+    share = track.mean("share_with_signal", third) if track.has_groups else None
+    return None if share is None else 1 - share
+
+
+def signal_section(results: Results, tracks: Sequence[Track]) -> Section | None:
+    """Groups without a signal in the first and the last third of training, and the change."""
+    rows = []
+    for policy in results.policies:
+        own = [track for track in tracks if track.policy == policy]
+        pairs = [(no_signal(track, 0), no_signal(track, 2)) for track in own]
+        known = [(first, last) for first, last in pairs if first is not None and last is not None]
+        if known and len(known) == len(own):
+            shares = [over_seeds([pair[i] for pair in known], (0.0, 1.0)) for i in (0, 1)]
+            change = over_seeds([last - first for first, last in known], (-1.0, 1.0))
+            rows.append([results.title(policy), *map(interval_text, shares), interval_text(change, signed=True)])
+    if not rows:
+        return None
+    lead = (
+        "DSPO argues that groups in which all trajectories succeed, or all fail, teach nothing, and filters them out. "
+        "This is their share before any filter. The paper prints no such number, so nothing is judged. "
+        f"{seeds_note(results.seeds)}"
+    )
+    return Section("signal", "Groups without a signal", lead, ["policy", "first third", "last third", "change"], rows)
+
+
+def interval_text(found: Interval, signed: bool = False) -> str:
+    """`0.512 [0.471, 0.553]`, without brackets where there is no interval."""
+    form = "+.3f" if signed else ".3f"
+    ends = "" if math.isnan(found.low) else f" [{format(found.low, form)}, {format(found.high, form)}]"
+    return format(found.mean, form) + ends

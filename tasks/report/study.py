@@ -1,0 +1,34 @@
+"""The report beyond the plain table: claims, curves at equal budget, health, and what the papers print.
+
+It puts the parts together; each is made in a module of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tasks.report import claims, curves, health, printed
+from tasks.report.table import Results
+from tasks.report.training import read_tracks
+
+
+def complete(results: Results, artifacts: Path, num_resamples: int, papers: Sequence[printed.Printed] = ()) -> Results:
+    """The same results with the further cells and tables that this run's artifacts give.
+
+    Raises:
+        DataError: malformed metrics or summary of a training run.
+    """
+    tracks = read_tracks(results.runs, artifacts)
+    found = claims.findings(results, tracks, num_resamples)
+    more = (*curves.cells(results, tracks), *claims.cells(results, found))
+    results = replace(results, cells=(*results.cells, *more))
+    sections = (
+        claims.section(results, found),
+        printed.section(results, papers),
+        curves.section(results, tracks),
+        health.section(results, tracks),
+        health.signal_section(results, tracks),
+    )
+    return replace(results, sections=(*results.sections, *(one for one in sections if one is not None)))

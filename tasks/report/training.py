@@ -1,0 +1,107 @@
+"""What a training run left behind, as the report reads it: metrics by step, and how the run ended.
+
+Everything is optional: a metric, a file or a key that older artifacts lack is unknown, never zero. What is there
+must be well formed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.store import DataError, Row, read_jsonl
+
+if TYPE_CHECKING:
+    from tasks.report.table import Run
+
+
+@dataclass(frozen=True)
+class Track:
+    """One training run.
+
+    Attributes:
+        policy, seed: which.
+        rows: (step, metrics), step 0 is the validation before training.
+        stopped: {"step", "reason"} where the collapse detector ended the run.
+        says_stopped: whether the run tells if it was stopped at all.
+        selected_step: best checkpoint by validation, None unknown.
+        has_groups: whether several trajectories of a question are compared with one another.
+    """
+
+    policy: str
+    seed: int
+    rows: tuple[tuple[int, Row], ...]
+    stopped: Row | None
+    says_stopped: bool
+    selected_step: int | None
+    has_groups: bool
+
+    def values(self, metric: str, third: int | None = None) -> list[float]:
+        """Known values of a metric in steps from 1, all of them or those of the first (0) or last (2) third."""
+        rows = [metrics for step, metrics in self.rows if step > 0]
+        size = max(1, len(rows) // 3)
+        part = rows if third is None else rows[:size] if third == 0 else rows[-size:]
+        found = [metrics.get(metric) for metrics in part]
+        return [float(value) for value in found if value is not None and math.isfinite(value)]
+
+    def mean(self, metric: str, third: int | None = None) -> float | None:
+        """Mean of `values`, None without any."""
+        found = self.values(metric, third)
+        return sum(found) / len(found) if found else None
+
+
+def read_tracks(runs: Sequence[Run], artifacts: Path) -> tuple[Track, ...]:
+    """The training runs behind the evaluated policies, in their order; the base policy has none.
+
+    Raises:
+        DataError: a malformed row of metrics, or a malformed `stopped` or `selected_step`.
+    """
+    folder = artifacts / "train"
+    return tuple(
+        _track(run, run.training, folder / f"{run.policy}-{run.seed}") for run in runs if run.training is not None
+    )
+
+
+def _track(run: Run, summary: Row, folder: Path) -> Track:
+    path = folder / "metrics.jsonl"
+    lines = read_jsonl(path) if path.is_file() else ()
+    rows = tuple(metrics_row(row, path, number) for number, row in lines)
+    stopped, selected = summary.get("stopped"), summary.get("selected_step")
+    where = folder / "summary.json"
+    if stopped is not None and not (
+        isinstance(stopped, dict) and isinstance(stopped.get("step"), int) and isinstance(stopped.get("reason"), str)
+    ):
+        raise DataError(f"{where}: stopped={stopped!r}, expected null or {{'step': integer, 'reason': text}}.")
+    if selected is not None and (not isinstance(selected, int) or isinstance(selected, bool)):
+        raise DataError(f"{where}: selected_step={selected!r}, expected null or an integer.")
+    size = _group_size(summary)
+    signals = any(metrics.get("share_with_signal") for _, metrics in rows)
+    return Track(
+        run.policy, run.seed, rows, stopped, "stopped" in summary, selected, signals if size is None else size > 1
+    )
+
+
+def _group_size(summary: Row) -> int | None:
+    settings = summary.get("settings")
+    method = settings.get("method") if isinstance(settings, dict) else None
+    size = method.get("group_size") if isinstance(method, dict) else None
+    return size if isinstance(size, int) else None
+
+
+def metrics_row(row: Row, path: Path, number: int) -> tuple[int, Row]:
+    """(step, metrics) of one row of `metrics.jsonl`.
+
+    Raises:
+        DataError: the row is not {"step": int, "metrics": {name: number}}.
+    """
+    step: Any = row.get("step")
+    metrics: Any = row.get("metrics")
+    if not isinstance(step, int) or not isinstance(metrics, dict):
+        raise DataError(f"{path}: row {number}: expected {{'step': integer, 'metrics': object}}, found {row!r:.120}.")
+    for name, value in metrics.items():
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            raise DataError(f"{path}: row {number}: metric {name!r} is {value!r}, expected a number.")
+    return step, metrics

@@ -1,0 +1,61 @@
+"""Artifacts of a few runs in which every score and every validation is given, so that results are known by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tasks.report.table import Results, build
+from tasks.report.training import Track, read_tracks
+from tasks.store import write_json, write_jsonl
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Given:
+    """One run: exact match by question (a digit each), the metrics of its steps, and more of its summary."""
+
+    ems: str
+    steps: Sequence[Row] = ()
+    summary: Mapping[str, Any] = field(default_factory=dict)
+
+
+def validations(*points: tuple[int, float]) -> list[Row]:
+    """Steps with nothing but (generated tokens, validation EM)."""
+    return [{"generated_tokens_total": tokens, "validation_em": em} for tokens, em in points]
+
+
+def small(root: Path, runs: Mapping[str, Given], seeds: Sequence[int] = (0, 1)) -> tuple[Results, Sequence[Track]]:
+    """Results and training runs of `<policy>-<seed>` -> what is given; the base policy answers nothing."""
+    artifacts = root / "artifacts"
+    write_json(artifacts / "data" / "manifest.json", {"data_sha256": "d"})
+    write_json(artifacts / "recall.json", {"datasets": {}})
+    write_json(artifacts / "retrievers.json", {"retrievers": {}, "differences": {}})
+    write_json(artifacts / "validation.json", {})
+    length = len(next(iter(runs.values())).ems)
+    base = {f"base-{seed}": Given("0" * length) for seed in seeds}
+    for name, given in {**base, **runs}.items():
+        policy, _, seed = name.rpartition("-")
+        own = {"seed": int(seed), "data_sha256": "d", "policy_sha256": f"hash of {name}", "settings": {}}
+        folder = artifacts / "evaluate" / name
+        write_jsonl(folder / "scores.jsonl", [_score(i, float(digit)) for i, digit in enumerate(given.ems)])
+        write_json(folder / "summary.json", own | {"policy": policy})
+        if policy != "base":
+            counts = {"steps": 1, "num_trajectories": 1, "generated_tokens": 1, "prefill_tokens": 1, "searches": 1}
+            write_json(artifacts / "train" / name / "summary.json", own | counts | {"method": policy} | given.summary)
+            rows = [{"step": step, "metrics": metrics} for step, metrics in enumerate(given.steps)]
+            write_jsonl(artifacts / "train" / name / "metrics.jsonl", rows)
+    methods = dict.fromkeys(name.rpartition("-")[0] for name in runs)
+    results = build(artifacts, list(methods), seeds, 200)
+    return results, read_tracks(results.runs, artifacts)
+
+
+def _score(number: int, em: float) -> Row:
+    return {
+        "question_id": f"q{number:03d}", "dataset": "world", "hops": 1, "mode": "greedy", "em": em, "f1": em,
+        "subem": em, "searches": 1, "actions": 1, "valid_actions": 1, "recall": None, "status": "answered",
+        "generated_tokens": 1, "prefill_tokens": 1,
+    }  # fmt: skip

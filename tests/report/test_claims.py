@@ -1,0 +1,205 @@
+"""Verdicts by hand for every kind of claim, what leaves them alone, and what turns them round."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.evaluate.statistics import Interval
+from tasks.report import claims
+from tasks.report.claims import CLAIMS, NOT_MEASURED, NOT_REPRODUCED, REPRODUCED, UNDECIDED, findings, judge
+from tasks.report.study import complete
+from tasks.report.table import markdown
+from tests.report.small_study import Given, small, validations
+
+BY_ID = {claim.id: claim for claim in CLAIMS}
+SEEDS = (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "side", "verdict"),
+    [
+        (0.01, 0.2, "more", REPRODUCED),
+        (-0.2, -0.01, "more", NOT_REPRODUCED),
+        (-0.1, 0.2, "more", UNDECIDED),
+        (0.0, 0.2, "more", UNDECIDED),
+        (-0.2, -0.01, "less", REPRODUCED),
+        (0.01, 0.2, "less", NOT_REPRODUCED),
+        (-0.1, 0.1, "less", UNDECIDED),
+        (-0.05, 0.019, "no gain", REPRODUCED),
+        (-0.3, -0.1, "no gain", REPRODUCED),
+        (0.01, 0.2, "no gain", NOT_REPRODUCED),
+        (-0.01, 0.02, "no gain", UNDECIDED),
+        (0.005, 0.015, "no gain", UNDECIDED),  # A certain gain, but below the margin.
+        (math.nan, math.nan, "more", UNDECIDED),
+    ],
+)
+def test_verdict_of_an_interval(low: float, high: float, side: claims.Side, verdict: str):
+    middle = 0.0 if math.isnan(low) else (low + high) / 2
+    assert judge(Interval(middle, low, high, 9), side, 3) == verdict
+    assert judge(Interval(middle, low, high, 9), side, 1) == UNDECIDED
+
+
+def test_nothing_measured_is_no_verdict():
+    assert judge(None, "more", 3) == NOT_MEASURED
+    assert judge(Interval(math.nan, math.nan, math.nan, 0), "more", 3) == NOT_MEASURED
+
+
+@given(st.floats(-1, 1), st.floats(-1, 1))
+def test_swapped_policies_turn_a_verdict_round(one: float, other: float):
+    low, high = sorted((one, other))
+    turned = {REPRODUCED: NOT_REPRODUCED, NOT_REPRODUCED: REPRODUCED, UNDECIDED: UNDECIDED}
+    verdict = judge(Interval(0.0, low, high, 5), "more", 2)
+    assert judge(Interval(0.0, -high, -low, 5), "more", 2) == turned[verdict]
+    assert judge(Interval(0.0, low, high, 5), "less", 2) == turned[verdict]
+
+
+def runs(**ems: str) -> dict[str, Given]:
+    """The same answers for each of the seeds."""
+    return {f"{policy}-{seed}": Given(digits) for policy, digits in ems.items() for seed in SEEDS}
+
+
+def verdicts(root: Path, given: dict[str, Given], seeds: tuple[int, ...] = SEEDS) -> dict[tuple[str, str], str]:
+    results, tracks = small(root, given, seeds)
+    return {(one.claim.id, one.measure.name): one.verdict for one in findings(results, tracks, 200)}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "verdict"),
+    [
+        # All 20 questions differ by 1: at least 1 - 2 (1 - .025^(1/20)) = .663.
+        ("1" * 20, "0" * 20, REPRODUCED),
+        ("0" * 20, "1" * 20, NOT_REPRODUCED),
+        # Of 4 questions the same says only that the mean is above 1 - 2 (1 - .025^(1/4)) = -.205.
+        ("1111", "0000", UNDECIDED),
+        ("10" * 10, "01" * 10, UNDECIDED),
+    ],
+)
+def test_step_rewards_against_outcome_only(tmp_path: Path, ours: str, theirs: str, verdict: str):
+    found = verdicts(tmp_path, runs(stepsearch=ours, ppo_f1=theirs))
+    assert found["step_rewards_against_ppo", "f1"] == verdict
+    assert found["step_rewards_against_ppo", "em"] == verdict
+    assert found["step_rewards_against_ppo", "validation_em_at_budget"] == NOT_MEASURED
+    assert found["step_rewards_against_grpo", "f1"] == NOT_MEASURED
+
+
+@pytest.mark.parametrize(
+    ("num_questions", "verdict"),
+    # Equal answers: the interval ends at 1 - .025^(1/n): .0183 for 200 questions, .0362 for 100.
+    [(200, REPRODUCED), (100, UNDECIDED)],
+)
+def test_a_penalty_that_changes_nothing_does_not_help(tmp_path: Path, num_questions: int, verdict: str):
+    same = "01" * (num_questions // 2)
+    assert verdicts(tmp_path, runs(stepsearch_ow_penalty=same, ppo_f1=same))["penalty_alone", "f1"] == verdict
+
+
+def test_a_penalty_that_helps_refutes_that_it_does_not(tmp_path: Path):
+    found = verdicts(tmp_path, runs(stepsearch_ow_penalty="1" * 20, ppo_f1="0" * 20))
+    assert found["penalty_alone", "f1"] == NOT_REPRODUCED
+
+
+def test_one_seed_decides_nothing(tmp_path: Path):
+    given = {"dspo-0": Given("1" * 20), "gspo-0": Given("0" * 20)}
+    assert verdicts(tmp_path, given, (0,))["filter", "subem"] == UNDECIDED
+
+
+def key_reward(*early: float) -> dict[str, Given]:
+    """The key reward's runs reach `early` at 30 of 90 tokens and stay; PPO climbs evenly to 0.9."""
+    found = {}
+    for seed, em in enumerate(early):
+        found[f"stepsearch_ow_key-{seed}"] = Given("0", validations((0, 0.0), (30, em), (90, em)))
+        found[f"ppo_f1-{seed}"] = Given("0", validations((0, 0.0), (90, 0.9)))
+    return found
+
+
+def test_early_learning_by_hand(tmp_path: Path):
+    # First third: em / 2 - .15. For .9 .8 .85: .3 .25 .275, mean .275 -+ 4.303 * .025 / sqrt(3) = .0621.
+    results, tracks = small(tmp_path, key_reward(0.9, 0.8, 0.85), SEEDS)
+    one = next(f for f in findings(results, tracks, 200) if f.claim.id == "key_reward_speeds")
+    assert one.verdict == REPRODUCED
+    assert one.difference is not None
+    assert (one.difference.mean, one.difference.low) == pytest.approx((0.275, 0.2129), abs=1e-4)
+    swapped = replace(one.claim, policy=one.claim.against, against=one.claim.policy)
+    assert findings(results, tracks, 200, [swapped])[0].verdict == NOT_REPRODUCED
+
+
+def test_two_seeds_of_the_same_leave_it_open(tmp_path: Path):
+    # .3 .25: 12.706 * .03536 / sqrt(2) = .3177 to both sides of .275.
+    found = verdicts(tmp_path, key_reward(0.9, 0.8), (0, 1))
+    assert found["key_reward_speeds", "validation_em_area_early"] == UNDECIDED
+
+
+def high_rate(drops: dict[str, tuple[float, ...]], stopped: tuple[str, ...] = ()) -> dict[str, Given]:
+    """Runs that fall from 0.8 by a drop for each seed."""
+    found = {}
+    for policy, values in drops.items():
+        for seed, value in enumerate(values):
+            reason = {"step": 1, "reason": "reward fell"} if policy in stopped else None
+            steps = validations((0, 0.2), (50, 0.8), (99, 0.8 - value))
+            found[f"{policy}-{seed}"] = Given("01", steps, {"stopped": reason})
+    return found
+
+
+def test_stability_is_judged_by_the_drop_and_the_rest_is_shown(tmp_path: Path):
+    drops = {"gspo_high_lr": (0.0, 0.1, 0.05), "grpo_subem_high_lr": (0.6, 0.7, 0.6)}
+    results, tracks = small(tmp_path, high_rate(drops, ("grpo_subem_high_lr",)), SEEDS)
+    found = {f.measure.name: f for f in findings(results, tracks, 200, [BY_ID["sequence_level"]])}
+    drop, stopped, spread = found["validation_em_drop"], found["stopped_share"], found["em_spread"]
+    assert drop.difference is not None
+    assert drop.difference.mean == pytest.approx(-0.58333, abs=1e-5)
+    assert drop.verdict == REPRODUCED
+    assert stopped.difference is not None
+    assert stopped.difference.mean == -1.0
+    assert stopped.verdict == UNDECIDED  # 3 of 3 against 0 of 3 is no certainty: up to -1 + 2 * .708.
+    assert spread.difference is not None
+    assert (spread.difference.mean, spread.verdict) == (0.0, UNDECIDED)
+    text = markdown(complete(results, tmp_path / "artifacts", 200))
+    assert "| gspo_high_lr - grpo_subem_high_lr: drop from best to last validation EM | -0.583 [" in text
+    stops = "share of runs stopped by the collapse detector | -1.000 [-1.000, +0.415]"
+    assert f"{stops} | (undecided at this scale) |" in text
+    assert "| gspo_high_lr - grpo_subem_high_lr: standard deviation of EM over seeds | +0.000 | (" in text
+
+
+def test_runs_that_do_not_tell_whether_they_were_stopped_are_not_counted(tmp_path: Path):
+    found = verdicts(tmp_path, key_reward(0.9, 0.8, 0.85))
+    assert found["key_reward_collapses", "stopped_share"] == NOT_MEASURED
+    assert found["key_reward_collapses", "validation_em_drop"] == UNDECIDED  # No run falls.
+
+
+def test_order_of_questions_and_seeds_does_not_matter(tmp_path: Path):
+    given = {f"dspo-{s}": Given("1101110111") for s in SEEDS} | {f"gspo-{s}": Given("0101010101") for s in SEEDS}
+    given["dspo-1"] = Given("1111111101")
+    results, tracks = small(tmp_path / "a", given, SEEDS)
+    other, _ = small(tmp_path / "b", dict(reversed(given.items())), SEEDS[::-1])
+    turned = [replace(run, scores={mode: rows[::-1] for mode, rows in run.scores.items()}) for run in other.runs]
+    assert findings(replace(other, runs=tuple(turned)), tracks, 200) == findings(results, tracks, 200)
+
+
+def test_every_claim_is_listed_and_each_difference_is_a_row_of_the_csv(tmp_path: Path):
+    results, _ = small(tmp_path, runs(dspo="1" * 20, gspo="0" * 20), SEEDS)
+    whole = complete(results, tmp_path / "artifacts", 200)
+    section = whole.sections[0]
+    assert [row[0] for row in section.rows if row[0]] == [claim.text for claim in CLAIMS]
+    lines = {row[2]: row[3:] for row in section.rows}
+    assert lines["dspo - gspo: subEM"] == ["+1.000 [+0.663, +1.000]", REPRODUCED]
+    assert lines["dspo - gspo: F1"][1] == f"({REPRODUCED})"
+    assert lines["stepsearch - ppo_f1"] == ["", NOT_MEASURED]
+    cells = [c for c in whole.cells if c.policy == "dspo - gspo"]
+    assert [(c.metric, c.mode, c.value, c.num_questions) for c in cells] == [
+        (name, "greedy", 1.0, 20) for name in ("subem", "em", "f1")
+    ]
+    assert cells[0].policy_sha256.split(";")[3] == "hash of gspo-0"
+    keys = [(c.policy, c.seed, c.dataset, c.hops, c.mode, c.metric) for c in whole.cells]
+    assert len(keys) == len(set(keys))
+
+
+def test_claims_are_declared_once_and_say_what_they_measure():
+    assert len(BY_ID) == len(CLAIMS)
+    for claim in CLAIMS:
+        assert {measure.name for measure in claim.measures} <= claims.NAMES.keys()
+        assert len({measure.name for measure in claim.measures}) == len(claim.measures)

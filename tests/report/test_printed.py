@@ -1,0 +1,135 @@
+"""The papers' numbers: every value equals the project's own copy of the tables, and the report says whose they are."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from tasks.report import printed
+from tasks.report.study import complete
+from tasks.report.table import Results, markdown
+from tasks.store import DataError
+
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "conf" / printed.FILE
+TABLES = ROOT.parent / "shared" / "papers" / "results.csv"
+
+# (method, variant) of the tables -> policy. Search-R1 without an algorithm is PPO where the cells are those of the
+# Search-R1 paper's PPO rows or its public checkpoints (StepSearch, PiCA, SLATE). R-Search trained its own Search-R1
+# with the training parameters of its method, which is GRPO.
+STEPS = "StepSearch"
+POLICY_OF = {
+    ("Search-R1", "main"): "search_r1_ppo",
+    ("Search-R1", "baseline"): "search_r1_ppo",
+    ("Search-R1", "PPO, reported"): "search_r1_ppo",
+    ("Search-R1", "GRPO, reported"): "search_r1_grpo",
+    ("Search-R1", "GRPO, retrained"): "search_r1_grpo_subem",
+    ("PPO (answer-F1 reward only)", "PPO"): "ppo_f1",
+    ("GRPO (answer-F1 reward only)", "GRPO"): "grpo_f1",
+    (STEPS, "main"): "stepsearch",
+    (STEPS, "StePPO"): "stepsearch",
+    (STEPS, "w/o key reward"): "stepsearch_wo_key",
+    (STEPS, "w/o penalty"): "stepsearch_wo_penalty",
+    (STEPS, "w/o info gain"): "stepsearch_wo_info_gain",
+    (STEPS, "w/o steps reward"): "stepsearch_wo_steps",
+    (STEPS, "ow key reward"): "stepsearch_ow_key",
+    (STEPS, "ow penalty"): "stepsearch_ow_penalty",
+    (STEPS, "ow info gain"): "stepsearch_ow_info_gain",
+    (STEPS, "ow steps reward"): "stepsearch_ow_steps",
+    (STEPS, "ow sub-answer"): "stepsearch_ow_sub_answer",
+    ("DSPO", "full"): "dspo",
+    ("DSPO", "w/o dynamic filter (= GSPO)"): "gspo",
+    ("DSPO", "w/o sequence-level opt. (= DAPO)"): "dapo",
+    ("ReSearch", "main"): "research",
+    ("R1", "main"): "r1",
+    ("MT-PPO", "main"): "mt_ppo",
+    ("TIPS", "main"): "tips",
+    ("ZeroSearch", "main"): "zerosearch",
+    ("SFT", "main"): "sft",
+}
+
+
+def derived() -> list[list[str]]:
+    """What the file must hold: the printed cells of this family's systems, in the order of the tables."""
+    lines = []
+    with TABLES.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            policy = POLICY_OF.get((row["method"], row["variant"]))
+            if row["paper"] == "R-Search" and row["method"] == "Search-R1":
+                policy = "search_r1_grpo"
+            if policy and row["value"]:
+                lines.append([policy, *(row[name] for name in printed.COLUMNS[1:])])
+    return lines
+
+
+@pytest.mark.skipif(not TABLES.is_file(), reason="the tables of the papers are not beside this clone")
+def test_every_number_is_that_of_the_papers_tables():
+    with FILE.open(encoding="utf-8", newline="") as file:
+        found = list(csv.reader(file))[1:]
+    assert found == derived()
+    assert {line[0] for line in found} == set(POLICY_OF.values())
+
+
+def test_numbers_known_by_heart():
+    rows = printed.read(FILE)
+
+    def value(policy: str, table: str, model: str, dataset: str, metric: str) -> list[float]:
+        return [
+            row.value
+            for row in rows
+            if (row.policy, row.table, row.model, row.dataset, row.metric) == (policy, table, model, dataset, metric)
+        ]
+
+    assert value("dspo", "1", "Qwen2.5-7B-Instruct", "Avg", "subem") == [0.531]
+    assert value("gspo", "1", "Qwen2.5-7B-Instruct", "Avg", "subem") == [0.313]
+    assert value("stepsearch_ow_penalty", "3", "Qwen2.5-3B-Base", "MuSiQue", "f1") == [0.177]
+    assert value("ppo_f1", "3", "Qwen2.5-3B-Base", "HotpotQA", "em") == [0.228]
+
+
+HEADER = ",".join(printed.COLUMNS)
+GOOD = "dspo,DSPO,1,7B,BM25,NQ,subem,0.5"
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["policy,paper", GOOD], r"row 1: expected the columns policy, paper, table"),
+        ([HEADER, GOOD, GOOD.replace("0.5", "53.1")], r"row 3: value='53.1', expected a fraction"),
+        ([HEADER, GOOD.replace("0.5", "high")], r"row 2: value='high'"),
+        ([HEADER, GOOD.replace("0.5", "nan")], r"row 2: value='nan'"),
+        ([HEADER, GOOD.replace("subem", "em_mean")], r"row 2: metric='em_mean', expected one of em, f1"),
+        ([HEADER, GOOD.replace("DSPO", "")], r"row 2: found \['dspo', ''"),
+        ([HEADER, GOOD + ",7"], r"row 2: found"),
+        ([HEADER, GOOD, GOOD.replace("0.5", "0.6")], r"row 3: dspo, DSPO, .* stands here a second time"),
+    ],
+)
+def test_a_malformed_row_is_refused_by_file_and_row(tmp_path: Path, lines: list[str], words: str):
+    (tmp_path / "printed.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match=r"printed\.csv: " + words):
+        printed.read(tmp_path / "printed.csv")
+
+
+def test_a_missing_file_is_named(tmp_path: Path):
+    with pytest.raises(DataError, match=r"none\.csv: the file is missing"):
+        printed.read(tmp_path / "none.csv")
+
+
+def test_ours_stand_beside_the_papers_and_are_told_apart(results: Results, artifacts: Path):
+    rows = [
+        printed.Printed("search_r1_ppo", "PiCA", "1", "3B", "E5", "HotpotQA", "em", 0.324),
+        printed.Printed("search_r1_ppo", "PiCA", "1", "3B", "E5", "Avg", "em", 0.325),
+        printed.Printed("dspo", "DSPO", "1", "7B", "BM25", "Avg", "subem", 0.531),
+    ]
+    found = printed.section(results, rows)
+    assert found is not None
+    ours, theirs = found.rows  # No policy of this run is dspo.
+    em = results.find("search_r1_ppo", "em")
+    assert em is not None
+    assert ours[:3] == ["Search-R1-PPO", "this run, all questions", f"{em.value:.3f} [{em.low:.3f}, {em.high:.3f}]"]
+    assert theirs == ["", "paper, other scale: PiCA, Table 1, 3B; E5", "Avg 0.325, HotpotQA 0.324", "", ""]
+    assert printed.section(results, rows[2:]) is None
+    whole = complete(results, artifacts, 100, rows)
+    assert "paper, other scale: PiCA, Table 1" in markdown(whole)
+    assert complete(results, artifacts, 100).cells == whole.cells  # results.csv knows nothing of the papers.
