@@ -26,9 +26,9 @@ def complete(results: Results, artifacts: Path, num_resamples: int, papers: Sequ
     results = replace(results, cells=(*results.cells, *more))
     sections = (
         claims.section(results, found),
-        printed.section(results, papers),
         curves.section(results, tracks),
         health.section(results, tracks),
         health.signal_section(results, tracks),
+        printed.section(results, papers),
     )
     return replace(results, sections=(*results.sections, *(one for one in sections if one is not None)))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.report import printed
+from tasks.report.claims import CLAIMS
 from tasks.report.study import complete
 from tasks.report.table import Results, markdown
 from tasks.store import DataError
@@ -86,6 +87,15 @@ def test_numbers_known_by_heart():
     assert value("gspo", "1", "Qwen2.5-7B-Instruct", "Avg", "subem") == [0.313]
     assert value("stepsearch_ow_penalty", "3", "Qwen2.5-3B-Base", "MuSiQue", "f1") == [0.177]
     assert value("ppo_f1", "3", "Qwen2.5-3B-Base", "HotpotQA", "em") == [0.228]
+
+
+METHODS = ROOT / "conf" / "method"
+
+
+@pytest.mark.skipif(not (METHODS / "dspo.yaml").is_file(), reason="the methods of the papers are not here yet")
+def test_every_policy_that_is_spoken_of_is_a_method():
+    named = {row.policy for row in printed.read(FILE)} | {name for one in CLAIMS for name in (one.policy, one.against)}
+    assert named <= {path.stem for path in METHODS.glob("*.yaml")}
 
 
 HEADER = ",".join(printed.COLUMNS)
