@@ -54,6 +54,20 @@ def test_a_new_method_executes_only_its_own_stages(finished: Toy) -> None:
     assert sorted(names) == ["evaluate@c-0", "report", "train@c-0"]
 
 
+def test_a_comparison_runs_its_methods_and_seeds_and_leaves_dvc_nothing_to_do(finished: Toy) -> None:
+    (finished.root / "conf" / "compare").mkdir()
+    (finished.root / "conf" / "compare" / "main.yaml").write_text("methods: [a, c]\nseeds: [0, 1]\n")
+    done = finished.flow("--no-prefect", "--compare", "main", "--set", "seeds=[0]")  # What is set is set.
+    assert done.returncode == 0, done.stderr
+    assert "methods: [a, b] -> [a, c]" in done.stdout
+    names = (finished.root / ".scratch/count.txt").read_text().split()
+    assert sorted(names) == ["evaluate@c-0", "report", "train@c-0"]
+    before = finished.bytes()
+    assert finished.command("dvc", "repro", "report").returncode == 0
+    assert (finished.root / ".scratch/count.txt").read_text().split() == names
+    assert finished.bytes() == before
+
+
 def test_bare_dvc_repro_gives_the_same_bytes_and_leaves_the_flow_nothing_to_do(toy: Toy, first: First) -> None:
     done = toy.command("dvc", "repro")
     assert done.returncode == 0, done.stderr
