@@ -259,8 +259,9 @@ def section(results: Results, found: Sequence[Finding]) -> Section:
         "reproduced: the whole interval is on the other side. A claim of no gain is reproduced if the interval ends "
         f"below {points} and does not lie above 0 as a whole, and not reproduced if it lies above 0 and reaches "
         f"{points}. One seed decides nothing. EM, F1 and subEM: paired on seed and question, questions and seeds "
-        f"resampled. Other measures are paired on seed. {seeds_note(results.seeds)} A standard deviation of so few "
-        "seeds has no interval and is only shown. All this is at the scale of this run, not at the papers'."
+        "resampled; with a few seeds that is rough, and rather too narrow. Other measures are paired on seed. "
+        f"{seeds_note(results.seeds)} A standard deviation of so few seeds has no interval and is only shown. All this "
+        "is at the scale of this run, not at the papers'."
     )
     header = ["claim", "paper", "measured", "difference", "verdict"]
     return Section("claims", "Claims of the papers", lead, header, rows)
