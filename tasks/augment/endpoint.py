@@ -75,6 +75,7 @@ class Endpoint:
         self._requests, self._tokens = self._spent()
         self._refused_in_a_row = 0
         self._lock, self._stopped = threading.Lock(), threading.Event()
+        self._error: WriterError | None = None
         self._http = httpx.Client(timeout=httpx.Timeout(conf.timeout_s, connect=min(conf.timeout_s, _CONNECT_S)))
         self._transport_error = httpx.TransportError
 
@@ -99,8 +100,10 @@ class Endpoint:
             self._refused_in_a_row = 0
         return reply
 
-    def stop(self) -> None:
-        """Let nobody wait for another try: what is in flight ends, what waits gives up."""
+    def stop(self, error: WriterError | None = None) -> None:
+        """Send nothing more: what is in flight ends, and whoever would send meets the first error given here."""
+        with self._lock:
+            self._error = self._error or error
         self._stopped.set()
 
     def close(self) -> None:
@@ -140,6 +143,8 @@ class Endpoint:
         """Count one request, unless that is more than the budget allows."""
         conf = self.conf
         with self._lock:
+            if self._stopped.is_set():
+                raise WriterError(str(self._error or f"{self.address}: stopped. {self._kept()}"))
             for name, spent, most in (
                 ("max_requests", self._requests, conf.max_requests),
                 ("max_total_tokens", self._tokens, conf.max_total_tokens),
@@ -149,8 +154,6 @@ class Endpoint:
                         f"{self.address}: the budget is spent: {spent:,} of {name}={most:,} of conf/augment/. "
                         f"Raise it to go on. {self._kept()}"
                     )
-            if self._stopped.is_set():
-                raise WriterError(f"{self.address}: stopped. {self._kept()}")
             self._requests += 1
             self.num_asked += 1
 

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tasks import conf
-from tasks.augment import Rejection, Written
+from tasks.augment import Rejection, WriterError, Written
 from tasks.augment.endpoint import Endpoint, RefusedError, Reply
 from tasks.data.decomposition import hops_of
 from tasks.types import Hop, Question
@@ -75,6 +75,9 @@ class OpenAIWriter:
             reply = self.endpoint.complete([{"role": "user", "content": self._prompt(question)}])
         except RefusedError as error:
             return Written(question, rejection=Rejection("write", "refused", str(error)))
+        except WriterError as error:
+            self.endpoint.stop(error)  # Before this thread takes the next question.
+            raise
         try:
             return Written(question, _read(reply, question), tokens=reply.tokens)
         except _UnusableError as error:

@@ -16,6 +16,7 @@ from tasks.types import Hop, Question
 
 _WORD = re.compile(r"[^\W_]+(?:['\u2019.&/-][^\W_]+)*")
 _POSSESSIVE = re.compile(r"['\u2019]s$", re.IGNORECASE)
+_PREPOSITIONS = ("at", "by", "for", "from", "in", "of", "on", "to", "with")
 _STOP_WORDS = frozenset(
     "a about an and are as at be been being by can could did do does for from had has have he her his how in into "
     "is it its many much of on or she that the their them there these they this those to was were what when where "
@@ -35,12 +36,22 @@ class RulesWriter:
 
 def _with_queries(hop: Hop, has_own: bool) -> Hop:
     subject, arrow, relation = (part.strip() for part in hop.question.partition(RELATION))
-    asked = f"What is the {relation} of {subject}?" if arrow else hop.question
+    asked = _ask(subject, relation) if arrow else hop.question
     searched = f"{subject} {relation}" if arrow else hop.question
     own = hop.queries if has_own else ()  # Else `hops_of` has filled in the hop itself.
     pair = (searched,) if arrow else ()
     queries = (*own, *pair, key_words(searched), asked.rstrip(" ?"))
     return replace(hop, question=asked, queries=queries)
+
+
+def _ask(subject: str, relation: str) -> str:
+    """A relation that ends in a preposition leads away from its subject: `capital of` is not `the capital of`.
+
+    >>> _ask("Bern", "mayor"), _ask("Bern", "capital of")
+    ('What is the mayor of Bern?', 'What is Bern capital of?')
+    """
+    leads_away = relation.rpartition(" ")[2] in _PREPOSITIONS
+    return f"What is {subject} {relation}?" if leads_away else f"What is the {relation} of {subject}?"
 
 
 def key_words(text: str) -> str:

@@ -30,7 +30,11 @@ PLAYED: Row = {
     "policy": "base", "seed": 0, "step": None, "mode": "sampled", "status": "answered", "answer": "X", "prompt": "Q",
     "outcome": 1.0, "turns": [TURN],
 }  # fmt: skip
-VALID: dict[Kind, Row] = {"questions": question(1), "passages": passage(1), "results": SCORE, "trajectories": PLAYED}
+HOP: Row = {"question": "Who?", "answer": "X", "support_passage_id": None, "queries": ["who", "which one"]}
+HOPS: Row = {"question_id": "d/1", "hops": [HOP, HOP | {"support_passage_id": "p1", "queries": []}]}
+VALID: dict[Kind, Row] = {
+    "questions": question(1), "passages": passage(1), "augmented": HOPS, "results": SCORE, "trajectories": PLAYED,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -78,6 +82,16 @@ VIOLATIONS: dict[Kind, list[tuple[Row, str, str, str]]] = {
         ({"title": None}, "title", "None", "text (Expect"),
         ({"datasets": "d"}, "datasets", "'d'", "a list of texts"),
         ({"body": "x"}, "unknown_field", "'body'", "only the fields id, title, text, datasets"),
+    ],
+    "augmented": [
+        ({"hops": "x"}, "hops", "'x'", "a list of objects"),
+        ({"hops": []}, "hops", "[]", "a number from 1 to 4"),
+        ({"hops": [HOP | {"answer": "the"}]}, "hop_fault", "\"hop 1: answer 'the'\"", "hops with"),
+        ({"hops": [HOP, HOP | {"question": "of #1"}]}, "hop_fault", "hop 2: unresolved 'of #1'", "hops with"),
+        ({"hops": [HOP | {"queries": ["Who", "who?"]}]}, "hop_fault", "a blank query, or one twice", "hops with"),
+        ({"hops": [HOP | {"queries": None}]}, "hop_fault", "queries is not a list of texts", "hops with"),
+        ({"hops": [HOP | {"support_passage_id": 3}]}, "hop_fault", "support_passage_id 3", "hops with"),
+        ({"split": "train"}, "unknown_field", "'split'", "only the fields question_id, hops"),
     ],
     "results": [
         ({"em": 0.5}, "em", "0.5 (float)", "one of 0.0, 1.0"),
