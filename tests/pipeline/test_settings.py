@@ -135,7 +135,6 @@ def test_a_wrong_comparison_changes_nothing(
     assert (root / "params.yaml").read_text() == PARAMS_YAML
 
 
-@pytest.mark.skipif(not (HOUSE / "conf/method/dspo.yaml").is_file(), reason="the compared methods are not here yet")
 def test_the_comparisons_of_this_repository_name_methods_it_has() -> None:
     for path in (HOUSE / "conf" / "compare").glob("*.yaml"):
         assert settings.compare_answers(path.stem, HOUSE)["seeds"] == [0, 1, 2]

@@ -10,6 +10,7 @@ from typing import Any
 from tasks.report.table import Results, build
 from tasks.report.training import Track, read_tracks
 from tasks.store import write_json, write_jsonl
+from tests.report.fake_artifacts import augmentation
 
 Row = dict[str, Any]
 
@@ -34,6 +35,7 @@ def small(root: Path, runs: Mapping[str, Given], seeds: Sequence[int] = (0, 1)) 
     write_json(artifacts / "data" / "manifest.json", {"data_sha256": "d"})
     write_json(artifacts / "recall.json", {"datasets": {}})
     write_json(artifacts / "retrievers.json", {"retrievers": {}, "differences": {}})
+    write_json(artifacts / "augment" / "summary.json", augmentation())
     write_json(artifacts / "validation.json", {})
     length = len(next(iter(runs.values())).ems)
     base = {f"base-{seed}": Given("0" * length) for seed in seeds}
