@@ -76,8 +76,12 @@ class Endpoint:
         self._refused_in_a_row = 0
         self._lock, self._stopped = threading.Lock(), threading.Event()
         self._error: WriterError | None = None
+        try:
+            httpx.URL(self.address)
+        except httpx.InvalidURL as error:
+            raise WriterError(f"conf/augment/: base_url: not an address ({error}).") from None
         self._http = httpx.Client(timeout=httpx.Timeout(conf.timeout_s, connect=min(conf.timeout_s, _CONNECT_S)))
-        self._transport_error = httpx.TransportError
+        self._request_error = httpx.RequestError
 
     def complete(self, messages: list[dict[str, str]]) -> Reply:
         """The reply to these messages.
@@ -166,16 +170,17 @@ class Endpoint:
         """
         status, headers, answer = self._send(content, key)
         if status in _PASSING or status >= 500:
-            raise _PassingError(f"status {status}: {_detail(answer)}", _seconds(headers.get("retry-after")))
+            raise _PassingError(f"status {status}: {_detail(answer, key)}", _seconds(headers.get("retry-after")))
         if status in _FATAL or 300 <= status < 400:
             raise WriterError(
-                f"{self.address}: status {status}: {_detail(answer)}. Correct base_url, model or the key in "
+                f"{self.address}: status {status}: {_detail(answer, key)}. Correct base_url, model or the key in "
                 f"{self.conf.key_variable or 'key_variable'}. {self._kept()}"
             )
         if status != 200:
-            self._count_refusal(status, answer)
-            raise RefusedError(f"status {status}: {_detail(answer)}")
-        return _reply(answer, len(content))
+            told = f"status {status}: {_detail(answer, key)}"
+            self._count_refusal(told)
+            raise RefusedError(told)
+        return _reply(answer, len(content), key)
 
     def _send(self, content: bytes, key: str) -> tuple[int, Mapping[str, str], str]:
         """Status, headers and text of one answer, without the key."""
@@ -188,18 +193,18 @@ class Endpoint:
                     if len(body) > _MAX_BYTES or time.monotonic() > until:
                         raise _PassingError(f"no answer of at most {_MAX_BYTES >> 20} MiB in {self.conf.timeout_s:g} s")
                 text = bytes(body).decode("utf-8", "replace")
-                return response.status_code, response.headers, text.replace(key, "[key]") if key else text
-        except self._transport_error as error:
+                return response.status_code, response.headers, _shown(text, key)
+        except self._request_error as error:
             told = f"{type(error).__name__}: {error}".rstrip(": ")
-            raise _PassingError(told.replace(key, "[key]") if key else told) from None
+            raise _PassingError(_shown(told, key)) from None
 
-    def _count_refusal(self, status: int, answer: str) -> None:
+    def _count_refusal(self, told: str) -> None:
         with self._lock:
             self._refused_in_a_row += 1
             if self._refused_in_a_row > self.conf.max_refused_in_a_row:
                 raise WriterError(
-                    f"{self.address}: {self._refused_in_a_row} requests in a row were refused, the last with status "
-                    f"{status}: {_detail(answer)}. Correct model or request in conf/augment/. {self._kept()}"
+                    f"{self.address}: {self._refused_in_a_row} requests in a row were refused, the last with "
+                    f"{told}. Correct model or request in conf/augment/. {self._kept()}"
                 )
 
     def _pause(self, number: int, error: _PassingError) -> None:
@@ -226,7 +231,7 @@ def _cached(path: Path) -> Reply | None:
     return reply if isinstance(reply.content, str) and type(reply.tokens) is int else None
 
 
-def _reply(answer: str, num_sent: int) -> Reply:
+def _reply(answer: str, num_sent: int, key: str) -> Reply:
     """The first choice of a chat completion.
 
     Raises:
@@ -240,18 +245,24 @@ def _reply(answer: str, num_sent: int) -> Reply:
         raise _PassingError(f"not a chat completion: {answer[:_SHOWN]!r}") from None
     usage = tree.get("usage")
     tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
-    content = content if isinstance(content, str) else ""
+    content = _shown(content, key) if isinstance(content, str) else ""
     if type(tokens) is not int or tokens < 0:
         tokens = -(-(num_sent + len(content)) // _CHARS_A_TOKEN)
     return Reply(content, str(choice.get("finish_reason")), tokens)
 
 
-def _detail(answer: str) -> str:
+def _shown(text: str, key: str) -> str:
+    """The text without the key, and without halves of surrogate pairs, which no file can hold."""
+    text = text.replace(key, "[key]") if key else text
+    return text.encode("utf-8", "replace").decode()
+
+
+def _detail(answer: str, key: str) -> str:
     """What an error answer says, short."""
     try:
         tree: Row = json.loads(answer)
         found = tree["error"]
-        return str(found["message"] if isinstance(found, dict) else found)[:_SHOWN]
+        return _shown(str(found["message"] if isinstance(found, dict) else found), key)[:_SHOWN]
     except (ValueError, RecursionError, LookupError, TypeError):
         return repr(answer[:_SHOWN])
 

@@ -346,6 +346,26 @@ def test_the_key_is_sent_and_nowhere_else(
     assert "your key is [key]" in files[0]
 
 
+@pytest.mark.parametrize("status", [200, 400])
+def test_a_reply_is_kept_whatever_its_text_hides(
+    server: Completions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """Half of a surrogate pair, which no file can hold, and the key in another spelling of JSON."""
+    monkeypatch.setenv(KEY_VARIABLE, "tk/7f3a")
+    text = "\ud800 and tk/7f3a"
+    tree = completion(text) if status == 200 else {"error": {"message": text}}
+    server.answer = lambda body: (status, json.dumps(tree).replace("tk/", "tk\\/").encode())
+    (found,) = write(server.conf(key_variable=KEY_VARIABLE), tmp_path, [question()])
+    assert found.rejection is not None
+    assert "? and [key]" in found.rejection.detail
+    assert not [path for path in tmp_path.rglob("*.json") if "7f3a" in path.read_text(encoding="utf-8")]
+
+
+def test_an_address_that_is_none(server: Completions, tmp_path: Path) -> None:
+    with pytest.raises(WriterError, match="base_url: not an address"):
+        Endpoint(server.conf(base_url="http://127.0.0.1:x/v1"), tmp_path)
+
+
 @pytest.mark.parametrize("value", [None, "", "a\nb", "schl\u00fcssel", "x "])
 def test_a_key_that_is_missing_or_cannot_be_sent(
     server: Completions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str | None
