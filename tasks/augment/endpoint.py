@@ -64,11 +64,14 @@ class Endpoint:
         num_cached: replies it found in the cache.
     """
 
-    def __init__(self, conf: EndpointConf, cache: Path) -> None:
-        """Count what the replies in `cache` have cost; nothing is asked and no key is read yet."""
+    def __init__(self, conf: EndpointConf, cache: Path, where: str = "conf/augment/") -> None:
+        """Count what the replies in `cache` have cost; nothing is asked and no key is read yet.
+
+        `where`: the place of its settings, for messages.
+        """
         import httpx
 
-        self.conf = conf
+        self.conf, self.where = conf, where
         self.address = conf.base_url.rstrip("/") + _PATH
         self.folder = cache / store.digest(self.address, conf.model)
         self.num_asked = self.num_cached = 0
@@ -124,7 +127,7 @@ class Endpoint:
         if name and not key:
             raise WriterError(
                 f"environment variable {name} is empty, expected the key of {self.address}. Set it, or name another "
-                "in key_variable of conf/augment/ (empty: the server wants none)."
+                f"in key_variable of {self.where} (empty: the server wants none)."
             )
         if not (key.isascii() and key.isprintable() and key == key.strip()):
             raise WriterError(f"environment variable {name}: found characters that a header cannot hold.")
@@ -155,7 +158,7 @@ class Endpoint:
             ):
                 if spent >= most:
                     raise WriterError(
-                        f"{self.address}: the budget is spent: {spent:,} of {name}={most:,} of conf/augment/. "
+                        f"{self.address}: the budget is spent: {spent:,} of {name}={most:,} of {self.where}. "
                         f"Raise it to go on. {self._kept()}"
                     )
             self._requests += 1
@@ -204,7 +207,7 @@ class Endpoint:
             if self._refused_in_a_row > self.conf.max_refused_in_a_row:
                 raise WriterError(
                     f"{self.address}: {self._refused_in_a_row} requests in a row were refused, the last with "
-                    f"{told}. Correct model or request in conf/augment/. {self._kept()}"
+                    f"{told}. Correct model or request in {self.where}. {self._kept()}"
                 )
 
     def _pause(self, number: int, error: _PassingError) -> None:

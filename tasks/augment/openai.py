@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tasks import conf
 from tasks.augment import Rejection, WriterError, Written
@@ -21,6 +22,7 @@ from tasks.augment.endpoint import Endpoint, RefusedError, Reply
 from tasks.data.decomposition import hops_of
 from tasks.types import Hop, Question
 
+T = TypeVar("T")
 _FENCED = re.compile(r"\s*```(?:json)?[ \t]*\n(.*?)\n?[ \t]*```\s*", re.DOTALL | re.IGNORECASE)
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _AHEAD = 4  # Questions under way or waiting, for each request in flight: a slow reply should not hold up the others.
@@ -43,7 +45,7 @@ class _ReplyHops:
     hops: tuple[_ReplyHop, ...]
 
 
-class _UnusableError(Exception):
+class UnusableError(Exception):
     """A reply that is not what was asked for: a reason and what was found."""
 
 
@@ -80,7 +82,7 @@ class OpenAIWriter:
             raise
         try:
             return Written(question, _read(reply, question), tokens=reply.tokens)
-        except _UnusableError as error:
+        except UnusableError as error:
             reason, detail = error.args
             return Written(question, rejection=Rejection("write", reason, detail), tokens=reply.tokens)
 
@@ -92,35 +94,48 @@ class OpenAIWriter:
             "{hops}": "\n".join(lines),
             "{num_queries}": str(self.num_queries),
         }
-        pattern = "|".join(map(re.escape, values))  # One pass, so that a placeholder inside a question stays text.
-        return re.sub(pattern, lambda found: values[found[0]], self.endpoint.conf.prompt)
+        return filled(self.endpoint.conf.prompt, values)
+
+
+def filled(prompt: str, values: Mapping[str, str]) -> str:
+    """The prompt with its placeholders replaced, in one pass, so that a placeholder inside a value stays text."""
+    return re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], prompt)
 
 
 def _read(reply: Reply, question: Question) -> tuple[Hop, ...]:
     """The hops of a reply.
 
     Raises:
-        _UnusableError: cut off, empty, not JSON, another shape, or hops that are not numbered 1, 2, ...
+        UnusableError: as `read_json`, or hops that are not numbered 1, 2, ...
     """
-    if reply.finish_reason == "length":
-        raise _UnusableError("cut_off", "the reply ended at its length limit; raise max_tokens of the request")
-    if not reply.content.strip():
-        raise _UnusableError("empty_reply", f"finish_reason {reply.finish_reason!r}")
-    fenced = _FENCED.fullmatch(reply.content)
-    try:
-        tree = json.loads(fenced[1] if fenced else reply.content)
-    except (ValueError, RecursionError) as error:
-        raise _UnusableError("not_json", f"{error}: {reply.content[:200]!r}") from None
-    if _LONE_SURROGATE.search(json.dumps(tree, ensure_ascii=False)):
-        raise _UnusableError("wrong_schema", "found half of a surrogate pair, expected text")
-    try:
-        found = conf.fill(_ReplyHops, tree, "reply").hops
-    except ValueError as error:
-        raise _UnusableError("wrong_schema", str(error)) from None
+    found = read_json(reply, _ReplyHops).hops
     if [hop.hop for hop in found] != list(range(1, len(found) + 1)):
-        raise _UnusableError("wrong_order", f"found hops {[hop.hop for hop in found]}, expected 1, 2, ...")
+        raise UnusableError("wrong_order", f"found hops {[hop.hop for hop in found]}, expected 1, 2, ...")
     support = [hop.support_passage_id for hop in question.decomposition] + [None] * len(found)
     return tuple(
         Hop(" ".join(hop.question.split()), " ".join(hop.answer.split()), support[i], hop.queries)
         for i, hop in enumerate(found)
     )
+
+
+def read_json(reply: Reply, schema: type[T]) -> T:
+    """The JSON of a reply, alone or in one fenced block, as the dataclass `schema`.
+
+    Raises:
+        UnusableError: cut off, empty, not JSON, or another shape.
+    """
+    if reply.finish_reason == "length":
+        raise UnusableError("cut_off", "the reply ended at its length limit; raise max_tokens of the request")
+    if not reply.content.strip():
+        raise UnusableError("empty_reply", f"finish_reason {reply.finish_reason!r}")
+    fenced = _FENCED.fullmatch(reply.content)
+    try:
+        tree = json.loads(fenced[1] if fenced else reply.content)
+    except (ValueError, RecursionError) as error:
+        raise UnusableError("not_json", f"{error}: {reply.content[:200]!r}") from None
+    if _LONE_SURROGATE.search(json.dumps(tree, ensure_ascii=False)):
+        raise UnusableError("wrong_schema", "found half of a surrogate pair, expected text")
+    try:
+        return conf.fill(schema, tree, "reply")
+    except ValueError as error:
+        raise UnusableError("wrong_schema", str(error)) from None

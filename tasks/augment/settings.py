@@ -1,4 +1,4 @@
-"""Settings of the room, `conf/augment/*.yaml`; `tasks.conf` fills them."""
+"""Settings of the room, `conf/augment/*.yaml` and `conf/simulator/*.yaml`; `tasks.conf` fills them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tasks.conf import require
 from tasks.types import Split
 
 PLACEHOLDERS = ("{question}", "{answer}", "{hops}", "{num_queries}")
+DOCUMENT_PLACEHOLDERS = ("{query}", "{kind}", "{num_documents}")
 _OWN_FIELDS = ("model", "messages", "stream", "n")
 
 
@@ -23,7 +24,7 @@ class EndpointConf:
         model: as the server calls it.
         key_variable: the environment variable that holds the key; empty where the server wants none. The key itself
             stands in no file.
-        prompt: text with `{question}`, `{answer}`, `{hops}` and `{num_queries}`.
+        prompt: text with the placeholders of whoever asks.
         request: further fields of the request, as the server calls them (temperature, max_tokens, response_format).
         max_in_flight: requests at once.
         timeout_s: for the whole of one answer.
@@ -60,8 +61,6 @@ class EndpointConf:
         is_name = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*|", self.key_variable)
         found = self.key_variable if is_name else "..."  # Not shown: it may be the key.
         require(bool(is_name), "key_variable", found, "the name of an environment variable, never a key")
-        for placeholder in PLACEHOLDERS:
-            require(placeholder in self.prompt, "prompt", f"{self.prompt[:40]}...", f"text with {placeholder}")
         for field in _OWN_FIELDS:
             require(field not in self.request, "request", field, "fields that are not set by the writer itself")
         for name in ("max_in_flight", "max_requests", "max_total_tokens"):
@@ -106,3 +105,31 @@ class AugmentConf:
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         require((self.writer == "openai") == (self.openai is not None), "openai", self.openai is not None,
                 "this section with writer: openai, and with no other")  # fmt: skip
+        if self.openai is not None:
+            check_prompt(self.openai, PLACEHOLDERS)
+
+
+@dataclass(frozen=True)
+class SimulatorConf:
+    """`conf/simulator/endpoint.yaml`: the model that writes documents; its prompt has `DOCUMENT_PLACEHOLDERS`.
+
+    Attributes:
+        endpoint: where it is and what it may cost.
+        useful, noisy: what stands for `{kind}`.
+        attempts: requests for a query until one reply can be read.
+    """
+
+    endpoint: EndpointConf
+    useful: str
+    noisy: str
+    attempts: int
+
+    def __post_init__(self) -> None:
+        require(self.attempts >= 1, "attempts", self.attempts, "at least 1")
+        check_prompt(self.endpoint, DOCUMENT_PLACEHOLDERS)
+
+
+def check_prompt(conf: EndpointConf, placeholders: tuple[str, ...]) -> None:
+    """Raise the ValueError for a prompt that lacks one."""
+    for placeholder in placeholders:
+        require(placeholder in conf.prompt, "prompt", f"{conf.prompt[:40]}...", f"text with {placeholder}")

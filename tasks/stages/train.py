@@ -116,6 +116,9 @@ def body(ctx: Context, method: str, seed: int) -> None:
     parts.track_outcome(ctx, parts.ARTIFACTS / "train" / f"{method}-{seed}", rows)
 
 
+CACHE = Path(".scratch/simulator")
+
+
 @dataclass(frozen=True)
 class Prepared:
     """What a method trains on besides the start policy.
@@ -165,7 +168,14 @@ def prepare(method: Method, questions: list[Question], root: Path, name: str) ->
 
 def simulated(writer: str, root: Path) -> Retriever:
     """The search engine that a simulator plays."""
-    assert writer == "world"
+    if writer == "endpoint":
+        from tasks.augment.documents import EndpointWriter
+        from tasks.augment.endpoint import Endpoint
+        from tasks.augment.settings import SimulatorConf
+
+        settings = conf.load(SimulatorConf, "simulator", "endpoint", root=root)
+        where = f"{conf.CONF}/simulator/endpoint.yaml"
+        return GeneratedRetriever(EndpointWriter(Endpoint(settings.endpoint, root / CACHE, where), settings))
     corpus = root / parts.ARTIFACTS / "data" / "corpus.jsonl"
     return GeneratedRetriever(WorldWriter([(passage.title, passage.text) for passage in read_passages(corpus)]))
 

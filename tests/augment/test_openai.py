@@ -21,7 +21,7 @@ from tasks.augment import WriterError, Written
 from tasks.augment.coherence import fault
 from tasks.augment.endpoint import Endpoint
 from tasks.augment.openai import OpenAIWriter
-from tasks.augment.settings import EndpointConf
+from tasks.augment.settings import AugmentConf, EndpointConf
 from tasks.types import Hop, Question
 from tests.augment.completions import KEY, KEY_VARIABLE, Completions, completion, good, hops_in, serving
 
@@ -279,7 +279,7 @@ def test_a_refused_question_is_rejected_and_many_in_a_row_end_the_run(server: Co
     assert [one.rejection.reason if one.rejection else None for one in found] == [None] * 3 + ["refused"] + [None] * 2
     server.answer = lambda body: (422, {"error": "unknown field seed"})
     with pytest.raises(WriterError, match=r"4 requests in a row were refused, the last with status 422: unknown field"):
-        write(server.conf(), tmp_path / "b", [question(n) for n in range(9)])
+        write(server.conf(max_in_flight=1), tmp_path / "b", [question(n) for n in range(9)])
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,6 @@ def test_what_is_in_the_cache_needs_no_key(
         ({"base_url": "ftp://x"}, "base_url='...': expected http"),
         ({"base_url": "http://me:secret@x/v1"}, "base_url='...': expected http"),
         ({"key_variable": "tk-7f3a"}, "key_variable='...': expected the name of an environment variable"),
-        ({"prompt": "{question}"}, "expected text with {answer}"),
         ({"request": {"model": "x"}}, "request='model'"),
         ({"max_in_flight": 0}, "max_in_flight=0: expected at least 1"),
         ({"retries": -1}, "retries=-1: expected 0 or more"),
@@ -415,3 +414,8 @@ def test_braces_in_a_question_stay_text(server: Completions, tmp_path: Path) -> 
     odd = replace(question(), question="What does {answer} mean in {hops}?")
     write(server.conf(), tmp_path, [odd])
     assert "Q: What does {answer} mean in {hops}?\nA: Bern" in server.asked[0][1]["messages"][0]["content"]
+
+
+def test_a_prompt_without_its_placeholders_is_refused(server: Completions) -> None:
+    with pytest.raises(ValueError, match="expected text with {answer}"):
+        AugmentConf("openai", ("train",), 2, ("index",), 3, "nonempty", openai=server.conf(prompt="{question}"))
