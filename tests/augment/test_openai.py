@@ -417,5 +417,5 @@ def test_braces_in_a_question_stay_text(server: Completions, tmp_path: Path) -> 
 
 
 def test_a_prompt_without_its_placeholders_is_refused(server: Completions) -> None:
-    with pytest.raises(ValueError, match="expected text with {answer}"):
+    with pytest.raises(ValueError, match=r"expected text with \{answer\}"):
         AugmentConf("openai", ("train",), 2, ("index",), 3, "nonempty", openai=server.conf(prompt="{question}"))
