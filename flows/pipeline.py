@@ -24,6 +24,7 @@ from tasks import conf
 
 LOCK = Path(".scratch/pipeline.lock")
 TABLE = Path("reports/results.md")
+PAPERS = "\n## Beside the papers' numbers\n"
 REPORT = Path("reports/index.html")
 
 Start = Callable[[str], Callable[[], Outcome]]
@@ -185,7 +186,8 @@ def farewell(run: Run) -> str:
     lines = []
     table = run.root / TABLE
     if table.is_file():
-        lines += ["", table.read_text(encoding="utf-8").rstrip(), ""]
+        text = table.read_text(encoding="utf-8").partition(PAPERS)[0]  # Too wide for a terminal.
+        lines += ["", text.rstrip(), ""]
     lines.append(f"Done: {run.verdict}.")
     if (run.root / REPORT).is_file():
         lines.append(f"Report:  {REPORT} (open it in a browser; it needs no server)")
