@@ -30,13 +30,17 @@ AT_BUDGET, AREA, EARLY_AREA, DROP, BUDGET = (
 
 
 def points(track: Track) -> tuple[Point, ...]:
-    """The validations of a run in order; those before training have generated nothing."""
+    """The validations of a run in order; those before training have generated nothing.
+
+    A run that generates nothing at all (supervised fine-tuning) has no place on this axis and so no point.
+    """
     found = []
     for step, metrics in track.rows:
         em, tokens = metrics.get("validation_em"), metrics.get(TOKENS, 0 if step == 0 else None)
         if em is not None and tokens is not None:
             found.append((float(tokens), float(em)))
-    return tuple(sorted(found, key=lambda point: point[0]))
+    found.sort(key=lambda point: point[0])
+    return tuple(found) if found and found[-1][0] > 0 else ()
 
 
 def value_at(curve: Sequence[Point], tokens: float) -> float:

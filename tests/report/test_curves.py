@@ -71,6 +71,15 @@ def test_all_runs_are_read_off_at_the_smallest_budget(tmp_path: Path):
     assert line["points"][-1] == [200.0, 0.75, 0.7, 0.8]
 
 
+def test_a_run_that_generates_nothing_is_not_on_this_axis(tmp_path: Path):
+    imitated, played = validations((0, 0.1), (0, 0.9)), validations((0, 0.0), (200, 0.8))
+    runs = {f"{name}-{seed}": Given("1", rows) for name, rows in (("a", imitated), ("b", played)) for seed in (0, 1)}
+    _, tracks = small(tmp_path, runs)
+    assert curves.window(tracks) == curves.Window(0.0, 200.0)
+    assert curves.points(tracks[0]) == ()
+    assert curves.reading(tracks[0], curves.AT_BUDGET, curves.window(tracks)) is None
+
+
 def test_a_stopped_run_keeps_its_last_value_and_does_not_shorten_the_others(tmp_path: Path):
     stopped = {"stopped": {"step": 1, "reason": "reward fell"}}
     runs = {
