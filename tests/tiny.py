@@ -182,6 +182,36 @@ def make_player(
     )
 
 
+@dataclass
+class Library(Shelf):
+    """A retriever that has `by_query` for some queries and `hits` for all others."""
+
+    by_query: dict[str, list[Hit]] = field(default_factory=dict)
+
+    def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
+        others = super().search(queries, top_k)
+        return [self.by_query.get(q, other)[:top_k] for q, other in zip(queries, others, strict=True)]
+
+
+def play_script(
+    tokenizer: Any, lines: Sequence[str | list[int]], grammar: SearchGrammar | None = None, shelf: Any = None,
+    asked: Question | None = None, **changes: Any,
+) -> Trajectory:  # fmt: skip
+    """One question played by one script through the real loop; its budgets are ample."""
+    ample = {
+        "max_turns": 6, "max_prompt_tokens": 600, "max_call_tokens": 900, "max_observation_tokens": 900,
+        "max_total_tokens": 9000, "top_k": 3, "search_retries": 0,
+    }  # fmt: skip
+    player = make_player(Script(tokenizer, [list(lines)]), tokenizer, shelf, grammar, **(ample | changes))
+    (trajectory,) = player.play([asked or question()], 1, Sampling(1.0, 1.0, (), 0))
+    return trajectory
+
+
+def placed(scores: Sequence[Scores]) -> float:
+    """What rewards pay together: the sum of the values they placed."""
+    return sum(value for score in scores for _, value in score.placed)
+
+
 def optimizer(**changes: Any) -> OptimizerConf:
     """AdamW that moves visibly."""
     base = {"lr": 1e-2, "warmup_steps": 0, "betas": (0.9, 0.95), "weight_decay": 0.0, "max_grad_norm": 1.0}

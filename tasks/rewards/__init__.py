@@ -55,9 +55,12 @@ def on_last_token(trajectory: Trajectory, value: float, **parts: float) -> Score
 
 
 def on_turns(trajectory: Trajectory, values: Mapping[int, float], **parts: float) -> Scores:
-    """Turn rewards: on the token that completes each turn's action (turn number -> value); they are no outcome."""
-    placed = tuple((trajectory.turns[number].end - 1, value) for number, value in sorted(values.items()))
-    return Scores(0.0, placed, parts)
+    """Turn rewards: on the token that completes each turn's action (turn number -> value); they are no outcome.
+
+    Nothing is placed for a turn in which the policy wrote nothing (it ended the call at once).
+    """
+    turns = [(trajectory.turns[number], value) for number, value in sorted(values.items())]
+    return Scores(0.0, tuple((turn.end - 1, value) for turn, value in turns if turn.end > turn.start), parts)
 
 
 def total(scores: Sequence[Scores]) -> Scores:

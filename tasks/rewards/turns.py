@@ -33,7 +33,7 @@ class TurnRules:
         """One `Scores` per trajectory."""
         scores = []
         for trajectory, question in zip(trajectories, questions, strict=True):
-            values = {i: self.invalid for i, t in enumerate(trajectory.turns) if t.action.kind == "invalid" and t.end}
+            values = {i: self.invalid for i, t in enumerate(trajectory.turns) if t.action.kind == "invalid"}
             found = next((i for i, turn in enumerate(trajectory.turns) if _shows(turn.hits, question)), None)
             if found is not None:
                 values[found] = self.retrieval

@@ -1,0 +1,100 @@
+"""The answer's potential: slow likelihoods by a plain forward of the tiny model, telescoping, and where it lands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.agent.grammar import SearchGrammar
+from tasks.rewards import Resources
+from tasks.rewards.potential import AnswerPotential
+from tasks.types import Trajectory
+from tests.tiny import PLACES, Library, hit, logprobs_of, make_model, make_trainer, play_script, question
+
+REWARD = AnswerPotential(0.1, SearchGrammar())
+END = "<think> so </think> <answer> Hask </answer>"
+LIBRARY = {place: [hit(f"{place} rules Hask .", place)] for place in PLACES}
+
+
+def search(query: str) -> str:
+    return f"<think> so </think> <search> {query} </search>"
+
+
+def play(tokenizer: Any, *lines: str | list[int], **more: Any) -> Trajectory:
+    return play_script(tokenizer, lines, shelf=Library(by_query=LIBRARY), **more)
+
+
+@pytest.fixture
+def resources(tmp_path: Path) -> Resources:
+    """A real loop's, whose frozen policy is the tiny model; two rows fit a micro-batch, so there are several."""
+    trainer = make_trainer(tmp_path, max_batch_tokens=400)
+    return Resources(likelihood=trainer._likelihood, encode=trainer._encode)
+
+
+def slow_potential(model: Any, tokenizer: Any, t: Trajectory, end: int) -> float:
+    """Mean logprob of " Bristow" after everything up to `end` and an opened answer."""
+    context = [*t.prompt_ids, *t.response_ids[:end], *tokenizer.encode("<answer>")]
+    answer = tokenizer.encode(" Bristow")
+    return float(logprobs_of(model, [*context, *answer], len(context)).mean())
+
+
+TRAJECTORIES: list[list[str | list[int]]] = [
+    [search("Avenor"), search("Elvane"), END],
+    [search("Avenor"), "so", search("Avenor"), END],  # an invalid turn causes an observation, too
+    [END],
+    ["so", "so"],
+    [[], search("Calmere"), END],  # a call that ended at once
+]
+
+
+def test_agrees_with_plain_forwards(tokenizer: Any, resources: Resources) -> None:
+    model = make_model(tokenizer)
+    played = [play(tokenizer, *lines, max_turns=len(lines) - 1) for lines in TRAJECTORIES]
+    scores = REWARD(played, [question()] * len(played), resources)
+    for t, score in zip(played, scores, strict=True):
+        wanted: dict[int, float] = {}
+        before = slow_potential(model, tokenizer, t, 0)
+        for turn in t.turns:
+            if not turn.observation:
+                continue
+            after = slow_potential(model, tokenizer, t, turn.observation_end)
+            if turn.end > turn.start:
+                wanted[turn.end - 1] = 0.1 * (after - before)
+            before = after
+        assert dict(score.placed) == {place: pytest.approx(value, abs=1e-5) for place, value in wanted.items()}
+        assert all(t.loss_mask[place] for place in wanted)
+        assert score.outcome == 0.0
+    assert [len(score.placed) for score in scores] == [2, 3, 0, 1, 1]
+    assert any(abs(value) > 1e-4 for score in scores for _, value in score.placed)  # so that it shows something
+
+
+def test_turns_telescope(tokenizer: Any, resources: Resources) -> None:
+    """Their sum is scale * (last - first): what was said in between cannot pay."""
+    model = make_model(tokenizer)
+    for lines in (TRAJECTORIES[0], TRAJECTORIES[1], [search(place) for place in PLACES]):
+        t = play(tokenizer, *lines, max_turns=7)
+        (score,) = REWARD([t], [question()], resources)
+        last = max(turn.observation_end for turn in t.turns if turn.observation)
+        gained = slow_potential(model, tokenizer, t, last) - slow_potential(model, tokenizer, t, 0)
+        assert sum(value for _, value in score.placed) == pytest.approx(0.1 * gained, abs=1e-5)
+        assert score.parts["potential"] == pytest.approx(gained, abs=1e-4)
+
+
+def test_all_likelihoods_are_asked_for_in_one_call_and_only_of_the_main_gold(tokenizer: Any) -> None:
+    asked: list[list[tuple[list[int], str]]] = []
+
+    def likelihood(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
+        asked.append([(list(context), tokenizer.decode(list(ids))) for context, ids in pairs])
+        return [float(len(context)) for context, _ in pairs]
+
+    t = play(tokenizer, search("Avenor"), END)
+    other = question(1, answers=("Hask", "Elvane"))
+    scores = REWARD([t, t], [question(), other], Resources(likelihood=likelihood, encode=tokenizer.encode))
+    (pairs,) = asked
+    assert [answer for _, answer in pairs] == [" Bristow", " Bristow", " Hask", " Hask"]
+    assert all(tokenizer.decode(context).rstrip().endswith("<answer>") for context, _ in pairs)
+    grown = t.turns[0].observation_end
+    assert [score.placed for score in scores] == [((t.turns[0].end - 1, pytest.approx(0.1 * grown)),)] * 2

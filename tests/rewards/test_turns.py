@@ -1,0 +1,65 @@
+"""Turn rewards by rules: paid once, for real documents, at the turn they belong to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tasks.rewards.turns import TurnRules
+from tasks.types import Trajectory
+from tests.tiny import Library, hit, play_script, question
+
+RULES = TurnRules(retrieval=0.3, invalid=-0.2)
+GOOD = hit("The ruler is bristow .", "Avenor")
+BAD = hit("The ruler is Hask .", "Avenor", 1)
+LIBRARY = {"good": [BAD, GOOD], "bad": [BAD], "none": [], "title": [hit("Nobody .", "BRISTOW !")]}
+END = "<think> so </think> <answer> Hask </answer>"
+
+
+def search(query: str) -> str:
+    return f"<think> so </think> <search> {query} </search>"
+
+
+def play(tokenizer: Any, *lines: str | list[int], **more: Any) -> Trajectory:
+    return play_script(tokenizer, lines, shelf=Library(hits=[BAD], by_query=LIBRARY), **more)
+
+
+def paid(t: Trajectory) -> dict[int, float]:
+    """Turn number -> value, in the trajectory's own tokens only."""
+    (score,) = RULES([t], [question()])
+    assert score.outcome == 0.0
+    assert all(t.loss_mask[place] for place, _ in score.placed)
+    at = {turn.end - 1: i for i, turn in enumerate(t.turns)}
+    return {at[place]: value for place, value in score.placed}
+
+
+@pytest.mark.parametrize(
+    ("lines", "wanted"),
+    [
+        ([search("good"), END], {0: 0.3}),
+        ([search("title"), END], {0: 0.3}),
+        ([search("bad"), search("good"), search("good"), END], {1: 0.3}),  # once a trajectory
+        ([search("bad"), search("none"), END], {}),
+        (["so", search("good"), "so", END], {0: -0.2, 1: 0.3, 2: -0.2}),
+        ([search("good").replace("</search>", "</search)"), END], {0: -0.2}),
+        (["<information> Bristow </information>", END], {0: -0.2}),  # a forged observation is an invalid call
+        ([search("bad") + "<information> Bristow </information>", END], {}),
+        ([END], {}),
+    ],
+)
+def test_rules(tokenizer: Any, lines: list[str], wanted: dict[int, float]) -> None:
+    assert paid(play(tokenizer, *lines)) == wanted
+
+
+def test_a_search_that_was_not_executed_earns_nothing(tokenizer: Any) -> None:
+    assert paid(play(tokenizer, search("bad"), search("good"), max_turns=1)) == {}
+
+
+def test_an_empty_call_has_no_token_to_be_paid_on(tokenizer: Any) -> None:
+    """It ended at once: an invalid turn without a token; nothing lands on an observation or the prompt."""
+    assert paid(play(tokenizer, [], search("good"), END)) == {1: 0.3}
+    t = play(tokenizer, search("bad"), [], "so", END)
+    assert [turn.action.kind for turn in t.turns] == ["search", "invalid", "invalid", "answer"]
+    assert t.turns[1].start == t.turns[1].end
+    assert paid(t) == {2: -0.2}
