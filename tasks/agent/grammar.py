@@ -25,6 +25,8 @@ _PAIRS = {
     False: re.compile(r"<(answer)>(.*?)</\1>", re.DOTALL),
 }
 _CALL = re.compile(r"<(tool_call|answer)>(.*?)</\1>", re.DOTALL)
+_FRAME = ("\n<tool_response>\n", "\n</tool_response>\n")
+_RESULT = ('{"result": "', '"}')
 _RESERVED = (*TAGS, "result", "warning", "tool_call", "tool_response", "tools", r"sub_question\d*", r"sub_answer\d*")
 _TAG_LIKE = re.compile(r"<(?=\s*/?\s*(?:" + "|".join(_RESERVED) + r")\b)", re.IGNORECASE)
 
@@ -167,8 +169,8 @@ class ToolCallGrammar(SearchGrammar):
         "<tool_call> and </tool_call>. If I want to give the final answer, I should put the answer between <answer> "
         "and </answer>. Let me try again.\n"
     )
-    opening: str = "\n<tool_response>\n"
-    closing: str = '"}\n</tool_response>\n'
+    opening: str = f"{_FRAME[0]}{_RESULT[0]}"
+    closing: str = f"{_RESULT[1]}{_FRAME[1]}"
     document_format: str = 'Doc {number} (Title: "{title}")\n{text}'
 
     @property
@@ -198,12 +200,12 @@ class ToolCallGrammar(SearchGrammar):
 
     def complaint(self, action: Action) -> str:
         """What is wrong with a call, as its response; the general message where there was no call."""
-        return f"{self.opening}{_open_result(action.note)}{self.closing}" if action.note else self.invalid_message
+        return f"{self.opening}{_escaped(action.note)}{self.closing}" if action.note else self.invalid_message
 
     def body(self, action: Action, found: Sequence[Sequence[Hit]]) -> str:
-        """`{"result": text}` up to the end of the text: blank lines between documents, dashes between queries."""
+        """The inside of a JSON string: blank lines between documents, dashes between queries."""
         shown = ["\n\n".join(documents(self, hits)) for hits in found]
-        return _open_result("\n---\n".join([*([action.note] * bool(action.note)), *shown]))
+        return _escaped("\n---\n".join([*([action.note] * bool(action.note)), *shown]))
 
     def may_end(self, body: str) -> bool:
         """Not inside an escape sequence: what follows is the end of a JSON string."""
@@ -229,7 +231,7 @@ class ToolCallGrammar(SearchGrammar):
         if not isinstance(queries, list) or not queries or not all(isinstance(query, str) for query in queries):
             return Action("invalid", note='Error: expected "arguments" with "query_list", a list of texts, not empty.')
         note = f"Only the first {MAX_QUERIES} queries were searched." if len(queries) > MAX_QUERIES else ""
-        asked = tuple(query.strip() for query in queries[:MAX_QUERIES])
+        asked = tuple(_storable(query).strip() for query in queries[:MAX_QUERIES])
         return Action("search", "; ".join(asked), asked, note)
 
 
@@ -244,7 +246,7 @@ def make(name: str, tokenizer: Any = None) -> SearchGrammar:
     reserved = tuple(tokenizer.all_special_tokens) if tokenizer is not None else ()
     if name == "tool_call":
         before, after = tool_frame(tokenizer)
-        return ToolCallGrammar(reserved, opening=before, closing=f'"}}{after}')
+        return ToolCallGrammar(reserved, opening=f"{before}{_RESULT[0]}", closing=f"{_RESULT[1]}{after}")
     if name in ("stepsearch", "sub_answer"):
         return SearchGrammar(
             reserved,
@@ -261,9 +263,8 @@ def make(name: str, tokenizer: Any = None) -> SearchGrammar:
 
 def tool_frame(tokenizer: Any) -> tuple[str, str]:
     """What stands before and after a tool's response in the conversation: tags, and the chat template's own marks."""
-    plain = (ToolCallGrammar.opening, ToolCallGrammar.closing[2:])
     if not getattr(tokenizer, "chat_template", None):
-        return plain
+        return _FRAME
     call, response = "~~call~~", "~~response~~"
     messages = [
         {"role": "user", "content": "~~question~~"},
@@ -272,7 +273,7 @@ def tool_frame(tokenizer: Any) -> tuple[str, str]:
     ]
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     before, found, after = text.partition(call)[2].partition(response)
-    return (before, after) if found and "<tool_response>" in before else plain
+    return (before, after) if found and "<tool_response>" in before else _FRAME
 
 
 def boxed(text: str) -> str | None:
@@ -295,9 +296,14 @@ def documents(grammar: SearchGrammar, hits: Sequence[Hit]) -> list[str]:
     return [grammar.document(i, hit) for i, hit in enumerate(hits, 1)]
 
 
-def _open_result(text: str) -> str:
-    """`{"result": text}` without the quotation mark and brace that `ToolCallGrammar.closing` begins with."""
-    return json.dumps({"result": text}, ensure_ascii=False)[:-2]
+def _escaped(text: str) -> str:
+    """As the inside of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _storable(text: str) -> str:
+    """Without halves of surrogate pairs, which JSON can spell and no file or search engine can hold."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _inert(special: str) -> str:

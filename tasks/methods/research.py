@@ -54,9 +54,9 @@ def is_well_formed(trajectory: Trajectory) -> bool:
 
 
 def _is_turn(written: str) -> bool:
-    names = re.findall(r"<(/?)(think|search|answer|result)>", written)
-    opened = [name for slash, name in names if not slash]
-    return opened in (["think", "search"], ["think", "answer"]) and len(names) == 2 * len(opened)
+    """One thought, closed before one search or one answer."""
+    tags = re.findall(r"</?(?:think|search|answer|result)>", written)
+    return tags in [["<think>", "</think>", f"<{kind}>", f"</{kind}>"] for kind in ("search", "answer")]
 
 
 def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:

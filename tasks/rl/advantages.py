@@ -133,7 +133,7 @@ def turn_gae(rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, l
     before = torch.nn.functional.pad(loss_mask, (1, 0))[:, :-1]
     starts = loss_mask & ~before
     numbers = starts.cumsum(-1)  # [B, T], 1 from the first turn on
-    num_turns = int(numbers.max()) if numbers.numel() else 0
+    num_turns = max(int(numbers.max()), 1) if numbers.numel() else 1  # At least one column, perhaps of nobody.
     alive = loss_mask.flip(-1).cumsum(-1).flip(-1) > 0
     shape = (len(rewards), num_turns + 1)
     per_turn = rewards.new_zeros(shape).scatter_add_(1, numbers, torch.where(alive, rewards, 0.0))[:, 1:]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import tensor
 
-from tasks.rl.advantages import gae, group_normalized, whiten
+from tasks.rl.advantages import gae, group_normalized, leave_one_out, turn_gae, whiten
 from tasks.rl.losses import k1
 
 F64 = torch.float64
@@ -257,3 +257,93 @@ def test_whiten_ignores_what_stands_off_the_mask():
 def test_whiten_of_none_and_of_one():
     assert whiten(row([3, 4]), tensor([[False, False]])).tolist() == [[0, 0]]
     assert whiten(row([3, 4]), tensor([[False, True]])).tolist() == [[0, 0]]
+
+
+# Leave one out ----------------------------------------------------------------------------------------------------
+
+
+def test_leave_one_out_by_hand():
+    close(leave_one_out(tensor([1.0, 0.0, 0.5], dtype=F64), ["q"] * 3), [0.75, -0.75, 0.0])  # 1 - 0.25, 0 - 0.75, ...
+    close(leave_one_out(tensor([0.7], dtype=F64), ["q"]), [0.7])
+    assert leave_one_out(tensor([0.0, 0.0]), ["q", "q"]).tolist() == [0.0, 0.0]
+    with pytest.raises(ValueError, match="2 scores but 1 group ids"):
+        leave_one_out(tensor([1.0, 0.0]), ["q"])
+
+
+@many
+@given(grouped)
+def test_leave_one_out_agrees_with_the_slow_one(rows):
+    ids, scores = zip(*rows, strict=True)
+    found = leave_one_out(tensor(scores, dtype=F64), ids).tolist()
+    for i, (group, score) in enumerate(rows):
+        others = [s for j, (other, s) in enumerate(rows) if other == group and j != i]
+        assert found[i] == pytest.approx(score - (statistics.fmean(others) if others else 0.0), abs=1e-9)
+
+
+# GAE over turns ---------------------------------------------------------------------------------------------------
+
+# pica section 11, 7: three turns of two tokens, an observation token after the first two; rewards on each second token.
+TURN_OWN = [True, True, False, True, True, False, True, True]
+TURN_REWARDS = [0, 0.105, 0, 0, 0.03, 0, 0, 1.2]
+
+
+@pytest.mark.parametrize(("lam", "expected"), [(1.0, [1.035, 0.83, 0.7]), (0.9, [0.889, 0.76, 0.7])])
+def test_turn_golden(lam, expected):
+    values = row([0.3, 9, 9, 0.4, 9, 9, 0.5, 9])
+    advantages, targets = turn_gae(row(TURN_REWARDS), values, tensor([TURN_OWN]), 1.0, lam)
+    first, second, third = expected
+    close(advantages, [[first, first, 0, second, second, 0, third, third]])
+    close(targets, [[first + 0.3, first + 0.3, 0, second + 0.4, second + 0.4, 0, third + 0.5, third + 0.5]])
+
+
+def test_turn_golden_token_level():
+    """The same episode by tokens: 1.035, .985, .83, .78, .7, .65."""
+    found, _ = gae(
+        row([0, 0.105, 0, 0.03, 0, 1.2]), row([0.3, 0.35, 0.4, 0.45, 0.5, 0.55]), tensor([[True] * 6]), 1.0, 1.0
+    )
+    close(found, [[1.035, 0.985, 0.83, 0.78, 0.7, 0.65]])
+
+
+def slow_turns(rewards, values, own, gamma, lam):
+    """Turn by turn: list the turns, then add up their deltas."""
+    starts = [t for t, mine in enumerate(own) if mine and (t == 0 or not own[t - 1])]
+    if not starts:
+        return [0.0] * len(own), [0.0] * len(own)
+    last = max(t for t, mine in enumerate(own) if mine) + 1
+    edges = [*starts, last]
+    per_turn = [sum(rewards[edges[k] : edges[k + 1]]) for k in range(len(starts))]
+    baseline = [values[start] for start in starts] + [0.0]
+    deltas = [per_turn[k] + gamma * baseline[k + 1] - baseline[k] for k in range(len(starts))]
+    advantages, targets = [0.0] * len(own), [0.0] * len(own)
+    for k, start in enumerate(starts):
+        advantage = sum((gamma * lam) ** (j - k) * deltas[j] for j in range(k, len(starts)))
+        for t in range(start, edges[k + 1]):
+            if own[t]:
+                advantages[t], targets[t] = advantage, advantage + baseline[k]
+    return advantages, targets
+
+
+@many
+@given(batches(), units, units)
+def test_turn_gae_agrees_with_the_slow_one(batch, gamma, lam):
+    rewards, values, own = batch
+    found = turn_gae(tensor(rewards, dtype=F64), tensor(values, dtype=F64), tensor(own), gamma, lam)
+    for i, mine in enumerate(own):
+        expected = slow_turns(rewards[i], values[i], mine, gamma, lam)
+        for have, want in zip(found, expected, strict=True):
+            assert have[i].tolist() == pytest.approx(want, abs=1e-9)
+
+
+@pytest.mark.parametrize("rubbish", [7.0, math.inf, math.nan])
+def test_turn_gae_reads_no_value_off_the_turns_first_tokens(rubbish):
+    values = [rubbish] * 10
+    for place, value in ((0, 0.3), (3, 0.4), (6, 0.5)):
+        values[place] = value
+    rewards = [*TURN_REWARDS, rubbish, rubbish]
+    found, _ = turn_gae(row(rewards), row(values), tensor([[*TURN_OWN, False, False]]), 1.0, 1.0)
+    close(found, [[1.035, 1.035, 0, 0.83, 0.83, 0, 0.7, 0.7, 0, 0]])
+
+
+def test_turn_gae_of_a_batch_without_generated_tokens_is_zero():
+    advantages, targets = turn_gae(row([1, 1]), row([0.5, 0.5]), tensor([[False, False]]), 1.0, 1.0)
+    assert advantages.tolist() == targets.tolist() == [[0.0, 0.0]]

@@ -1,0 +1,82 @@
+"""The curriculum of noise by hand, its bounds, and what it does to the documents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.retrieval.generated import GeneratedRetriever
+from tasks.retrieval.writers import WorldWriter
+from tasks.rl.simulators import Simulator
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "base", "done", "wanted"),
+    [
+        (0.0, 0.5, 4.0, 0.0, 0.0),
+        (0.0, 0.5, 4.0, 0.5, 0.5 * (2 - 1) / 3),  # 4^0.5 = 2
+        (0.0, 0.5, 4.0, 1.0, 0.5),
+        (0.0, 1.0, 16.0, 0.25, 1 / 15),  # 16^0.25 = 2
+        (0.0, 1.0, 16.0, 0.75, 7 / 15),
+        (0.25, 0.75, 4.0, 0.5, 0.25 + 0.5 / 3),
+        (0.5, 0.0, 4.0, 0.5, 0.5 - 0.5 / 3),  # falling noise is allowed
+        (0.0, 0.5, 1.0, 0.5, 0.25),  # a straight line
+    ],
+)
+def test_by_hand(start: float, end: float, base: float, done: float, wanted: float) -> None:
+    assert Simulator("world", start, end, base).noise(done) == pytest.approx(wanted)
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(1, 50), st.floats(0, 1), st.floats(0, 1))
+def test_between_its_ends_and_monotone(start: float, end: float, base: float, one: float, other: float) -> None:
+    simulator = Simulator("world", start, end, base)
+    early, late = (simulator.noise(done) for done in sorted((one, other)))
+    assert min(start, end) - 1e-9 <= early <= max(start, end) + 1e-9
+    assert (late - early) * (end - start) >= -1e-9
+    assert simulator.noise(0) == pytest.approx(start)
+    assert simulator.noise(1) == pytest.approx(end)
+
+
+def test_a_curve_of_nearly_one_is_nearly_straight() -> None:
+    assert Simulator("world", 0.0, 1.0, 1.0001).noise(0.3) == pytest.approx(0.3, abs=1e-4)
+
+
+@pytest.mark.parametrize("change", [{"noise_start": -0.1}, {"noise_end": 1.1}, {"base": 0.5}])
+def test_bounds(change: dict[str, float]) -> None:
+    fine: dict[str, Any] = {"writer": "world", "noise_start": 0.0, "noise_end": 0.5, "base": 4.0}
+    with pytest.raises(ValueError, match=next(iter(change))):
+        Simulator(**(fine | change))
+
+
+PASSAGES = [(f"Town{i}", f"Town{i} lies at the river{i} .") for i in range(9)] + [("King", "King rules .")]
+
+
+def test_noise_is_the_share_of_false_leading_documents() -> None:
+    """Every query names its town: useful documents tell its own facts, noisy ones another town's under its name."""
+    queries = [f"where does Town{i % 9} lie {i}" for i in range(600)]
+    for noise in (0.0, 0.3, 1.0):
+        found = GeneratedRetriever(WorldWriter(PASSAGES), noise, "seed").search(queries, 2)
+        assert all(hits[0].title == f"Town{i % 9}" for i, hits in enumerate(found))
+        wrong = sum(hits[0].text != PASSAGES[i % 9][1] for i, hits in enumerate(found)) / 600
+        # One other town of nine may be drawn itself; five deviations of 600 draws are 0.1.
+        assert wrong == pytest.approx(noise * 8 / 9, abs=0.1 if 0 < noise < 1 else 0.07 * noise)
+        assert all("rules" not in hits[0].text for hits in found)  # a fact of the same kind
+
+
+def test_one_seed_one_answer() -> None:
+    def search(seed: str, noise: float = 0.5) -> Any:
+        return GeneratedRetriever(WorldWriter(PASSAGES), noise, seed).search([f"Town{i}" for i in range(9)], 3)
+
+    assert search("a") == search("a")
+    assert search("a") != search("b")
+    assert GeneratedRetriever(WorldWriter(PASSAGES), 0.5, "a").search(["Town3"], 3) == [search("a")[3]]
+
+
+def test_what_names_nothing_gets_other_passages() -> None:
+    (hits,) = GeneratedRetriever(WorldWriter(PASSAGES), 0.0, "a").search(["who are you"], 3)
+    assert {(hit.title, hit.text) for hit in hits} <= set(PASSAGES)
+    with pytest.raises(ValueError, match="needs its passages"):
+        WorldWriter([])
