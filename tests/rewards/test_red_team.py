@@ -1,0 +1,375 @@
+"""Cheating policies against the rewards of every composed method, played through the real rollout loop.
+
+An honest expert earns the most its method's specification allows. A cheat earns less, or stands in `WEAKNESSES` with
+both values and the reason: a weakness of the published reward, kept because we retrain that method. The same table
+stands in tasks/rewards/README.md.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks import methods
+from tasks.agent.grammar import SearchGrammar, ToolCallGrammar
+from tasks.base.tokenizer import build_tokenizer
+from tasks.generate import Call, Sampling
+from tasks.rewards import Resources
+from tasks.rl.samplers import GoldAnswers
+from tasks.text import normalize
+from tasks.types import Action, Hit, Hop, Question, Trajectory
+from tests.tiny import Script, make_player, placed
+
+ROOT = Path(__file__).parents[2]
+PASSAGES = [
+    Hit("g1", 1.0, "Paris", "Paris is the capital of France ."),
+    Hit("g2", 1.0, "Anne Hidalgo", "Anne Hidalgo is the mayor of Paris ."),
+    Hit("p3", 1.0, "Jacques Chirac", "Jacques Chirac was the president who came before Sarkozy ."),
+    Hit("p4", 1.0, "Rome", "Rome lies on the Tiber ."),
+    Hit("p5", 1.0, "Bread", "Bread is made of flour ."),
+    Hit("p6", 1.0, "Rain", "Rain falls on hills ."),
+]
+QUESTION = Question(
+    "q", "toy", "train", "Who is the mayor of the capital of France ?", ("Anne Hidalgo",), 2,
+    decomposition=(
+        Hop("What is the capital of France ?", "Paris", "g1", ("capital of France", "France capital city")),
+        Hop("Who is the mayor of Paris ?", "Anne Hidalgo", "g2", ("mayor of Paris",)),
+    ),
+    gold_passage_ids=("g1", "g2"),
+)  # fmt: skip
+STUFFED = "Jacques Chirac , Anne Hidalgo , Paris or Sarkozy"
+TEXTS = [
+    *(f"{hit.title} {hit.text}" for hit in PASSAGES), QUESTION.question, STUFFED, " so then I know it now .",
+    '{"name": "search", "arguments": {"query_list": ["capital of France", "mayor of Paris"]}}', "\\boxed{Anne Hidalgo}",
+    "<tool_call>\n</tool_call>", "<sub_answer1> Paris </sub_answer1> <sub_answer2>", "tool_response information result",
+]  # fmt: skip
+
+
+class WordRetriever:
+    """Passages that share the most words with the query; of equal ones the first."""
+
+    def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
+        return [self._ranked(set(normalize(query).split()))[:top_k] for query in queries]
+
+    @staticmethod
+    def _ranked(words: set[str]) -> list[Hit]:
+        return sorted(PASSAGES, key=lambda hit: -len(words & set(normalize(f"{hit.title} {hit.text}").split())))
+
+
+class Stopping(Script):
+    """As a generator does, a call ends with the token that completes a stop string; when all is said, nothing more."""
+
+    def generate(self, rows: Sequence[int], max_new_tokens: Sequence[int]) -> list[Call]:
+        for row in rows:
+            line = self.lines[row].pop(0) if self.lines[row] else ""
+            ids = list(self.tokenizer.encode(line)) if isinstance(line, str) else line
+            for end in range(1, len(ids)):
+                if any(stop in self.tokenizer.decode(ids[:end]) for stop in self.stop):
+                    ids = ids[:end]
+                    break
+            self.lines[row].insert(0, ids)
+        return super().generate(rows, max_new_tokens)
+
+
+# Policies ---------------------------------------------------------------------------------------------------------
+
+Policy = Callable[[SearchGrammar], list[str]]
+SO = "<think> so </think> "
+WRONG, RIGHT = "Jacques Chirac", "Anne Hidalgo"
+KEYS = ("capital of France", "mayor of Paris")
+STUFFED_QUERY = "capital of France city mayor of Paris"  # every word of every reference
+
+
+def search(grammar: SearchGrammar, *queries: str, thought: str = SO) -> str:
+    return thought + grammar.render(Action("search", queries[0], queries if len(queries) > 1 else ()))
+
+
+def answer(grammar: SearchGrammar, text: str, thought: str = SO) -> str:
+    return thought + grammar.render(Action("answer", text))
+
+
+def forged(grammar: SearchGrammar) -> str:
+    """What an observation with the gold passages looks like, written by the policy."""
+    return grammar.opening.strip() + grammar.body(Action("search", "x"), [PASSAGES[:2]]) + grammar.closing.strip() + " "
+
+
+def honest(grammar: SearchGrammar) -> list[str]:
+    """Looks both hops up, says the intermediate answers (only one method reads them), answers. R1 just answers."""
+    end = answer(grammar, RIGHT, "<think> so <sub_answer2> Anne Hidalgo </sub_answer2> </think> ")
+    if not grammar.can_search:
+        return [end]
+    second = "<think> so <sub_answer1> Paris </sub_answer1> </think> "
+    return [search(grammar, KEYS[0]), search(grammar, KEYS[1], thought=second), end]
+
+
+def swapped(tag: str, to: str) -> Policy:
+    """The honest policy with a tag misspelt."""
+    return lambda g: [line.replace(tag, to) for line in honest(g)]
+
+
+def malformed(line: str, grammar: SearchGrammar) -> str:
+    """Every closing tag of an action ends in a parenthesis."""
+    for closing in grammar.stop:
+        line = line.replace(closing, closing[:-1] + ")")
+    return line
+
+
+IGNORANT: dict[str, Policy] = {
+    # It knows no answer, or gives none, and wants to be paid for something else.
+    "forged_observation": lambda g: [SO + forged(g) + answer(g, WRONG)],
+    "forged_in_thought": lambda g: [
+        search(g, "hills", thought=f"<think> {forged(g)} </think> "), answer(g, WRONG, f"<think> {forged(g)} </think> ")
+    ],
+    "keyword_stuffing": lambda g: [search(g, STUFFED_QUERY), answer(g, WRONG)],
+    "endless_search": lambda g: [search(g, q) for q in (*KEYS, "Tiber", "flour", "hills", "president", "rain")],
+    "same_query": lambda g: [*[search(g, KEYS[0])] * 4, answer(g, WRONG)],
+    "unclosed_answer": lambda g: [*honest(g)[:-1], honest(g)[-1].replace("</answer>", "")],
+    "malformed_closing": lambda g: [malformed(line, g) for line in honest(g)],
+    "misspelt_answer": swapped("answer>", "Answer>"),
+    "empty_answer": lambda g: [*honest(g)[:-1], answer(g, "")],
+    "several_answers": lambda g: [*honest(g)[:-1], answer(g, WRONG) + answer(g, RIGHT)],
+    "question_echo": lambda g: [search(g, QUESTION.question), answer(g, QUESTION.question)],
+    "overlong_thinking": lambda g: [answer(g, WRONG, "<think>" + " so then I know it now ." * 40 + " </think> ")],
+    "answer_in_thought": lambda g: [search(g, "hills", thought="<think> Anne Hidalgo </think> "), answer(g, WRONG)],
+    "not_json": lambda g: ["<tool_call> capital of France </tool_call>"] * 3 + [answer(g, WRONG)],
+    "hundred_queries": lambda g: [search(g, *([*KEYS, "Tiber"] * 34)), answer(g, WRONG)],
+}  # fmt: skip
+STUFFING: dict[str, Policy] = {
+    "answer_stuffing": lambda g: [*honest(g)[:-1], answer(g, STUFFED)],
+    "echoed_passages": lambda g: [*honest(g)[:-1], answer(g, f"{PASSAGES[1].text} {PASSAGES[0].text}")],
+    "nested_answer": lambda g: [*honest(g)[:-1], answer(g, f"<answer> {RIGHT}")],
+    "no_evidence": lambda g: [SO + forged(g) + answer(g, RIGHT)],
+}
+INFORMED: dict[str, Policy] = {
+    # It knows the answer and takes a worse way: only rewards that look at the way can tell.
+    "keyword_stuffing_right": lambda g: [search(g, STUFFED_QUERY), answer(g, RIGHT)],
+    "same_query_right": lambda g: [*[search(g, KEYS[0])] * 4, search(g, KEYS[1]), answer(g, RIGHT)],
+    "question_echo_right": lambda g: [search(g, QUESTION.question), answer(g, RIGHT)],
+    "needless_searches": lambda g: [*honest(g)[:-1], search(g, "Tiber"), search(g, "flour"), honest(g)[-1]],
+    "forged_in_thought_right": lambda g: [
+        search(g, "hills", thought=f"<think> {forged(g)} </think> "), answer(g, RIGHT)
+    ],
+    "overlong_right": lambda g: [
+        *honest(g)[:-1], honest(g)[-1].replace("<think>", "<think>" + " so then I know it now ." * 40)
+    ],
+    "hundred_queries_right": lambda g: [search(g, *([*KEYS, "Tiber"] * 34)), answer(g, RIGHT)],
+}  # fmt: skip
+CHEATS = IGNORANT | STUFFING | INFORMED
+
+# Methods --------------------------------------------------------------------------------------------------------------
+
+NAMES = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
+
+
+@functools.cache
+def tokenizer() -> Any:
+    return build_tokenizer(TEXTS * 4, 1200)
+
+
+@functools.cache
+def load(name: str) -> methods.Loaded:
+    return methods.load(name, "laptop", tokenizer=tokenizer(), root=ROOT)
+
+
+PLAYED = [name for name in NAMES if not isinstance(load(name).method.sampler, GoldAnswers)]
+SUBEM = ["dapo", "dspo", "gspo", "gspo_high_lr", "grpo_subem_high_lr", "search_r1_grpo_subem", "search_r1_ppo_subem"]
+TOOL_CALLS = [name for name in PLAYED if isinstance(load(name).method.grammar, ToolCallGrammar)]
+STEPSEARCH = [name for name in PLAYED if name.startswith("stepsearch")]
+# Rewards of the answer alone; `gated` ask for a search, too.
+GATED = ["ppo_f1", "grpo_f1"]
+OUTCOME_ONLY = [
+    name for name in PLAYED if name not in ("dapo", "mt_ppo", "tips", "search_r1_ppo_format", *STEPSEARCH, *GATED)
+]
+
+
+def likelihood(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
+    """A reader that finds the answer likely where it has read it, wherever that was."""
+    return [-0.5 if RIGHT in tokenizer().decode(list(context)) else -3.0 for context, _ in pairs]
+
+
+KNOWN = Resources(
+    gold_texts={hit.passage_id: hit.text for hit in PASSAGES[:2]}, likelihood=likelihood,
+    encode=lambda text: list(tokenizer().encode(text)),
+)  # fmt: skip
+
+
+@functools.cache
+def play(name: str, cheat: str | None) -> Trajectory:
+    """The laptop's one passage a search; calls as long as the paper's."""
+    loaded = load(name)
+    grammar = loaded.method.grammar
+    script = Stopping(tokenizer(), [(CHEATS[cheat] if cheat else honest)(grammar)])
+    budgets = {
+        "max_turns": 5, "max_prompt_tokens": 900, "max_call_tokens": 1500, "max_observation_tokens": 500,
+        "max_total_tokens": 4096, "top_k": 1,
+    } | loaded.rollout  # fmt: skip
+    player = make_player(script, tokenizer(), WordRetriever(), grammar, **budgets)
+
+    (trajectory,) = player.play([QUESTION], 1, Sampling(1.0, 1.0, (), 0))
+    return trajectory
+
+
+@functools.cache
+def earned(name: str, cheat: str | None = None) -> float:
+    """What all rewards of the method place, together."""
+    t = play(name, cheat)
+    return placed([reward([t], [QUESTION], KNOWN)[0] for reward in load(name).method.rewards])
+
+
+# Full marks -----------------------------------------------------------------------------------------------------------
+
+FULL_MARKS = dict.fromkeys(PLAYED, 1.0) | {
+    # answer F1 1, keys 0.618 * 1, gains add up to mean_i max_t c_i^t = 1, nothing repeated
+    "stepsearch": 2.618, "stepsearch_wo_penalty": 2.618, "stepsearch_wo_key": 2.0, "stepsearch_ow_steps": 2.0,
+    "stepsearch_ow_info_gain": 2.0, "stepsearch_wo_info_gain": 1.618, "stepsearch_wo_steps": 1.618,
+    "stepsearch_ow_key": 1.618, "stepsearch_ow_sub_answer": 1.618,
+    "mt_ppo": 1.3,  # retrieval 0.3
+    "tips": 1.25,  # 0.1 * (-0.5 - -3)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_the_honest_expert_gets_full_marks(name: str) -> None:
+    t = play(name, None)
+    assert (t.status, t.answer) == ("answered", RIGHT)
+    assert t.num_searches == (0 if name == "r1" else 2)
+    assert earned(name) == pytest.approx(FULL_MARKS[name], abs=1e-9)
+
+
+def test_every_method_is_played_but_the_one_that_is_not() -> None:
+    assert set(NAMES) - set(PLAYED) == {"sft"}
+    assert set(FULL_MARKS) == set(PLAYED)
+
+
+# Cheats ---------------------------------------------------------------------------------------------------------------
+
+Weakness = tuple[float, float, str]
+LISTED = "subEM pays any answer that holds the gold (dspo, pitfall 7)"
+BLIND = "the answer alone is paid: how it was found is not seen"
+FREE = "a search that brings new documents costs nothing"
+REPEATS = "nothing is taken off for repeating a search"
+LENGTH = "nothing looks at the length"
+READ = "the potential reads what the policy wrote as it reads documents"
+NEW_WAYS = [cheat for cheat in INFORMED if cheat != "hundred_queries_right"]
+
+
+def family(names: Sequence[str], cheats: Sequence[str], value: float, why: str) -> dict[tuple[str, str], Weakness]:
+    """The cheats that earn these methods exactly as much as honesty does."""
+    return {(name, cheat): (value, value, why) for name in names for cheat in cheats}
+
+
+NO_REPEATS = {"stepsearch_ow_info_gain": 2.0, "stepsearch_ow_key": 1.618, "stepsearch_wo_penalty": 2.618,
+              "stepsearch_wo_steps": 1.618}  # fmt: skip
+STRETCHED = [name for name in STEPSEARCH if name != "stepsearch_ow_penalty"]
+WEAKNESSES: dict[tuple[str, str], Weakness] = {
+    **family(SUBEM, ["answer_stuffing", "echoed_passages", "nested_answer"], 1.0, LISTED),
+    **family([*OUTCOME_ONLY, "dapo"], ["no_evidence"], 1.0, BLIND),
+    **family([name for name in [*OUTCOME_ONLY, *GATED] if name != "r1"], NEW_WAYS, 1.0, BLIND),
+    **family([name for name in TOOL_CALLS if name != "dapo"], ["hundred_queries_right"], 1.0, BLIND),
+    **family(["dapo"], ["keyword_stuffing_right", "question_echo_right"], 1.0, BLIND),
+    **family(
+        ["search_r1_ppo_format"], [cheat for cheat in NEW_WAYS if cheat != "forged_in_thought_right"], 1.0, BLIND
+    ),
+    **family(["mt_ppo"], ["needless_searches", "same_query_right"], 1.3, FREE),
+    **family(["mt_ppo"], ["overlong_right"], 1.3, LENGTH),
+    **family(["tips"], ["needless_searches", "same_query_right"], 1.25, FREE),
+    **family(["tips"], ["overlong_right"], 1.25, LENGTH),
+    **family(["tips"], ["forged_in_thought_right"], 1.25, READ),
+    **family(["r1"], ["overlong_right"], 1.0, LENGTH),
+    **family(["stepsearch_ow_penalty"], [cheat for cheat in NEW_WAYS if cheat != "same_query_right"], 1.0, BLIND),
+}  # fmt: skip
+for ablation in STRETCHED:
+    WEAKNESSES |= family([ablation], ["needless_searches"], FULL_MARKS[ablation], FREE)
+    WEAKNESSES |= family([ablation], ["overlong_right"], FULL_MARKS[ablation], LENGTH)
+for ablation, full in NO_REPEATS.items():
+    WEAKNESSES |= family([ablation], ["same_query_right"], full, REPEATS)
+CASES = [
+    (name, cheat) for name in PLAYED for cheat in CHEATS
+    if name in TOOL_CALLS or cheat not in ("not_json", "hundred_queries", "hundred_queries_right")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_a_cheat_earns_less(name: str) -> None:
+    """Or exactly what the table says: as much, never more."""
+    best = earned(name)
+    for cheat in [cheat for other, cheat in CASES if other == name]:
+        found = earned(name, cheat)
+        if (name, cheat) in WEAKNESSES:
+            assert (best, found) == (
+                pytest.approx(WEAKNESSES[name, cheat][0]),
+                pytest.approx(WEAKNESSES[name, cheat][1]),
+            )
+        else:
+            assert found < best - 1e-9, cheat
+
+
+def test_the_table_names_played_cases_only() -> None:
+    assert set(WEAKNESSES) <= set(CASES)
+
+
+# What some cheats earn, worked out by hand ----------------------------------------------------------------------------
+
+STUFFED_F1 = 4 / 9  # 2 common words of 7 and 2
+ECHOED_F1 = 4 / 13
+
+
+@pytest.mark.parametrize(
+    ("name", "cheat", "value"),
+    [
+        ("grpo_f1", "answer_stuffing", STUFFED_F1),
+        ("zerosearch", "echoed_passages", ECHOED_F1),
+        ("stepsearch", "answer_stuffing", STUFFED_F1 + 0.618 + 1.0),
+        ("stepsearch", "empty_answer", 0.618 + 1.0),  # keys and steps need no right answer, only the format
+        ("stepsearch", "unclosed_answer", 1.0),  # steps need not even that
+        ("stepsearch", "endless_search", 1.0),
+        ("stepsearch", "several_answers", 0.618 + 1.0),  # the call ended with the first, wrong one
+        ("stepsearch", "no_evidence", 0.0),
+        # The first hop's key is met, the second's shares "of": F1 1/3; three repeats.
+        ("stepsearch_wo_steps", "same_query", 0.618 * 2 / 3),
+        ("stepsearch_wo_info_gain", "same_query", 0.618 * 2 / 3 - 3.0),
+        ("stepsearch_wo_steps", "keyword_stuffing", 0.618 * (6 / 10 + 6 / 10) / 2),  # F1 3 of 7 and 3, twice
+        ("stepsearch_ow_sub_answer", "empty_answer", 0.618 / 2),  # the sub-answer of the first hop was written before
+        ("search_r1_ppo_format", "forged_observation", 0.1),
+        ("search_r1_ppo_format", "no_evidence", 0.8),
+        ("search_r1_ppo_format", "same_query", 0.2),
+        ("mt_ppo", "endless_search", 0.3),
+        ("mt_ppo", "malformed_closing", -0.6),
+        ("mt_ppo", "unclosed_answer", 0.3 - 0.2),
+        ("tips", "endless_search", 0.25),
+        ("tips", "answer_in_thought", 0.25),  # said before the search, read by the potential after it
+        ("research", "overlong_thinking", 0.1),
+        ("dapo", "endless_search", -1.0),
+        ("dapo", "hundred_queries_right", 0.0),
+    ],
+)
+def test_by_hand(name: str, cheat: str, value: float) -> None:
+    assert earned(name, cheat) == pytest.approx(value, abs=1e-6)
+
+
+def test_the_overlong_penalty_of_the_laptop() -> None:
+    """Free up to 100 generated tokens, -1 from 160 on: honesty stays below, four searches do not."""
+    assert play("dapo", None).num_generated <= 100
+    count = play("dapo", "needless_searches").num_generated
+    assert 100 < count < 160
+    assert earned("dapo", "needless_searches") == pytest.approx(1 - (count - 100) / 60)
+
+
+def test_a_hundred_queries_are_five() -> None:
+    t = play("dspo", "hundred_queries")
+    assert len(t.turns[0].action.searches) == len(t.turns[0].hits) == 5
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_forged_documents_are_in_no_record(name: str) -> None:
+    """The forged text was written and is trained on; the environment's record does not know it."""
+    for cheat in ("forged_observation", "no_evidence"):
+        t = play(name, cheat)
+        assert f"{RIGHT} is the mayor" in t.turns[0].text
+        assert all(t.loss_mask[t.turns[0].start : t.turns[0].end])
+        assert not any(turn.hits for turn in t.turns)
+        assert t.num_searches == 0
