@@ -28,7 +28,7 @@ class OverlongPenalty:
 
     def value(self, num_tokens: int) -> float:
         """The penalty of a response of so many generated tokens."""
-        return 0.0 - min(max(num_tokens - (self.limit - self.buffer), 0) / self.buffer, 1.0)  # Never -0.0.
+        return max(min(self.limit - self.buffer - num_tokens, 0) / self.buffer, -1.0)
 
     def __call__(
         self, trajectories: Sequence[Trajectory], questions: Sequence[Question], resources: Resources = NOTHING
