@@ -21,10 +21,11 @@ METRICS = (
     "share_with_signal",
     "valid_action_rate",
     "response_tokens",
+    "answer_words",
     "repeated_query_rate",
     "logprob_gap_max",
     "filter_kept_share",
-    "skipped_updates",
+    "skipped_update",
 )
 """The columns, each only where a run has it."""
 

@@ -103,6 +103,14 @@ def rollout_metrics(trajectories: Sequence[Trajectory], scores: Sequence[Scores]
     }
 
 
+def answer_metrics(trajectories: Sequence[Trajectory], golds: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Exact match and words of the answers, whatever is rewarded: subEM is easy to please (dspo section 10)."""
+    answers = [t.answer for t in trajectories]
+    given = [len(answer.split()) for answer in answers if answer is not None]
+    ems = [text.exact_match(answer, own) for answer, own in zip(answers, golds, strict=True)]
+    return {"em_mean": sum(ems) / len(ems), "answer_words": sum(given) / max(len(given), 1)}
+
+
 def _group_metrics(trajectories: Sequence[Trajectory], scores: Sequence[Scores]) -> dict[str, float]:
     if len({t.group_id for t in trajectories}) == len(trajectories):
         return {}

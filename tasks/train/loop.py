@@ -32,7 +32,7 @@ from tasks.rl.experience import Experience, collate, microbatches, minibatches
 from tasks.rl.losses import Normalizer
 from tasks.rl.method import Method
 from tasks.store import DataError, read_jsonl, write_jsonl
-from tasks.train.health import CollapseConf, rollout_metrics
+from tasks.train.health import CollapseConf, answer_metrics, rollout_metrics
 from tasks.train.record import trajectory_row
 from tasks.types import Question, Scores, Trajectory
 
@@ -123,15 +123,28 @@ class Progress:
         return self.step >= conf.num_steps or spent or self.stopped is not None
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Played:
-    """What a step may learn from, with the report of all that was played for it."""
+    """All that was played for a step, and what of it the filter kept."""
 
-    trajectories: list[Trajectory]
-    scores: list[Scores]
-    questions: dict[str, Question]
-    metrics: dict[str, float]
-    is_enough: bool
+    trajectories: list[Trajectory] = field(default_factory=list)
+    scores: list[Scores] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    questions: dict[str, Question] = field(default_factory=dict)
+    num_played: int = 0
+    num_failed: int = 0
+    num_rounds: int = 0
+
+    @property
+    def groups(self) -> list[str]:
+        """Ids of the kept groups, in order."""
+        return list(dict.fromkeys(self.trajectories[i].group_id for i in self.kept))
+
+    def first(self, num_groups: int) -> tuple[list[Trajectory], list[Scores]]:
+        """The kept trajectories of the first so many groups: the surplus is dropped."""
+        wanted = set(self.groups[:num_groups])
+        rows = [i for i in self.kept if self.trajectories[i].group_id in wanted]
+        return [self.trajectories[i] for i in rows], [self.scores[i] for i in rows]
 
 
 @dataclass
@@ -221,59 +234,55 @@ class Trainer:
         return [row for path in files for _, row in read_jsonl(path)]
 
     def _step(self, step: int) -> dict[str, float]:
-        played = self._play(step)
-        metrics = played.metrics
-        if played.is_enough:
-            experience = self._experience(played.trajectories, played.scores, step)
+        wanted = min(self.conf.prompts(self.method.sampler.size), len(self.questions))
+        refills = self.method.filter.max_rounds > 1
+        played = self._play(step, wanted)
+        metrics = self._played_metrics(played)
+        fewest = math.ceil(wanted / self.conf.minibatches) if refills else 1  # dspo section 10: one mini-batch.
+        is_enough = len(played.groups) >= fewest
+        if refills or not is_enough:
+            metrics["skipped_update"] = float(not is_enough)
+        if is_enough:
+            trajectories, scores = played.first(wanted)
+            experience = self._experience(trajectories, scores, step)
             metrics |= self._learn(experience, step)
-            self._record(step, played.trajectories, played.scores, played.questions, experience)
-        else:
-            metrics["skipped_update"] = 1.0
+            self._record(step, trajectories, scores, played.questions, experience)
         cost = self.progress.cost = self.player.cost
         return metrics | {
             "generated_tokens_total": cost.generated, "prefill_tokens_total": cost.prefilled,
             "searches_total": cost.searches,
         }  # fmt: skip
 
-    def _play(self, step: int) -> _Played:
-        """Draw, play, score and filter until the step has its groups or the filter's rounds are over.
-
-        The metrics tell of everything that was played, before the filter; the surplus of kept groups is dropped.
-        Too little to learn from: no group, or in a filter that refills fewer than one mini-batch has.
-        """
-        progress, method = self.progress, self.method
-        size = method.sampler.size
-        wanted = min(self.conf.prompts(size), len(self.questions))
-        everything: tuple[list[Trajectory], list[Scores]] = ([], [])
-        kept: tuple[list[Trajectory], list[Scores]] = ([], [])
-        by_id: dict[str, Question] = {}
-        num_played, num_failed, rounds, groups = 0, 0, 0, dict[str, None]()
-        while rounds < method.filter.max_rounds and len(groups) < wanted:
-            rounds += 1
-            questions = self._draw(progress.num_draws + 1)
-            by_id |= {question.id: question for question in questions}
-            played = self._sample(questions, step)
+    def _play(self, step: int, wanted: int) -> _Played:
+        """Draw, play, score and filter until `wanted` groups are kept or the filter's rounds are over."""
+        found = _Played()
+        while found.num_rounds < self.method.filter.max_rounds and len(found.groups) < wanted:
+            found.num_rounds += 1
+            questions = self._draw(self.progress.num_draws + 1)
+            found.questions |= {question.id: question for question in questions}
+            played = self._sample(questions)
             usable = self._usable(played, step)
-            scores = self._score(usable, [by_id[t.question_id] for t in usable])
-            chosen = method.filter.keep(usable, scores)
-            everything[0].extend(usable)
-            everything[1].extend(scores)
-            kept[0].extend(usable[i] for i in chosen)
-            kept[1].extend(scores[i] for i in chosen)
-            groups |= dict.fromkeys(usable[i].group_id for i in chosen)
-            num_played += len(played)
-            num_failed += sum(t.status == "failed" for t in played)
-        first = set(list(groups)[:wanted])
-        rows = [i for i, t in enumerate(kept[0]) if t.group_id in first]
-        metrics = rollout_metrics(*everything, num_played) | {"failed": num_failed}
-        if method.filter.max_rounds > 1:
-            num_groups = len({t.group_id for t in everything[0]})
-            metrics |= {"sampling_rounds": rounds, "filter_kept_share": len(groups) / num_groups}
-        fewest = math.ceil(wanted / self.conf.minibatches) if method.filter.max_rounds > 1 else 1
-        chosen_rows = [kept[0][i] for i in rows], [kept[1][i] for i in rows]
-        return _Played(*chosen_rows, by_id, metrics, len(first) >= fewest)
+            scores = self._score(usable, [found.questions[t.question_id] for t in usable])
+            first = len(found.trajectories)
+            found.kept += [first + i for i in self.method.filter.keep(usable, scores)]
+            found.trajectories += usable
+            found.scores += scores
+            found.num_played += len(played)
+            found.num_failed += sum(t.status == "failed" for t in played)
+        return found
 
-    def _sample(self, questions: list[Question], step: int) -> list[Trajectory]:
+    def _played_metrics(self, played: _Played) -> dict[str, float]:
+        """Of everything that was played, before the filter."""
+        golds = [played.questions[t.question_id].answers for t in played.trajectories]
+        metrics = answer_metrics(played.trajectories, golds)
+        metrics |= rollout_metrics(played.trajectories, played.scores, played.num_played)
+        metrics["failed"] = played.num_failed
+        if self.method.filter.max_rounds > 1:
+            num_groups = len({t.group_id for t in played.trajectories})
+            metrics |= {"sampling_rounds": played.num_rounds, "filter_kept_share": len(played.groups) / num_groups}
+        return metrics
+
+    def _sample(self, questions: list[Question]) -> list[Trajectory]:
         """Play one draw; group ids of later draws of a step are told apart, a question may come again."""
         progress = self.progress
         progress.num_draws += 1

@@ -59,28 +59,6 @@ class Same:
 # Refill -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_step_samples_until_it_has_its_groups_and_drops_the_surplus(tmp_path: Path) -> None:
-    trainer = filtered(tmp_path, num_steps=6)
-    learned: list[Any] = []
-    learn = trainer._learn
-    trainer._learn = lambda experience, step: learned.append(experience) or learn(experience, step)  # type: ignore[method-assign, func-returns-value]
-    trainer.run()
-    rounds = [metrics["sampling_rounds"] for metrics in steps_of(trainer)]
-    assert max(rounds) > 1
-    assert trainer.progress.num_draws == sum(rounds)
-    assert trainer.progress.num_trajectories == 16 * sum(rounds)  # What was dropped counts.
-    full = [one for one, metrics in zip(learned, steps_of(trainer), strict=True) if metrics["sampling_rounds"] < 4]
-    assert full
-    for experience in full:
-        assert len(experience) == 16
-        assert len(set(experience.group_ids)) == 4
-        for group in set(experience.group_ids):
-            outcomes = [
-                o for o, g in zip(experience.outcomes.tolist(), experience.group_ids, strict=True) if g == group
-            ]
-            assert 0 < sum(outcomes) < 4
-
-
 def test_a_refilling_run_that_is_cut_goes_on_to_the_bit(tmp_path: Path) -> None:
     whole = filtered(tmp_path / "whole", num_steps=5, checkpoint_every=1)
     whole.run()
@@ -94,22 +72,6 @@ def test_a_refilling_run_that_is_cut_goes_on_to_the_bit(tmp_path: Path) -> None:
         assert torch.equal(tensor, weights_of(cut)[name]), name
 
 
-def test_the_same_question_twice_in_a_step_is_two_groups(tmp_path: Path) -> None:
-    """Sixteen questions, four a draw: five rounds meet some again."""
-    trainer = filtered(tmp_path, rounds=6, rewards=(Same(),), num_steps=1, collapse=collapse(max_skipped=5))
-    seen: list[str] = []
-    sample = trainer._sample
-
-    def listen(questions: Any, step: int) -> list[Trajectory]:
-        played = sample(questions, step)
-        seen.extend(dict.fromkeys(t.group_id for t in played))
-        return played
-
-    trainer._sample = listen  # type: ignore[method-assign]
-    trainer.run()
-    assert len(seen) == len(set(seen)) == 24
-
-
 def test_no_group_survives_the_update_is_skipped_and_after_so_many_the_run_stops(tmp_path: Path) -> None:
     trainer = filtered(tmp_path, rounds=2, rewards=(Same(),), num_steps=9, collapse=collapse(max_skipped=3))
     before = weights_of(trainer)
@@ -121,37 +83,6 @@ def test_no_group_survives_the_update_is_skipped_and_after_so_many_the_run_stops
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights_of(trainer).items())
     again = filtered(tmp_path, rounds=2, rewards=(Same(),), num_steps=9, collapse=collapse(max_skipped=3))
     assert again.run().step == 3  # A run that was stopped stays stopped.
-
-
-def test_fewer_groups_than_a_mini_batch_are_too_few(tmp_path: Path) -> None:
-    """Four groups wanted in two mini-batches: one mixed group is skipped, two are trained on."""
-
-    @dataclass(frozen=True)
-    class Few:
-        num: int
-        needs: tuple[str, ...] = ()
-
-        def __call__(self, trajectories: Any, questions: Any, resources: Any = None) -> list[Scores]:
-            mixed = set(list(dict.fromkeys(t.group_id for t in trajectories))[: self.num])
-            values = [float(t.group_id in mixed and i % 4 == 0) for i, t in enumerate(trajectories)]
-            return [on_last_token(t, v, em=v) for t, v in zip(trajectories, values, strict=True)]
-
-    for num, skipped in ((1, True), (2, False)):
-        trainer = filtered(tmp_path / str(num), rounds=1, rewards=(Few(num),), num_steps=1, minibatches=2)
-        trainer.method = replace(trainer.method, filter=_Once("em"))
-        trainer.run()
-        assert ("skipped_update" in steps_of(trainer)[0]) is skipped
-
-
-@dataclass(frozen=True)
-class _Once(MixedOutcomes):
-    """A filter that may refill, and whose second round finds nothing."""
-
-    max_rounds: int = 2
-    calls: list[int] = None  # type: ignore[assignment]
-
-    def keep(self, trajectories: Any, scores: Any) -> list[int]:
-        return super().keep(trajectories, scores) if trajectories[0].group_id.startswith("1/") else []
 
 
 # Budget, selection, collapse --------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def test_it_samples_until_it_has_its_groups(tmp_path: Path) -> None:
     assert found["reward_mean"] == pytest.approx((3 + 2) / 12)
     assert made.progress.num_trajectories == 12
     assert made.progress.num_draws == 3
-    assert "skipped_update" not in found
+    assert found["skipped_update"] == 0.0
 
 
 def test_dropped_groups_change_nothing(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_at_least_one_mini_batch(tmp_path: Path, plan: list[str], is_enough: boo
     """Four groups are wanted in two mini-batches: two are enough after the last round, one is not."""
     made, _ = trainer(tmp_path, plan, MixedOutcomes("em", 2), prompts_per_step=4, minibatches=2)
     (found,) = steps(made)
-    assert ("skipped_update" not in found) is is_enough
+    assert found["skipped_update"] == 1.0 - is_enough
     assert found["sampling_rounds"] == (1 if plan == ["mmmm"] else 2)
 
 
@@ -161,4 +161,4 @@ def test_the_same_question_in_two_rounds_is_two_groups(tmp_path: Path) -> None:
     assert found["sampling_rounds"] == 2
     assert [sorted(draw) for draw in sampler.drawn] == [["q0", "q1"]] * 2
     assert found["filter_kept_share"] == 0.5  # two of four groups
-    assert "skipped_update" not in found
+    assert found["skipped_update"] == 0.0
