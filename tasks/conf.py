@@ -156,7 +156,9 @@ def derived(kind: str, name: str, root: Path = Path("."), own: tuple[str, ...] =
         where = f"{CONF}/{kind}/{chain[-1]}.yaml: like"
         if other in chain:
             raise ValueError(f"{where}: goes round in a circle: {' -> '.join((*chain, str(other)))}.")
-        chain.append(str(other))
+        if not isinstance(other, str) or not other.isidentifier():
+            raise ValueError(f"{where}={other!r}: expected the name of another file of conf/{kind}/.")
+        chain.append(other)
         trees.append(read_yaml(path_of(kind, str(other), root, where)))
     tree: Tree = {}
     for each in reversed(trees):

@@ -21,6 +21,8 @@ from tasks.generate import Call, Generator, Sampling, Session
 from tasks.retrieval import RetrievalError, Retriever
 from tasks.types import Action, Hit, Question, Status, Trajectory, Turn
 
+_OUTAGE = 3  # Rows asked alone that fail one after another: then it is not the queries.
+
 
 @dataclass(frozen=True)
 class RolloutConf:
@@ -30,7 +32,8 @@ class RolloutConf:
         max_turns: model calls that may search; one more call follows, whose search is not executed.
         max_prompt_tokens: a longer prompt is an error.
         max_call_tokens: per model call.
-        max_observation_tokens: documents of one observation, cut before the closing tag is added.
+        max_observation_tokens: documents of one query, cut before the closing tag is added; a call with several
+            queries has as many such budgets together.
         max_total_tokens: prompt + response; a trajectory that would exceed it ends as `overflow`.
         top_k: passages per search.
         batch_rows: trajectories played at once.
@@ -224,7 +227,10 @@ class Player:
         row.turns.append(turn)
 
     def _search(self, asked: dict[int, tuple[str, ...]]) -> dict[int, list[list[Hit]] | RetrievalError]:
-        """Each row's queries in one batched call, retried with growing pauses; a failure that stays is every row's."""
+        """Each row's queries in one batched call, retried with growing pauses; then row by row.
+
+        So a query that cannot be answered costs its own row alone. Where `_OUTAGE` rows in a row fail, all do.
+        """
         queries = [query for row in asked.values() for query in row]
         if not queries:
             return {}
@@ -238,14 +244,24 @@ class Player:
                 return {i: [next(hits) for _ in row] for i, row in asked.items()}
             except RetrievalError as error:
                 failure = error
-        return dict.fromkeys(asked, failure)
+        found: dict[int, list[list[Hit]] | RetrievalError] = dict.fromkeys(asked, failure)
+        failed = 0
+        for i, row in asked.items() if len(asked) > 1 else ():
+            try:
+                found[i] = self.retriever.search(list(row), self.conf.top_k)
+                failed = 0
+            except RetrievalError as error:
+                found[i], failed = error, failed + 1
+            if failed == _OUTAGE:
+                break
+        return found
 
     def _observation(self, action: Action, found: list[list[Hit]] | None) -> list[int]:
         """Opening tag, documents cut to their budget, closing tag: the tag survives any cut (methods README, 4)."""
         if found is None:
             return self._encode(self.grammar.complaint(action))
         whole = self._encode(self.grammar.body(action, found))
-        kept = whole[: self.conf.max_observation_tokens]
+        kept = whole[: self.conf.max_observation_tokens * len(found)]
         while len(kept) < len(whole) and kept and not self.grammar.may_end(self._decode(kept)):
             kept.pop()
         return self._encode(self.grammar.opening) + kept + self._encode(self.grammar.closing)

@@ -118,8 +118,11 @@ class Endpoint:
         self._http.close()
 
     def _spent(self) -> tuple[int, int]:
-        replies = [reply for path in self.folder.glob("*.json") if (reply := _cached(path)) is not None]
-        return len(replies), sum(reply.tokens for reply in replies)
+        count = tokens = 0
+        for path in self.folder.glob("*.json"):
+            if (reply := _cached(path)) is not None:
+                count, tokens = count + 1, tokens + reply.tokens
+        return count, tokens
 
     def _key(self) -> str:
         name = self.conf.key_variable

@@ -81,12 +81,11 @@ def load(
             raise ValueError(
                 f"{path}: key {key!r} is missing or not text. Add it; see conf/method/search_r1_grpo.yaml."
             )
-    try:
-        module = importlib.import_module(f"tasks.methods.{tree['module']}")
-    except ModuleNotFoundError as error:
-        if error.name != f"tasks.methods.{tree['module']}":
-            raise  # Something the method itself needs.
-        raise ValueError(f"{path}: module={tree['module']!r}: there is no tasks/methods/{tree['module']}.py.") from None
+    if not (Path(__file__).parent / f"{tree['module']}.py").is_file() or not tree["module"].isidentifier():
+        raise ValueError(f"{path}: module={tree['module']!r}: there is no tasks/methods/{tree['module']}.py.")
+    module = importlib.import_module(f"tasks.methods.{tree['module']}")
+    if not hasattr(module, "Conf"):
+        raise ValueError(f"{path}: module={tree['module']!r}: tasks/methods/{tree['module']}.py is no method: no Conf.")
     if "{question}" not in (template or tree["prompt"]):
         raise ValueError(f"{path}: prompt has no {{question}}: the policy would never see it. Add {{question}}.")
     scaled = _scaled(tree, scale, path, root)
@@ -113,6 +112,8 @@ def _scaled(tree: conf.Tree, scale: str, path: Path, root: Path) -> dict[str, di
     """The entry of `scales` for this scale, every entry checked."""
     scales = _mapping(tree, "scales", path)
     for named, entry in scales.items():
+        if not isinstance(named, str):
+            raise ValueError(f"{path}: scales: found {named!r}, expected the name of a file of conf/scale/.")
         conf.path_of("scale", named, root, f"{path}: scales")
         for key in entry if isinstance(entry, Mapping) else [entry]:
             if key not in _SCALED:

@@ -44,6 +44,8 @@ class Conf:
 
     def __post_init__(self) -> None:
         require(self.filter_rounds >= 0, "filter_rounds", self.filter_rounds, "0 (no filter) or more")
+        require(self.group_size >= 2, "group_size", self.group_size, "at least 2, which are compared")
+        require(self.temperature > 0, "temperature", self.temperature, "above 0: members that are alike teach nothing")
 
 
 def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tasks.agent.grammar import SearchGrammar
+from tasks.conf import require
 from tasks.rewards.answer import AnswerReward
 from tasks.rl.filters import KeepAll, Successful
 from tasks.rl.losses import Aggregation
@@ -33,6 +34,9 @@ class Conf:
     aggregation: Aggregation
     temperature: float
     top_p: float
+
+    def __post_init__(self) -> None:
+        require(self.source == "own" or self.group_size == 1, "group_size", self.group_size, "1 with source: gold")
 
 
 def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tasks.agent.grammar import SearchGrammar
+from tasks.conf import require
 from tasks.methods import search_r1
 from tasks.rewards.turns import TurnRules
 from tasks.rl.method import Method
@@ -16,6 +17,11 @@ class Conf(search_r1.Conf):
 
     retrieval: float
     invalid: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.retrieval >= 0, "retrieval", self.retrieval, "0 or more")
+        require(self.invalid <= 0, "invalid", self.invalid, "0 or less: it is for a call that cannot be read")
 
 
 def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:

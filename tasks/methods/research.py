@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tasks import text
 from tasks.agent.grammar import SearchGrammar
+from tasks.conf import require
 from tasks.methods import search_r1
 from tasks.rewards import NOTHING, Need, Resources, on_last_token
 from tasks.rl.method import Method
@@ -19,6 +20,10 @@ class Conf(search_r1.Conf):
     """Settings of `conf/method/research.yaml`; `format_reward`: of a right format whose answer has F1 0."""
 
     format_reward: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.format_reward < 1, "format_reward", self.format_reward, "from 0, below a right answer's 1")
 
 
 @dataclass(frozen=True)

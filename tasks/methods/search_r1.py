@@ -51,6 +51,10 @@ class Conf:
 
     def __post_init__(self) -> None:
         require(not (self.gated and self.reward == "format"), "gated", self.gated, "false with reward: format")
+        require(self.entropy_coefficient >= 0, "entropy_coefficient", self.entropy_coefficient, "0 or more")
+        require(self.wrong_format <= 0, "wrong_format", self.wrong_format, "0 or less: a wrong format earns nothing")
+        is_alone = self.algorithm == "grpo" and self.temperature == 0 and self.group_size > 1
+        require(not is_alone, "temperature", self.temperature, "above 0: members that are alike teach nothing")
 
 
 def answer_reward(conf: Conf) -> Reward:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tasks import text
 from tasks.agent.grammar import SearchGrammar
+from tasks.conf import require
 from tasks.methods import search_r1
 from tasks.rewards import NOTHING, Need, Resources, Reward, on_last_token
 from tasks.rewards.format import follows_search_rule
@@ -32,7 +33,9 @@ class Conf(search_r1.Conf):
         gain, penalty: of the step reward's two terms, 1 or 0.
         step_scale: of the step reward; 1 in the paper, 0.6 nominal and 1.6 effective as released.
         sub_answer_weight: of the reward on intermediate answers ("ow sub-answer"; its formula is not printed).
-        as_released: keys and redundancy as the released code computes them.
+        as_released: keys and redundancy as the released code computes them. Its other deviations are values
+            (`wrong_format`, `step_scale`) but one: there a wrong format, which is any end but an answer, takes the step
+            rewards, too.
     """
 
     key_weight: float
@@ -41,6 +44,11 @@ class Conf(search_r1.Conf):
     step_scale: float
     sub_answer_weight: float = 0.0
     as_released: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("key_weight", "gain", "penalty", "step_scale", "sub_answer_weight"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "0 (off) or more")
 
 
 @dataclass(frozen=True)

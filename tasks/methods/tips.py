@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tasks.agent.grammar import SearchGrammar
+from tasks.conf import require
 from tasks.methods import search_r1
 from tasks.rewards.potential import AnswerPotential
 from tasks.rl.method import Method
@@ -15,6 +16,10 @@ class Conf(search_r1.Conf):
     """Settings of `conf/method/tips.yaml`; `potential_scale`: weight of the difference of mean log-likelihoods."""
 
     potential_scale: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.potential_scale >= 0, "potential_scale", self.potential_scale, "0 or more")
 
 
 def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:

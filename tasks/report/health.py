@@ -19,12 +19,15 @@ METRICS = (
     "clip_fraction",
     "reward_std",
     "share_with_signal",
+    "share_all_zero",
+    "share_all_one",
     "valid_action_rate",
     "response_tokens",
     "answer_words",
     "repeated_query_rate",
     "logprob_gap_max",
     "filter_kept_share",
+    "sampling_rounds",
     "skipped_update",
 )
 """The columns, each only where a run has it."""
@@ -101,7 +104,7 @@ def signal_section(results: Results, tracks: Sequence[Track]) -> Section | None:
         return None
     lead = (
         "DSPO argues that groups in which all trajectories succeed, or all fail, teach nothing, and filters them out. "
-        "This is their share before any filter. The paper prints no such number, so nothing is judged. "
+        "This is their share before any filter; what the paper says of it is judged above. "
         f"{seeds_note(results.seeds)}"
     )
     return Section("signal", "Groups without a signal", lead, ["policy", "first third", "last third", "change"], rows)

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from tasks.types import Question, Scores, Trajectory
 
-Need = Literal["decomposition", "gold_passages", "likelihood"]
+Need = Literal["decomposition", "queries", "gold_passages", "likelihood"]
 Likelihood = Callable[[Sequence[tuple[Sequence[int], Sequence[int]]]], list[float]]
 """(context ids, continuation ids) pairs -> mean natural log-probability of each continuation's tokens."""
 

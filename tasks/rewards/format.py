@@ -8,6 +8,7 @@ from tasks.agent.grammar import TAGS
 from tasks.types import Trajectory
 
 _TAG = re.compile(r"<(/?)(" + "|".join(TAGS) + r")>")
+_THOUGHT_FIRST = re.compile(r"<think>(?!\s*</think>)(?:(?!<search>).)*?</think>.*?<search>", re.DOTALL)
 _NEXT = {
     "start": {"think"},
     "think": {"search", "answer"},
@@ -38,19 +39,19 @@ def is_well_formed(response: str) -> bool:
 
 
 def follows_search_rule(trajectory: Trajectory) -> bool:
-    """StepSearch's format: queries only in proper search pairs, thought and searched at least once, one answer last.
+    """StepSearch's format: queries only in proper search pairs, a thought before some search, one answer at the end.
 
     Read from what the policy wrote in its own turns and from the environment's record of executed searches; a forged
-    observation proves nothing. White space alone may follow the answer. (As released: an answer pair at the end.)
+    observation proves nothing. A broken tag such as `</search)` is no proper pair; the thought is closed and not blank,
+    and stands in the turn of an executed search, before it. White space alone may follow the answer. (As released: an
+    answer pair at the end.)
     """
-    if trajectory.status != "answered" or trajectory.num_searches == 0:
+    searches = [turn.text for turn in trajectory.turns if turn.executed]
+    if trajectory.status != "answered" or not any(_THOUGHT_FIRST.search(text) for text in searches):
         return False
-    texts = [turn.text for turn in trajectory.turns]
-    written = "".join(texts)
-    proper = sum(turn.executed for turn in trajectory.turns)
+    written = "".join(turn.text for turn in trajectory.turns)
     return (
-        written.count("<search>") == written.count("</search>") == proper
-        and written.count("<answer>") == written.count("</answer>") == 1
+        written.count("<search") == written.count("</search") == len(searches)
+        and written.count("<answer") == written.count("</answer") == 1
         and written.rstrip().endswith("</answer>")
-        and re.search(r"<think>.*?</think>", written, re.DOTALL) is not None
     )

@@ -56,7 +56,7 @@ class KeyReward:
 
     weight: float = 0.618
     as_released: bool = False
-    needs: tuple[Need, ...] = ("decomposition",)
+    needs: tuple[Need, ...] = ("decomposition", "queries")
 
     def __call__(
         self, trajectories: Sequence[Trajectory], questions: Sequence[Question], resources: Resources = NOTHING

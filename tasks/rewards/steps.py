@@ -19,7 +19,7 @@ from tasks.types import Question, Scores, Trajectory
 _TOKEN = re.compile(r"\b\w\w+\b")
 
 
-@functools.lru_cache(maxsize=1 << 16)
+@functools.lru_cache(maxsize=1 << 14)
 def cosines(document: str, golds: tuple[str, ...]) -> tuple[float, ...]:
     """TF-IDF cosine of a document to each gold text, vocabulary and IDF fitted on these 1 + n texts alone.
 
@@ -43,7 +43,7 @@ def cosines(document: str, golds: tuple[str, ...]) -> tuple[float, ...]:
     )
 
 
-@functools.lru_cache(maxsize=1 << 16)
+@functools.lru_cache(maxsize=1 << 14)
 def _counts(text_: str) -> Counter[str]:
     return Counter(_TOKEN.findall(text.normalize(text_)))
 

@@ -1,4 +1,4 @@
-"""Turn rewards by rules (MT-PPO): was the call valid, and did a search bring a gold answer before the policy's eyes?
+"""Turn rewards by rules (MT-PPO): was the call valid, and did a search return a gold answer?
 
 Known from the method's own paper in outline only; the values are settings. The retrieval reward is paid once a
 trajectory and a valid call earns nothing by itself, so that searching on and on pays nothing.
@@ -19,7 +19,7 @@ class TurnRules:
     """On the last token of each turn.
 
     Attributes:
-        retrieval: for the first search whose documents hold a gold answer (normalised substring).
+        retrieval: for the first search whose documents hold a gold answer (normalised, whole words).
         invalid: for a turn without a valid action, negative.
     """
 
@@ -42,4 +42,6 @@ class TurnRules:
 
 
 def _shows(hits: Sequence[Hit], question: Question) -> bool:
-    return any(text.substring_match(f"{hit.title} {hit.text}", question.answers) for hit in hits)
+    """Whether a gold answer stands in the documents as whole words: a "no" is not in "Norway"."""
+    golds = [f" {gold} " for gold in map(text.normalize, question.answers) if gold]
+    return any(gold in f" {text.normalize(f'{hit.title} {hit.text}')} " for hit in hits for gold in golds)

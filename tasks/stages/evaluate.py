@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tasks import conf
 from tasks.agent.grammar import make as make_grammar
+from tasks.agent.rollout import RolloutConf
 from tasks.stages import parts
 from tasks.stages.runner import Context, run
 from tasks.store import replacing_folder, write_json, write_jsonl
@@ -32,14 +33,14 @@ def body(ctx: Context, policy: str, seed: int) -> None:
     model = model.to(pick_device())
     own_grammar = parts.own_grammar(params, tokenizer)
     if is_base:
-        asked, changes = parts.asked(params, ctx.root), None
+        asked, rollout = parts.asked(params, ctx.root), parts.rollout_conf(params)
         template, grammar = asked["prompt"], own_grammar or make_grammar(asked["grammar"], tokenizer)
     else:
         own_prompt = parts.model_conf(params).prompt
         loaded = methods.load(policy, params.scale, own_prompt, own_grammar, tokenizer, ctx.root)
-        template, grammar, changes = loaded.method.template, loaded.method.grammar, loaded.rollout
+        template, grammar = loaded.method.template, loaded.method.grammar
+        rollout = parts.changed(RolloutConf, params, "rollout", loaded.rollout, policy)
     splits = conf.load(DataConf, "data", params.data).evaluate_splits
-    rollout = parts.rollout_conf(params, changes)
     rollout = replace(rollout, top_k=params.evaluate.top_k or rollout.top_k)
     parts.set_threads(conf.fill(TrainConf, *parts.scale_section(params, "train")).num_threads)
     questions = choose(parts.questions(ctx.root, splits), splits, params.evaluate.max_questions)

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from tasks import conf
+from tasks.agent.rollout import RolloutConf
 from tasks.stages import parts
 from tasks.stages.runner import Context, run
 from tasks.store import replacing_folder, sha256, write_json
@@ -24,12 +25,9 @@ def body(ctx: Context, name: str) -> None:
     from tasks.train.loop import TrainConf
 
     loaded = methods.load(name, ctx.params.scale, root=ctx.root)
-    rollout = parts.rollout_conf(ctx.params, loaded.rollout)
-    budget, where = parts.scale_section(ctx.params, "train")
-    settings = {
-        "train": conf.plain(conf.fill(TrainConf, conf.merge(budget, loaded.train), where)),
-        "method": loaded.settings,
-    }
+    rollout = parts.changed(RolloutConf, ctx.params, "rollout", loaded.rollout, name)
+    train = parts.changed(TrainConf, ctx.params, "train", loaded.train, name)
+    settings = {"train": conf.plain(train), "method": loaded.settings}
     ctx.track.log_params(settings)
     own = sorted(Path(str(m.__file__)) for n, m in sys.modules.items() if n.startswith(f"{methods.__name__}."))
     files = {path.name: sha256(path) for path in own}  # This process loaded no other method.

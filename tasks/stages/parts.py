@@ -6,7 +6,7 @@ import ctypes
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tasks import conf
 from tasks.agent.grammar import SearchGrammar
@@ -21,6 +21,7 @@ from tasks.stages.runner import Context
 from tasks.store import Row, digest, sha256
 from tasks.types import Question
 
+T = TypeVar("T")
 ARTIFACTS = Path("artifacts")
 NUM_TRACKED = 8  # trajectories of a stage shown as traces
 SCALE_SECTIONS = ("base", "rollout", "train")
@@ -66,10 +67,16 @@ def scale_section(params: conf.Params, name: str) -> tuple[dict[str, Any], str]:
     return tree[name], f"{where}: {name}"
 
 
-def rollout_conf(params: conf.Params, changes: Mapping[str, Any] | None = None) -> RolloutConf:
-    """Budgets of the scale, with a method's changes."""
-    tree, where = scale_section(params, "rollout")
-    return conf.fill(RolloutConf, conf.merge(tree, changes), where)
+def changed(cls: type[T], params: conf.Params, section: str, changes: Mapping[str, Any], method: str) -> T:
+    """A section of the scale with a method's changes; messages name the file that is wrong."""
+    tree, where = scale_section(params, section)
+    conf.fill(cls, tree, where)
+    return conf.fill(cls, conf.merge(tree, changes), f"{conf.CONF}/method/{method}.yaml: {section} over {where}")
+
+
+def rollout_conf(params: conf.Params) -> RolloutConf:
+    """Budgets of the scale."""
+    return conf.fill(RolloutConf, *scale_section(params, "rollout"))
 
 
 def model_conf(params: conf.Params) -> ModelConf:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks import conf
+from tasks.agent.rollout import RolloutConf
 from tasks.augment.records import read_hops
 from tasks.data.records import read_passages
 from tasks.retrieval import Retriever
@@ -39,9 +40,8 @@ def body(ctx: Context, method: str, seed: int) -> None:
     model = model.to(pick_device())
     own_grammar = parts.own_grammar(ctx.params, tokenizer)
     loaded = methods.load(method, ctx.params.scale, model_conf.prompt, own_grammar, tokenizer, ctx.root)
-    budget, where = parts.scale_section(ctx.params, "train")
-    settings = conf.fill(TrainConf, conf.merge(budget, loaded.train), where)
-    rollout = parts.rollout_conf(ctx.params, loaded.rollout)
+    settings = parts.changed(TrainConf, ctx.params, "train", loaded.train, method)
+    rollout = parts.changed(RolloutConf, ctx.params, "rollout", loaded.rollout, method)
     parts.set_threads(settings.num_threads)
 
     composed = loaded.method
@@ -147,6 +147,8 @@ def prepare(method: Method, questions: list[Question], root: Path, name: str) ->
         hops = read_hops(root / parts.ARTIFACTS / "augment" / "hops.jsonl")
         questions = [replace(question, decomposition=hops.get(question.id, ())) for question in questions]
         missing["decomposition"] = sum(not question.decomposition for question in questions)
+    if "queries" in method.needs:
+        missing["queries"] = sum(not any(hop.queries for hop in question.decomposition) for question in questions)
     if "gold_passages" in method.needs:
         wanted = {passage for question in questions for passage in question.gold_passage_ids}
         corpus = root / parts.ARTIFACTS / "data" / "corpus.jsonl"

@@ -46,8 +46,8 @@ class TrainConf:
 
     Attributes:
         num_steps: optimizer steps in the project's sense, one batch of rollouts each; at most this many.
-        max_generated_tokens: the run ends with the step that reaches so many, dropped trajectories included, so that
-            methods are compared at an equal budget; 0 is no limit.
+        max_generated_tokens: the run ends with the round of rollouts that reaches so many, dropped trajectories
+            included, so that methods are compared at an equal budget; 0 is no limit.
         prompts_per_step, rollouts_per_step: exactly one is given; the other follows from the group size.
         minibatches: updates per batch of rollouts.
         epochs: passes over a batch of rollouts.
@@ -61,6 +61,8 @@ class TrainConf:
         keep_activations: false trades time for memory.
         num_threads: torch threads (part of the result on a CPU).
         checkpoint_every, validate_every: steps; validation plays `validate_questions` greedily, 0 none.
+        validate_every_tokens: validate whenever so many more tokens have been generated, instead of by steps, so that
+            methods whose steps cost more are not seen less often; 0: by steps, as where nothing is generated.
         record_trajectories: per recorded step; recorded are the first, last and every `validate_every`-th.
         select: the policy a run ends with: the best by validation EM (of equal ones the latest), or the last.
         collapse: when a run is stopped as hopeless; null never.
@@ -83,6 +85,7 @@ class TrainConf:
     validate_questions: int
     record_trajectories: int
     max_generated_tokens: int = 0
+    validate_every_tokens: int = 0
     select: Literal["best", "last"] = "last"
     collapse: CollapseConf | None = None
 
@@ -121,6 +124,13 @@ class Progress:
         """Whether the budget is spent or the run was stopped."""
         spent = 0 < conf.max_generated_tokens <= self.cost.generated
         return self.step >= conf.num_steps or spent or self.stopped is not None
+
+    def is_due(self, conf: TrainConf, before: int) -> bool:
+        """Whether validation is due after the step before which `before` tokens had been generated."""
+        every = conf.validate_every_tokens
+        if every and self.cost.generated:
+            return self.cost.generated // every > before // every
+        return self.step % conf.validate_every == 0
 
 
 @dataclass
@@ -206,26 +216,28 @@ class Trainer:
         if self.progress.selected_step in (None, self.progress.step):
             self.policy.export(folder)
         else:
-            shutil.copytree(self._best, folder)
+            shutil.copytree(self._best / str(self.progress.selected_step), folder)
 
     def _advance(self, step: int) -> None:
         """One step with everything that is due after it."""
-        progress = self.progress
+        progress, before = self.progress, self.progress.cost.generated
         try:
             metrics = self._step(step)
         except DivergedError as error:
             if self.conf.collapse is None:
                 raise
-            progress.stopped, metrics = str(error), {"generated_tokens_total": self.player.cost.generated}
+            progress.cost = self.player.cost
+            progress.stopped, metrics = str(error), {"generated_tokens_total": progress.cost.generated}
         progress.step = step
-        if step % self.conf.validate_every == 0 or progress.is_over(self.conf):
+        if progress.is_due(self.conf, before) or progress.is_over(self.conf):
             metrics |= self._validate(step)
         self._report(step, metrics)
         if self.conf.collapse is not None and progress.stopped is None:
             progress.stopped = self.conf.collapse.reason(progress.history)
         if progress.stopped is not None:
             log.warning("stopped at step %d: %s", step, progress.stopped)
-        if step % self.conf.checkpoint_every == 0 or progress.is_over(self.conf):
+        # With a new best policy, too: a run that is cut must not know one that is not there any more.
+        if step % self.conf.checkpoint_every == 0 or progress.is_over(self.conf) or progress.selected_step == step:
             self._save()
 
     def trajectories(self) -> list[dict[str, Any]]:
@@ -257,6 +269,8 @@ class Trainer:
         """Draw, play, score and filter until `wanted` groups are kept or the filter's rounds are over."""
         found = _Played()
         while found.num_rounds < self.method.filter.max_rounds and len(found.groups) < wanted:
+            if found.num_rounds and self._is_spent():
+                break  # The budget ends a step's refill, too: no method gets more tokens than another.
             found.num_rounds += 1
             questions = self._draw(self.progress.num_draws + 1)
             found.questions |= {question.id: question for question in questions}
@@ -301,6 +315,9 @@ class Trainer:
         if self.method.filter.max_rounds > 1:
             played = [replace(t, group_id=f"{progress.num_draws}/{t.group_id}") for t in played]
         return played
+
+    def _is_spent(self) -> bool:
+        return 0 < self.conf.max_generated_tokens <= self.player.cost.generated
 
     def _share_done(self) -> float:
         """How far the run is, by the budget that ends it first."""
@@ -412,7 +429,8 @@ class Trainer:
                     self._update_critic(self.critic, experience, mini, sums)
                     value_norms.append(self.critic.step())
         updates = len(norms)
-        metrics = self._gap(experience) if self.method.sampler.has_logprobs else {}
+        sampler = self.method.sampler
+        metrics = self._gap(experience) if sampler.has_logprobs and not sampler.from_start else {}
         metrics |= {name: value / updates for name, value in sums.items()}
         metrics["grad_norm"] = sum(norms) / updates
         if value_norms:
@@ -498,7 +516,7 @@ class Trainer:
         before = [row["metrics"].get("validation_em", -1.0) for row in self.progress.history]
         if em >= max(before, default=-1.0):
             self.progress.selected_step = step
-            self.policy.export(self._best)
+            self.policy.export(self._best / str(step))
 
     def _report(self, step: int, metrics: dict[str, float]) -> None:
         if metrics:
@@ -539,11 +557,18 @@ class Trainer:
             "selected_step": progress.selected_step,
         }  # fmt: skip
         checkpoint.save(self.scratch / "checkpoints", checkpoint.State(progress.step, flat, record))
+        for folder in self._best.glob("*"):
+            if folder.name != str(progress.selected_step):
+                shutil.rmtree(folder)
 
     def _settings(self) -> dict[str, Any]:
-        """What a checkpoint was made with; a run may be made longer, nothing else may differ."""
+        """What a checkpoint was made with; a run may be made longer, nothing else may differ.
+
+        A longer run has one validation more (at the end of the shorter one), from which its best may come.
+        """
         settings = {"train": plain(self.conf), "method": plain(self.method), "seed": self.seed}
-        del settings["train"]["num_steps"], settings["train"]["max_generated_tokens"]
+        if self.method.simulator is None:  # Its noise depends on how long the run is.
+            del settings["train"]["num_steps"], settings["train"]["max_generated_tokens"]
         return cast(dict[str, Any], json.loads(json.dumps(settings, default=lambda part: type(part).__qualname__)))
 
     def _resume(self) -> None:

@@ -10,10 +10,11 @@ from tasks.agent.grammar import SearchGrammar
 from tasks.agent.rollout import RolloutConf
 from tasks.generate import Sampling
 from tasks.generate.plain import PlainGenerator, PlainSession
+from tasks.retrieval import RetrievalError
 from tasks.rewards.answer import AnswerReward, FormatAnswerReward
 from tasks.rl.experience import collate
 from tasks.store import DataError
-from tasks.types import Trajectory
+from tasks.types import Hit, Trajectory
 from tests.tiny import Script, Shelf, hit, logprobs_of, make_model, make_player, question, rollout_conf
 
 SAMPLING = Sampling(1.0, 1.0, (), 0)
@@ -217,6 +218,33 @@ def test_a_search_that_stays_failed_fails_its_rows_only(tokenizer: Any) -> None:
     assert (failed.turns[0].observation, failed.turns[0].hits, failed.turns[0].executed) == ("", (), False)
     assert fine.status == "answered"
     assert fine.num_searches == 1
+
+
+class Picky(Shelf):
+    """Cannot answer a query that has a certain word."""
+
+    def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
+        found = super().search(queries, top_k)
+        if any("Hask" in query for query in queries):
+            raise RetrievalError("a query is too long")
+        return found
+
+
+def test_a_query_that_cannot_be_answered_fails_its_own_row_alone(tokenizer: Any) -> None:
+    shelf = Picky()
+    bad = ["<search> Hask </search>", ANSWER]
+    rows = play(tokenizer, [SEARCH, ANSWER], bad, [SEARCH, ANSWER], shelf=shelf, search_retries=1)
+    assert [t.status for t in rows] == ["answered", "failed", "answered"]
+    assert rows[1].error == "a query is too long"
+    together, alone = [["Avenor", "Hask", "Avenor"]] * 2, [["Avenor"], ["Hask"], ["Avenor"]]
+    assert shelf.asked == together + alone
+
+
+def test_an_outage_is_not_tried_row_by_row_to_the_end(tokenizer: Any) -> None:
+    shelf = Shelf(failures=-1)
+    rows = play(tokenizer, *[[SEARCH, ANSWER] for _ in range(9)], shelf=shelf, search_retries=0)
+    assert {t.status for t in rows} == {"failed"}
+    assert len(shelf.asked) == 1 + 3
 
 
 def test_a_question_over_budget_stops_everything_before_play(tokenizer: Any) -> None:

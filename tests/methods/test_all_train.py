@@ -31,6 +31,7 @@ from tasks.generate.plain import PlainGenerator
 from tasks.retrieval.generated import GeneratedRetriever
 from tasks.retrieval.writers import WorldWriter
 from tasks.rewards import Resources
+from tasks.rl.filters import KeepAll
 from tasks.train.loop import TrainConf, Trainer
 from tasks.types import Action, Passage, Question
 from tests.base.small import SMALL
@@ -166,8 +167,9 @@ def test_ten_steps_move_the_weights(taught: Taught, name: str, tmp_path: Path) -
     assert moved > 1e-4, "no weight moved"
     assert all(torch.isfinite(tensor).all() for tensor in after.values())
     trained = [metrics for metrics in seen if "loss" in metrics]
-    assert len(trained) >= 1
-    assert any(metrics["grad_norm"] > 0 for metrics in trained)
+    has_filter = not isinstance(trainer.method.filter, KeepAll)
+    assert len(trained) >= (5 if has_filter else 10)  # A filter may find too little to learn from.
+    assert all(metrics["grad_norm"] > 0 for metrics in trained)
     if name not in ("sft",):  # It plays nothing.
         assert any(metrics["reward_std"] > 0 for metrics in seen if "reward_std" in metrics), "no play earned or lost"
     trainer.export(tmp_path / "policy")

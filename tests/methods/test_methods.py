@@ -95,12 +95,68 @@ def test_a_model_brings_its_own_prompt(root: Path) -> None:
         ({"module": 3}, "module"),
         ({"prompt": "Answer."}, r"prompt has no \{question\}"),
         ({"scales": {"papr": {}}}, "grpo.yaml: scales: unknown scale 'papr'"),
+        ({"scales": {5: {}}}, "grpo.yaml: scales: found 5, expected the name"),
+        ({"scales": {"paper": {"policy": {}}}}, "grpo.yaml: scales: paper: unknown key 'policy'"),
+        ({"scales": [1]}, r"grpo.yaml: scales=\[1\]: expected a mapping"),
+        ({"train": 3}, "grpo.yaml: train=3: expected a mapping"),
+        ({"module": "a.b"}, r"module='a.b': there is no tasks/methods/a.b.py"),
+        ({"module": "__init__"}, "is no method: no Conf"),
+        ({"like": "search_r1_grpo"}, "like: goes round in a circle: search_r1_grpo -> search_r1_grpo"),
+        ({"like": "../method/dspo"}, "like='../method/dspo': expected the name of another file"),
+        ({"like": "dsp"}, "grpo.yaml: like: unknown method 'dsp'"),
+        ({"grammar": "xml"}, "grpo.yaml: grammar='xml': expected one of search_r1"),
+        ({"entropy_coefficient": -1.0}, "entropy_coefficient=-1.0"),
+        ({"temperature": 0.0}, "temperature=0.0: expected above 0"),
+        ({"rows": [["a", 3]]}, r"rows\[0\]\[1\]"),
     ],
 )
 def test_wrong_files(root: Path, values: dict[str, Any], message: str) -> None:
     change(root, **values)
     with pytest.raises(ValueError, match=message):
         methods.load("search_r1_grpo", "smoke", root=root)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("stepsearch", {"key_weight": -1.0}, "key_weight=-1.0"),
+        ("stepsearch", {"penalty": -1.0}, "penalty=-1.0"),
+        ("stepsearch", {"wrong_format": 5.0}, "wrong_format=5.0"),
+        ("stepsearch", {"reward": "format"}, "gated=True: expected false with reward: format"),
+        ("dspo", {"group_size": 1}, "group_size=1: expected at least 2"),
+        ("dspo", {"clip_low": 1.0}, "clip_low=1.0"),
+        ("dspo", {"filter_rounds": -1}, "filter_rounds=-1"),
+        ("dapo", {"overlong_buffer": 9999}, "overlong_buffer=9999"),
+        ("research", {"format_reward": 5.0}, "format_reward=5.0"),
+        ("mt_ppo", {"invalid": 2.0}, "invalid=2.0"),
+        ("mt_ppo", {"retrieval": -1.0}, "retrieval=-1.0"),
+        ("tips", {"potential_scale": -1.0}, "potential_scale=-1.0"),
+        ("sft", {"group_size": 5}, "group_size=5: expected 1 with source: gold"),
+        (
+            "zerosearch",
+            {"simulator": {"writer": "world", "noise_start": 2.0, "noise_end": 0.5, "base": 4.0}},
+            "noise_st",
+        ),
+    ],
+)
+def test_numbers_out_of_bounds(root: Path, name: str, values: dict[str, Any], message: str) -> None:
+    path = root / "conf" / "method" / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | values))
+    with pytest.raises(ValueError, match=rf"{name}\.yaml: .*{message}"):
+        methods.load(name, "paper", root=root)
+
+
+def test_an_ablation_takes_what_it_does_not_give(root: Path) -> None:
+    """`like` over several files: settings and budgets, never title and rows."""
+    loaded = methods.load("stepsearch_ow_key", "paper", root=root)
+    whole = methods.load("stepsearch", "paper", root=root)
+    assert loaded.settings == whole.settings | {"gain": 0.0, "penalty": 0.0}
+    assert (loaded.train, loaded.rollout, loaded.asked) == (whole.train, whole.rollout, whole.asked)
+    assert loaded.rows == (("StepSearch", "ow key reward"),)
+    path = root / "conf" / "method" / "stepsearch_ow_key.yaml"
+    path.write_text("like: stepsearch\n")
+    with pytest.raises(ValueError, match=r"stepsearch_ow_key\.yaml: key 'title' is missing"):
+        methods.load("stepsearch_ow_key", "paper", root=root)
 
 
 @pytest.mark.parametrize("key", ["module", "title", "prompt", "clip", "group_size"])

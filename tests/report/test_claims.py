@@ -98,6 +98,39 @@ def test_a_penalty_that_changes_nothing_does_not_help(tmp_path: Path, num_questi
     assert verdicts(tmp_path, runs(stepsearch_ow_penalty=same, ppo_f1=same))["penalty_alone", "f1"] == verdict
 
 
+def test_answers_take_the_wider_of_two_intervals(tmp_path: Path):
+    """Gains of 1, 1 and .4: resampled alone .4 would be the least; Student: .8 -+ 4.303 * .3464 / sqrt(3) = .8606."""
+    given = runs(dspo="1" * 20, gspo="0" * 20)
+    given["dspo-2"] = Given("1" * 8 + "0" * 12)
+    results, tracks = small(tmp_path, given, SEEDS)
+    one = next(f for f in findings(results, tracks, 200) if f.claim.id == "filter" and f.measure.name == "em")
+    assert one.difference is not None
+    assert (one.difference.mean, one.difference.low) == pytest.approx((0.8, -0.0606), abs=1e-4)
+    assert one.verdict == UNDECIDED
+
+
+def test_groups_without_a_signal_by_hand(tmp_path: Path):
+    """Shares of 1 - .4, 1 - .5, 1 - .45 less a quarter: .35 .25 .30, mean .3 -+ 4.303 * .05 / sqrt(3) = .1242."""
+    steps = {0: (0.3, 0.4, 0.5), 1: (0.4, 0.5, 0.6), 2: (0.35, 0.45, 0.55)}
+    given = {
+        f"gspo-{seed}": Given("01", [{}, *({"share_with_signal": share} for share in shares)])
+        for seed, shares in steps.items()
+    }
+    results, tracks = small(tmp_path, given, SEEDS)
+    found = {f.measure.name: f for f in findings(results, tracks, 200) if f.claim.id == "no_signal"}
+    often, change = found["no_signal_over_a_quarter"], found["no_signal_change"]
+    assert often.difference is not None
+    assert change.difference is not None
+    assert (often.difference.mean, often.difference.low) == pytest.approx((0.3, 0.1758), abs=1e-4)
+    assert often.verdict == REPRODUCED
+    assert change.difference.mean == pytest.approx(-0.2)
+    text = markdown(complete(results, tmp_path / "artifacts", 200))
+    assert (
+        "| gspo: share of groups without a signal in training, less 0.25 | +0.300 [+0.176, +0.424] | reproduced |"
+        in text
+    )
+
+
 def test_a_penalty_that_helps_refutes_that_it_does_not(tmp_path: Path):
     found = verdicts(tmp_path, runs(stepsearch_ow_penalty="1" * 20, ppo_f1="0" * 20))
     assert found["penalty_alone", "f1"] == NOT_REPRODUCED

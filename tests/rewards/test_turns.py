@@ -17,6 +17,15 @@ LIBRARY = {"good": [BAD, GOOD], "bad": [BAD], "none": [], "title": [hit("Nobody 
 END = "<think> so </think> <answer> Hask </answer>"
 
 
+def test_a_short_answer_is_not_found_inside_words(tokenizer: Any) -> None:
+    """`Norway lies north` shows no "no"; `No, it lies north` does."""
+    rows = [hit("Norway lies north .", "Oslo")], [hit("No, it lies north .", "Oslo")]
+    for hits, wanted in zip(rows, ({}, {0: pytest.approx(0.3)}), strict=True):
+        t = play_script(tokenizer, [search("x"), END], shelf=Library(hits=hits))
+        (score,) = RULES([t], [question(answers=("no",))])
+        assert {i: v for i, (_, v) in enumerate(score.placed)} == wanted
+
+
 def search(query: str) -> str:
     return f"<think> so </think> <search> {query} </search>"
 

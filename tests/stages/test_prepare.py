@@ -54,7 +54,7 @@ def test_reference_queries_come_from_the_augmentation_and_texts_from_the_corpus(
     found = prepare(method("stepsearch"), questions, root, "stepsearch")
     assert [q.decomposition for q in found.questions] == [HOPS, ()]
     assert found.resources.gold_texts == {"p0": "Town 0 is ruled by Person 0."}
-    assert found.missing == {"decomposition": 1, "gold_passages": 1}
+    assert found.missing == {"decomposition": 1, "queries": 1, "gold_passages": 1}
     printed = capsys.readouterr().out
     assert "1 of 2 training questions have no decomposition: these earn nothing by it" in printed
     assert "1 of 2 training questions have no gold_passages: these earn nothing by it" in printed
@@ -78,6 +78,13 @@ def test_data_without_what_a_reward_needs_is_an_error(root: Path, name: str, nee
     write_hops(root, {})
     with pytest.raises(DataError, match=rf"conf/method/{name}\.yaml: its rewards need {need} of training questions"):
         prepare(method(name), [question(0, gold=()), question(1, gold=())], root, name)
+
+
+def test_reference_queries_that_are_all_empty_are_an_error(root: Path) -> None:
+    write_hops(root, {"q0": (Hop("Who rules Town 0?", "Person 0"),)})
+    with pytest.raises(DataError, match=r"stepsearch_ow_key\.yaml: its rewards need queries of training questions"):
+        prepare(method("stepsearch_ow_key"), [question(0)], root, "stepsearch_ow_key")
+    assert prepare(method("stepsearch_ow_sub_answer"), [question(0)], root, "x").missing == {"decomposition": 0}
 
 
 def test_the_penalty_alone_needs_nothing(root: Path) -> None:

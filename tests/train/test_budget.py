@@ -101,6 +101,33 @@ def test_a_run_ends_with_the_step_that_spends_the_token_budget(tmp_path: Path) -
     assert [m["reward_mean"] for m in steps_of(more)] == [m["reward_mean"] for m in steps_of(free)]
 
 
+def test_the_budget_ends_the_refill_of_a_step_too(tmp_path: Path) -> None:
+    free = filtered(tmp_path / "free", rounds=6, rewards=(Same(),), num_steps=1, collapse=collapse(max_skipped=5))
+    free.run()
+    total = steps_of(free)[0]["generated_tokens_total"]
+    assert steps_of(free)[0]["sampling_rounds"] == 6
+    bound = filtered(
+        tmp_path / "bound", rounds=6, rewards=(Same(),), num_steps=9, max_generated_tokens=int(total / 3),
+        collapse=collapse(max_skipped=5),
+    )  # fmt: skip
+    bound.run()
+    assert bound.progress.step == 1
+    assert steps_of(bound)[0]["sampling_rounds"] < 6
+    assert total / 3 <= steps_of(bound)[0]["generated_tokens_total"] < 2 * total / 3
+
+
+def test_validation_by_tokens_does_not_ask_how_many_steps_they_took(tmp_path: Path) -> None:
+    free = make_trainer(tmp_path / "free", num_steps=6)
+    free.run()
+    totals = [int(metrics["generated_tokens_total"]) for metrics in steps_of(free)]
+    every = totals[-1] // 3 + 1
+    due = [i for i, total in enumerate(totals) if total // every > ([0, *totals][i] // every)]
+    assert 0 < len(due) < 6
+    trainer = make_trainer(tmp_path / "tokens", num_steps=6, validate_every_tokens=every)
+    trainer.run()
+    assert [i for i, metrics in enumerate(steps_of(trainer)) if "validation_em" in metrics] == sorted({*due, 5})
+
+
 def graded(trainer: Trainer, shares: list[float]) -> list[dict[str, torch.Tensor]]:
     """Let the k-th validation find this share of right answers; returns the weights at each."""
     seen: list[dict[str, torch.Tensor]] = []
