@@ -229,13 +229,15 @@ class Trainer:
             progress.cost = self.player.cost
             progress.stopped, metrics = str(error), {"generated_tokens_total": progress.cost.generated}
         progress.step = step
-        if progress.is_due(self.conf, before) or progress.is_over(self.conf):
+        is_validated = progress.is_due(self.conf, before) or progress.is_over(self.conf)
+        if is_validated:
             metrics |= self._validate(step)
-        self._report(step, metrics)
         if self.conf.collapse is not None and progress.stopped is None:
-            progress.stopped = self.conf.collapse.reason(progress.history)
+            progress.stopped = self.conf.collapse.reason([*progress.history, {"step": step, "metrics": metrics}])
         if progress.stopped is not None:
             log.warning("stopped at step %d: %s", step, progress.stopped)
+            metrics |= {} if is_validated else self._validate(step)  # Where it ended belongs to its curve.
+        self._report(step, metrics)
         # With a new best policy, too: a run that is cut must not know one that is not there any more.
         if step % self.conf.checkpoint_every == 0 or progress.is_over(self.conf) or progress.selected_step == step:
             self._save()
@@ -527,7 +529,8 @@ class Trainer:
         self, step: int, trajectories: Sequence[Trajectory], scores: Sequence[Scores], questions: dict[str, Question],
         experience: Experience,
     ) -> None:  # fmt: skip
-        wanted = step in (1, self.conf.num_steps) or step % self.conf.validate_every == 0
+        is_last = step == self.conf.num_steps or self._is_spent()
+        wanted = step == 1 or is_last or step % self.conf.validate_every == 0
         if not wanted or not self.conf.record_trajectories:
             return
         assert experience.advantages is not None

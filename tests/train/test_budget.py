@@ -184,6 +184,17 @@ def test_a_run_whose_validation_falls_stops_and_hands_on_its_best(tmp_path: Path
     assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")[name], seen[1][name])
 
 
+def test_a_run_that_stops_between_validations_is_validated_where_it_ends(tmp_path: Path) -> None:
+    trainer = make_trainer(
+        tmp_path, num_steps=20, select="best", validate_every=50, collapse=collapse(min_valid_action_rate=0.99)
+    )
+    graded(trainer, [0.5, 0.25])
+    trainer.run()
+    assert trainer.progress.stopped == "valid_action_rate was below 0.99 for 2 steps"
+    assert [row["step"] for row in trainer.progress.history if "validation_em" in row["metrics"]] == [0, 2]
+    assert trainer.progress.selected_step == 0
+
+
 def test_gradients_that_are_not_finite_stop_the_run_where_collapse_is_watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
