@@ -163,13 +163,13 @@ def test_ten_steps_move_the_weights(taught: Taught, name: str, tmp_path: Path) -
     progress = trainer.run()
     assert (progress.step, progress.stopped) == (10, None)
     after = trainer.policy.trained  # type: ignore[attr-defined]
-    moved = max(float((after[key] - tensor).abs().max()) for key, tensor in before.items())
+    moved = max(float((after[key].detach() - tensor).abs().max()) for key, tensor in before.items())
     assert moved > 1e-4, "no weight moved"
     assert all(torch.isfinite(tensor).all() for tensor in after.values())
     trained = [metrics for metrics in seen if "loss" in metrics]
     has_filter = not isinstance(trainer.method.filter, KeepAll)
     assert len(trained) >= (5 if has_filter else 10)  # A filter may find too little to learn from.
-    assert all(metrics["grad_norm"] > 0 for metrics in trained)
+    assert sum(metrics["grad_norm"] > 0 for metrics in trained) >= 5  # All may earn the same in a step.
     if name not in ("sft",):  # It plays nothing.
         assert any(metrics["reward_std"] > 0 for metrics in seen if "reward_std" in metrics), "no play earned or lost"
     trainer.export(tmp_path / "policy")

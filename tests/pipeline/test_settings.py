@@ -136,8 +136,10 @@ def test_a_wrong_comparison_changes_nothing(
 
 
 def test_the_comparisons_of_this_repository_name_methods_it_has() -> None:
-    for path in (HOUSE / "conf" / "compare").glob("*.yaml"):
-        assert settings.compare_answers(path.stem, HOUSE)["seeds"] == [0, 1, 2]
+    for name, seeds in (("main", [0, 1, 2]), ("family", [0])):
+        assert settings.compare_answers(name, HOUSE)["seeds"] == seeds
+    every = {path.stem for path in (HOUSE / "conf" / "method").glob("*.yaml")}
+    assert set(settings.compare_answers("family", HOUSE)["methods"]) == every
 
 
 def test_the_form_refuses_what_it_does_not_know() -> None:

@@ -23,7 +23,7 @@ PRETRAINED = "kind: pretrained\nprompt: '{question}'\npretrained: {folder: given
 def ready(tmp_path_factory: pytest.TempPathFactory) -> Clone:
     """A copy whose first stages have run; not to be changed."""
     clone = Clone.make(tmp_path_factory.mktemp("ready") / "clone")
-    clone.must("data", "validate", "index", BASE)
+    clone.must("data", "validate", "index", BASE, "method --method search_r1_ppo")
     return clone
 
 
@@ -72,6 +72,8 @@ def _refused(clone: Clone, stage: str, *expected: str) -> None:
         (TRAIN, "conf/method/search_r1_grpo.yaml", "clip:", "clipp:", "search_r1_grpo.yaml: unknown key 'clipp'. Did"),
         (TRAIN, "conf/method/search_r1_grpo.yaml", "module: search_r1", "module: search_r2", "no tasks/methods/search"),
         (TRAIN, "conf/method/search_r1_grpo.yaml", "{question}", "", "prompt has no {question}"),
+        (TRAIN, "conf/method/search_r1_grpo.yaml", "clip:", "train: {num_step: 3}\nclip:", "grpo.yaml: train over"),
+        (TRAIN, "conf/method/search_r1_grpo.yaml", "clip:", "rollout: {top_k: 0}\nclip:", "grpo.yaml: rollout over co"),
     ],
 )  # fmt: skip
 def test_settings(clone: Clone, stage: str, path: str, old: str, new: str, expected: str) -> None:
