@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tasks import text
 from tasks.agent.grammar import SearchGrammar
 from tasks.conf import require
 from tasks.methods import search_r1
-from tasks.rewards import NOTHING, Need, Resources, on_last_token
+from tasks.rewards import EachReward, Resources, on_last_token
 from tasks.rl.method import Method
 from tasks.types import Question, Scores, Trajectory
 
@@ -27,22 +26,16 @@ class Conf(search_r1.Conf):
 
 
 @dataclass(frozen=True)
-class F1OrFormat:
+class F1OrFormat(EachReward):
     """F1 if above 0, else `format_reward` where the format is right, else 0; on the last token the policy wrote."""
 
     format_reward: float
-    needs: tuple[Need, ...] = ()
 
-    def __call__(
-        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], resources: Resources = NOTHING
-    ) -> list[Scores]:
-        """One `Scores` per trajectory."""
-        scores = []
-        for trajectory, question in zip(trajectories, questions, strict=True):
-            f1 = text.f1(trajectory.answer, question.answers)
-            is_right = is_well_formed(trajectory)
-            scores.append(on_last_token(trajectory, f1 or self.format_reward * is_right, f1=f1, format=float(is_right)))
-        return scores
+    def score(self, trajectory: Trajectory, question: Question, resources: Resources) -> Scores:
+        """See `EachReward`."""
+        f1 = text.f1(trajectory.answer, question.answers)
+        is_right = is_well_formed(trajectory)
+        return on_last_token(trajectory, f1 or self.format_reward * is_right, f1=f1, format=float(is_right))
 
 
 def is_well_formed(trajectory: Trajectory) -> bool:

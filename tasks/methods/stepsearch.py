@@ -7,14 +7,13 @@ is not computed.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tasks import text
 from tasks.agent.grammar import SearchGrammar
 from tasks.conf import require
 from tasks.methods import search_r1
-from tasks.rewards import NOTHING, Need, Resources, Reward, on_last_token
+from tasks.rewards import EachReward, Need, Resources, Reward, on_last_token
 from tasks.rewards.format import follows_search_rule
 from tasks.rewards.keys import KeyReward
 from tasks.rewards.steps import StepReward
@@ -52,7 +51,7 @@ class Conf(search_r1.Conf):
 
 
 @dataclass(frozen=True)
-class SubAnswerReward:
+class SubAnswerReward(EachReward):
     """weight * (1/M) sum_i F1(sub-answer i, gold sub-answer i), on the last token; 0 in a wrong format.
 
     A missing sub-answer scores 0; of several pairs with one number the last counts. The recommended reading of
@@ -60,22 +59,20 @@ class SubAnswerReward:
     """
 
     weight: float
-    needs: tuple[Need, ...] = ("decomposition",)
 
-    def __call__(
-        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], resources: Resources = NOTHING
-    ) -> list[Scores]:
-        """One `Scores` per trajectory."""
-        scores = []
-        for trajectory, question in zip(trajectories, questions, strict=True):
-            written = "".join(turn.text for turn in trajectory.turns)
-            given = {int(number): answer for number, answer in _SUB_ANSWER.findall(written)}
-            hops = question.decomposition
-            found = [text.f1(given.get(i), (hop.answer,)) for i, hop in enumerate(hops, 1)]
-            value = sum(found) / len(found) if found else 0.0
-            earned = value if follows_search_rule(trajectory) else 0.0
-            scores.append(on_last_token(trajectory, self.weight * earned, sub_answer=value))
-        return scores
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """Sub-answers."""
+        return ("decomposition",)
+
+    def score(self, trajectory: Trajectory, question: Question, resources: Resources) -> Scores:
+        """See `EachReward`."""
+        written = "".join(turn.text for turn in trajectory.turns)
+        given = {int(number): answer for number, answer in _SUB_ANSWER.findall(written)}
+        found = [text.f1(given.get(i), (hop.answer,)) for i, hop in enumerate(question.decomposition, 1)]
+        value = sum(found) / len(found) if found else 0.0
+        earned = value if follows_search_rule(trajectory) else 0.0
+        return on_last_token(trajectory, self.weight * earned, sub_answer=value)
 
 
 def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:

@@ -6,6 +6,7 @@ the environment's record (turns, hits), never tags in observations, which a poli
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -46,6 +47,25 @@ class Reward(Protocol):
     def __call__(
         self, trajectories: Sequence[Trajectory], questions: Sequence[Question], resources: Resources = NOTHING
     ) -> list[Scores]: ...
+
+
+class EachReward(ABC):
+    """A `Reward` that looks at one trajectory at a time."""
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """Nothing, unless a reward says otherwise."""
+        return ()
+
+    @abstractmethod
+    def score(self, trajectory: Trajectory, question: Question, resources: Resources) -> Scores:
+        """Rewards of this trajectory."""
+
+    def __call__(
+        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], resources: Resources = NOTHING
+    ) -> list[Scores]:
+        """One `Scores` per trajectory."""
+        return [self.score(t, question, resources) for t, question in zip(trajectories, questions, strict=True)]
 
 
 def on_last_token(trajectory: Trajectory, value: float, **parts: float) -> Scores:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from tasks import text
-from tasks.rewards import NOTHING, Need, Resources, on_last_token
+from tasks.rewards import EachReward, Resources, on_last_token
 from tasks.rewards.format import follows_search_rule, is_well_formed
 from tasks.types import Question, Scores, Trajectory
 
@@ -15,7 +14,7 @@ METRICS = {"em": text.exact_match, "subem": text.substring_match, "f1": text.f1}
 
 
 @dataclass(frozen=True)
-class AnswerReward:
+class AnswerReward(EachReward):
     """weight * metric(answer, golds); no answer scores 0 (search_r1 section 3).
 
     Attributes:
@@ -28,26 +27,20 @@ class AnswerReward:
     weight: float = 1.0
     gated: bool = False
     wrong_format: float = 0.0
-    needs: tuple[Need, ...] = ()
 
-    def __call__(
-        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], resources: Resources = NOTHING
-    ) -> list[Scores]:
-        """One `Scores` per trajectory."""
-        scores = []
-        for trajectory, question in zip(trajectories, questions, strict=True):
-            value = METRICS[self.metric](trajectory.answer, question.answers)
-            earned = self.weight * value
-            parts: dict[str, float] = {self.metric: value}
-            if self.gated:
-                parts["format"] = float(follows_search_rule(trajectory))
-                earned = earned if parts["format"] else self.wrong_format
-            scores.append(on_last_token(trajectory, earned, **parts))
-        return scores
+    def score(self, trajectory: Trajectory, question: Question, resources: Resources) -> Scores:
+        """See `EachReward`."""
+        value = METRICS[self.metric](trajectory.answer, question.answers)
+        earned = self.weight * value
+        parts: dict[str, float] = {self.metric: value}
+        if self.gated:
+            parts["format"] = float(follows_search_rule(trajectory))
+            earned = earned if parts["format"] else self.wrong_format
+        return on_last_token(trajectory, earned, **parts)
 
 
 @dataclass(frozen=True)
-class FormatAnswerReward:
+class FormatAnswerReward(EachReward):
     """Search-R1 v0.3's table: exact match with credit for structure, answer tag and retrieval (search_r1 section 3).
 
     Attributes:
@@ -59,18 +52,12 @@ class FormatAnswerReward:
     structure: float = 0.2
     answer_tag: float = 0.1
     retrieval: float = 0.0
-    needs: tuple[Need, ...] = ()
 
-    def __call__(
-        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], resources: Resources = NOTHING
-    ) -> list[Scores]:
-        """One `Scores` per trajectory."""
-        scores = []
-        for trajectory, question in zip(trajectories, questions, strict=True):
-            em = text.exact_match(trajectory.answer, question.answers)
-            valid = is_well_formed(trajectory.response_text)
-            scores.append(on_last_token(trajectory, self._value(trajectory, question, em, valid), em=em))
-        return scores
+    def score(self, trajectory: Trajectory, question: Question, resources: Resources) -> Scores:
+        """See `EachReward`."""
+        em = text.exact_match(trajectory.answer, question.answers)
+        valid = is_well_formed(trajectory.response_text)
+        return on_last_token(trajectory, self._value(trajectory, question, em, valid), em=em)
 
     def _value(self, trajectory: Trajectory, question: Question, em: float, valid: bool) -> float:
         if em:

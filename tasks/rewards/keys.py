@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tasks import text
-from tasks.rewards import NOTHING, Need, Resources, on_last_token
+from tasks.rewards import EachReward, Need, Resources, on_last_token
 from tasks.rewards.format import follows_search_rule
 from tasks.types import Question, Scores, Trajectory
 
@@ -44,7 +44,7 @@ def key_score_as_released(queries: Sequence[str], references: Sequence[Sequence[
 
 
 @dataclass(frozen=True)
-class KeyReward:
+class KeyReward(EachReward):
     """weight * key score over executed queries, on the last token the policy wrote; 0 in a wrong format.
 
     Reference queries are those of `Question.decomposition`, resolved (stage `augment`).
@@ -56,17 +56,16 @@ class KeyReward:
 
     weight: float = 0.618
     as_released: bool = False
-    needs: tuple[Need, ...] = ("decomposition", "queries")
 
-    def __call__(
-        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], resources: Resources = NOTHING
-    ) -> list[Scores]:
-        """One `Scores` per trajectory."""
-        scores = []
-        score = key_score_as_released if self.as_released else key_score
-        for trajectory, question in zip(trajectories, questions, strict=True):
-            queries = [query for turn in trajectory.turns if turn.executed for query in turn.action.searches]
-            value = score(queries, [hop.queries for hop in question.decomposition])
-            earned = value if follows_search_rule(trajectory) else 0.0
-            scores.append(on_last_token(trajectory, self.weight * earned, key=value))
-        return scores
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """Reference queries."""
+        return ("decomposition", "queries")
+
+    def score(self, trajectory: Trajectory, question: Question, resources: Resources) -> Scores:
+        """See `EachReward`."""
+        queries = [query for turn in trajectory.turns if turn.executed for query in turn.action.searches]
+        rule = key_score_as_released if self.as_released else key_score
+        value = rule(queries, [hop.queries for hop in question.decomposition])
+        earned = value if follows_search_rule(trajectory) else 0.0
+        return on_last_token(trajectory, self.weight * earned, key=value)

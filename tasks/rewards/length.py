@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tasks.conf import require
-from tasks.rewards import NOTHING, Need, Resources, on_last_token
+from tasks.rewards import EachReward, Resources, on_last_token
 from tasks.types import Question, Scores, Trajectory
 
 
 @dataclass(frozen=True)
-class OverlongPenalty:
+class OverlongPenalty(EachReward):
     """0 up to `limit - buffer` generated tokens, falling to -1 at `limit`, -1 beyond; on the last generated token.
 
     >>> [OverlongPenalty(10, 4).value(n) for n in (6, 7, 10, 99)]
@@ -20,7 +19,6 @@ class OverlongPenalty:
 
     limit: int
     buffer: int
-    needs: tuple[Need, ...] = ()
 
     def __post_init__(self) -> None:
         require(self.limit >= 1, "overlong_limit", self.limit, "at least 1 token")
@@ -30,9 +28,7 @@ class OverlongPenalty:
         """The penalty of a response of so many generated tokens."""
         return max(min(self.limit - self.buffer - num_tokens, 0) / self.buffer, -1.0)
 
-    def __call__(
-        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], resources: Resources = NOTHING
-    ) -> list[Scores]:
-        """One `Scores` per trajectory."""
-        values = [self.value(trajectory.num_generated) for trajectory in trajectories]
-        return [on_last_token(t, v, overlong=v) for t, v in zip(trajectories, values, strict=True)]
+    def score(self, trajectory: Trajectory, question: Question, resources: Resources) -> Scores:
+        """See `EachReward`."""
+        value = self.value(trajectory.num_generated)
+        return on_last_token(trajectory, value, overlong=value)

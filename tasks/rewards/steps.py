@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from tasks import text
-from tasks.rewards import NOTHING, Need, Resources, on_turns
+from tasks.rewards import EachReward, Need, Resources, on_turns
 from tasks.types import Question, Scores, Trajectory
 
 _TOKEN = re.compile(r"\b\w\w+\b")
@@ -101,7 +101,7 @@ def ranked(rounds: Sequence[Sequence[Hashable]]) -> list[list[Hashable]]:
 
 
 @dataclass(frozen=True)
-class StepReward:
+class StepReward(EachReward):
     """scale * (gain * G^t - penalty * P^t) on the token that completes the t-th executed search.
 
     Gold passages that no text is known of count as not there; with none at all G is 0 and P is as usual.
@@ -122,17 +122,10 @@ class StepReward:
         """Gold passages, unless their term is off."""
         return ("gold_passages",) if self.gain else ()
 
-    def __call__(
-        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], resources: Resources = NOTHING
-    ) -> list[Scores]:
-        """One `Scores` per trajectory."""
-        scores = []
-        for trajectory, question in zip(trajectories, questions, strict=True):
-            known = (resources.gold_texts.get(passage) for passage in question.gold_passage_ids)
-            scores.append(self._score(trajectory, tuple(one for one in known if one is not None)))
-        return scores
-
-    def _score(self, trajectory: Trajectory, golds: tuple[str, ...]) -> Scores:
+    def score(self, trajectory: Trajectory, question: Question, resources: Resources) -> Scores:
+        """See `EachReward`."""
+        known = (resources.gold_texts.get(passage) for passage in question.gold_passage_ids)
+        golds = tuple(one for one in known if one is not None)
         numbers = [i for i, turn in enumerate(trajectory.turns) if turn.executed]
         rounds = [trajectory.turns[i].hits for i in numbers]
         similarities = [

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tasks import text
-from tasks.rewards import NOTHING, Need, Resources, on_turns
+from tasks.rewards import EachReward, Resources, on_turns
 from tasks.types import Hit, Question, Scores, Trajectory
 
 
 @dataclass(frozen=True)
-class TurnRules:
+class TurnRules(EachReward):
     """On the last token of each turn.
 
     Attributes:
@@ -25,20 +25,14 @@ class TurnRules:
 
     retrieval: float
     invalid: float
-    needs: tuple[Need, ...] = ()
 
-    def __call__(
-        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], resources: Resources = NOTHING
-    ) -> list[Scores]:
-        """One `Scores` per trajectory."""
-        scores = []
-        for trajectory, question in zip(trajectories, questions, strict=True):
-            values = {i: self.invalid for i, t in enumerate(trajectory.turns) if t.action.kind == "invalid"}
-            found = next((i for i, turn in enumerate(trajectory.turns) if _shows(turn.hits, question)), None)
-            if found is not None:
-                values[found] = self.retrieval
-            scores.append(on_turns(trajectory, values, answer_retrieved=float(found is not None)))
-        return scores
+    def score(self, trajectory: Trajectory, question: Question, resources: Resources) -> Scores:
+        """See `EachReward`."""
+        values = {i: self.invalid for i, turn in enumerate(trajectory.turns) if turn.action.kind == "invalid"}
+        found = next((i for i, turn in enumerate(trajectory.turns) if _shows(turn.hits, question)), None)
+        if found is not None:
+            values[found] = self.retrieval
+        return on_turns(trajectory, values, answer_retrieved=float(found is not None))
 
 
 def _shows(hits: Sequence[Hit], question: Question) -> bool:
