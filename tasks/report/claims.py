@@ -301,7 +301,7 @@ def section(results: Results, found: Sequence[Finding]) -> Section:
         f"{points}. One seed decides nothing. All differences are paired on seed, those of EM, F1 and subEM on "
         "question, too; these take the wider of two intervals, over questions and seeds and over seeds alone. "
         f"{seeds_note(results.seeds)} A standard deviation of so few seeds has no interval and is only shown. A model "
-        "that brings its own prompt and grammar plays every method with them: what differs is what is paid and learned. "
+        "that brings its own prompt and grammar plays every method with them: reward and learning differ alone. "
         "All this is at the scale of this run, not at the papers'."
     )
     header = ["claim", "paper", "measured", "difference", "verdict"]
