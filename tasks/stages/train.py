@@ -6,7 +6,7 @@ import argparse
 import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tasks import conf
 from tasks.agent.rollout import RolloutConf
@@ -23,6 +23,7 @@ from tasks.types import Question
 
 if TYPE_CHECKING:
     from tasks.rl.method import Method
+    from tasks.train.loop import Trainer
 
 
 def body(ctx: Context, method: str, seed: int) -> None:
@@ -86,11 +87,17 @@ def body(ctx: Context, method: str, seed: int) -> None:
         resources=prepared.resources,
     )
     try:
-        progress = trainer.run()
+        trainer.run()
     finally:
         generator.shutdown()
         if playing is not generator:
             playing.shutdown()
+    _publish(ctx, trainer, method, used, prepared.missing)
+
+
+def _publish(ctx: Context, trainer: Trainer, method: str, used: dict[str, Any], missing: dict[str, int]) -> None:
+    """Write policy, metrics, trajectories and summary of a run that has ended."""
+    progress, seed = trainer.progress, trainer.seed
     with replacing_folder(ctx.root / parts.ARTIFACTS / "train" / f"{method}-{seed}") as out:
         trainer.export(out / "policy")
         write_jsonl(out / "metrics.jsonl", progress.history)
@@ -102,7 +109,7 @@ def body(ctx: Context, method: str, seed: int) -> None:
             "steps": progress.step,
             "stopped": {"step": progress.step, "reason": progress.stopped} if progress.stopped else None,
             "selected_step": progress.step if progress.selected_step is None else progress.selected_step,
-            "questions_without": prepared.missing,
+            "questions_without": missing,
             "generated_tokens": progress.cost.generated,
             "prefill_tokens": progress.cost.prefilled,
             "searches": progress.cost.searches,
