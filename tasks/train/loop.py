@@ -66,6 +66,8 @@ class TrainConf:
         record_trajectories: per recorded step; recorded are the first, last and every `validate_every`-th.
         select: the policy a run ends with: the best by validation EM (of equal ones the latest), or the last.
         collapse: when a run is stopped as hopeless; null never.
+        max_failed_share: of a step's trajectories that searched, so many may fail; what is left after more of them
+            are those that searched least, and the run stops.
     """
 
     num_steps: int
@@ -88,16 +90,20 @@ class TrainConf:
     validate_every_tokens: int = 0
     select: Literal["best", "last"] = "last"
     collapse: CollapseConf | None = None
+    max_failed_share: float = 0.5
 
     def __post_init__(self) -> None:
         require(self.num_steps >= 1, "num_steps", self.num_steps, "at least 1")
-        require(
-            self.max_generated_tokens >= 0, "max_generated_tokens", self.max_generated_tokens, "0 (no limit) or more"
-        )
+        require(0 <= self.max_failed_share <= 1, "max_failed_share", self.max_failed_share, "0 to 1")
         given = (self.prompts_per_step is None) + (self.rollouts_per_step is None)
         require(given == 1, "prompts_per_step", self.prompts_per_step, "either it or rollouts_per_step, the other null")
         for name in ("minibatches", "epochs", "max_batch_tokens", "num_threads", "checkpoint_every", "validate_every"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in ("prompts_per_step", "rollouts_per_step"):
+            count = getattr(self, name)
+            require(count is None or count >= 1, name, count, "null or at least 1")
+        for name in ("validate_questions", "validate_every_tokens", "record_trajectories", "max_generated_tokens"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "0 (none) or more")
 
     def prompts(self, group_size: int) -> int:
         """Questions per step."""
@@ -330,21 +336,23 @@ class Trainer:
         """What can be scored: no failed or empty trajectory, no member left alone by failures.
 
         Raises:
-            RetrievalError: nothing is left, because searches failed.
+            RetrievalError: searches failed, and nothing is left or more than `max_failed_share` is lost.
             ValueError: nothing is left, because the policy wrote nothing.
         """
         sound = [t for t in played if t.status != "failed" and t.num_generated]
         usable = whole_groups(sound, self.method.sampler.size)
-        if usable:
-            return usable
         failed = [t for t in played if t.status == "failed"]
+        searched = len(failed) + sum(any(turn.executed for turn in t.turns) for t in sound)
+        if usable and len(failed) <= self.conf.max_failed_share * searched:
+            return usable
         if not failed:
             raise ValueError(
                 f"step {step}: the policy ended all {len(played)} trajectories without a token of its own."
             )
         raise RetrievalError(
-            f"step {step}: {len(failed)} of {len(played)} trajectories failed ({failed[0].error}), the rest are "
-            f"empty. Nothing was learned from them. Mend the search and start again: the run continues."
+            f"step {step}: {len(failed)} of {len(played)} trajectories failed ({failed[0].error}), "
+            f"{searched - len(failed)} others searched (max_failed_share={self.conf.max_failed_share:g}). Nothing was "
+            f"learned from them. Mend the search and start again: the run continues."
         )
 
     def _draw(self, number: int) -> list[Question]:

@@ -439,7 +439,7 @@ def struck(failing: set[int]) -> Fixed:
 
 def test_failed_trajectories_are_counted_and_kept_out_of_the_loss(tmp_path: Path) -> None:
     """Training with two failed rows is training without them."""
-    trainer = fixed_run(tmp_path / "failed", struck({2, 3}))
+    trainer = fixed_run(tmp_path / "failed", struck({2, 3}), max_failed_share=1.0)
     without = fixed_run(tmp_path / "without", Fixed(fixed().trajectories[:2]))
     assert all(torch.equal(t, outcome(without)[0][n]) for n, t in outcome(trainer)[0].items())
     assert [m["failed"] for m in steps_of(trainer)] == [2, 2]
@@ -451,6 +451,25 @@ def test_when_everything_failed_the_run_stops_and_can_go_on(tmp_path: Path) -> N
     with pytest.raises(RetrievalError, match=r"step 1: 4 of 4 trajectories failed \(the index is away\)"):
         fixed_run(tmp_path, struck({0, 1, 2, 3}))
     assert_equal(outcome(fixed_run(tmp_path, fixed())), outcome(fixed_run(tmp_path / "other", fixed())))
+
+
+@pytest.mark.parametrize(("failing", "stops"), [({1, 2}, False), ({1, 2, 3}, True)])
+def test_an_outage_stops_a_run_before_those_that_never_searched_are_all_that_is_left(
+    tmp_path: Path, failing: set[int], stops: bool
+) -> None:
+    """Four of five search and the last one never fails: half of the searching ones may, not three of four."""
+    searching = (replace(t, turns=(replace(t.turns[0], executed=True),)) for t in fixed().trajectories)
+    sound = (fixed().trajectories[0], *searching)
+    rows = (
+        replace(t, group_id=str(i), status="failed", error="away") if i in failing else replace(t, group_id=str(i))
+        for i, t in enumerate(sound)
+    )
+    sampler = Fixed(tuple(rows), size=1)
+    if not stops:
+        assert [m["failed"] for m in steps_of(fixed_run(tmp_path, sampler, "ppo"))] == [2, 2]
+        return
+    with pytest.raises(RetrievalError, match=r"step 1: 3 of 5 .*away\), 1 others searched \(max_failed_share=0.5\)"):
+        fixed_run(tmp_path, sampler, "ppo")
 
 
 def test_an_outage_is_no_wrong_answer_in_validation(tmp_path: Path) -> None:
@@ -515,7 +534,18 @@ def test_real_searches_in_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"num_steps": 0}, {"prompts_per_step": 3}, {"rollouts_per_step": None}, {"epochs": 0}]
+    "change",
+    [
+        {"num_steps": 0},
+        {"prompts_per_step": 3},
+        {"rollouts_per_step": None},
+        {"epochs": 0},
+        {"rollouts_per_step": -5},
+        {"validate_questions": -5},
+        {"validate_every_tokens": -10},
+        {"record_trajectories": -1},
+        {"max_failed_share": 2.0},
+    ],
 )
 def test_budgets_out_of_bounds(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expected"):
