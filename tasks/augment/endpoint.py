@@ -1,22 +1,25 @@
 """One chat-completions endpoint: a reply for a request, from a cache on the disk or over HTTP.
 
 A reply is kept before anybody reads it, in a file named by a hash of address and request, written beside and renamed:
-a second run asks nothing, and a killed one loses the requests in flight at most. What replies have cost is counted
-over all runs that share the folder, and the budget ends a run before it is exceeded. The key comes from an environment
+a second run asks nothing, and a killed one loses the requests in flight at most. What was asked and what it has cost
+is counted in one file for all processes that share the folder, and the budget ends a run before it is exceeded. (Two
+that ask the same at the same moment both pay for it.) The key comes from an environment
 variable and goes into one header; wherever a server repeats it, it is cut out before anything is kept or shown.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import email.utils
+import fcntl
 import hashlib
 import json
 import os
 import random
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +68,7 @@ class Endpoint:
     """
 
     def __init__(self, conf: EndpointConf, cache: Path, where: str = "conf/augment/") -> None:
-        """Count what the replies in `cache` have cost; nothing is asked and no key is read yet.
+        """Nothing is asked and no key is read yet.
 
         `where`: the place of its settings, for messages.
         """
@@ -75,7 +78,6 @@ class Endpoint:
         self.address = conf.base_url.rstrip("/") + _PATH
         self.folder = cache / store.digest(self.address, conf.model)
         self.num_asked = self.num_cached = 0
-        self._requests, self._tokens = self._spent()
         self._refused_in_a_row = 0
         self._lock, self._stopped = threading.Lock(), threading.Event()
         self._error: WriterError | None = None
@@ -103,8 +105,9 @@ class Endpoint:
         reply = self._ask(dump(body).encode(), key)
         store.write_json(path, asdict(reply))
         with self._lock:
-            self._tokens += reply.tokens
             self._refused_in_a_row = 0
+            with self._ledger() as spent:
+                spent["max_total_tokens"] += reply.tokens
         return reply
 
     def stop(self, error: WriterError | None = None) -> None:
@@ -117,12 +120,26 @@ class Endpoint:
         """Close the connections."""
         self._http.close()
 
-    def _spent(self) -> tuple[int, int]:
-        count = tokens = 0
-        for path in self.folder.glob("*.json"):
-            if (reply := _cached(path)) is not None:
-                count, tokens = count + 1, tokens + reply.tokens
-        return count, tokens
+    @contextlib.contextmanager
+    def _ledger(self) -> Iterator[dict[str, int]]:
+        """What all processes have spent, locked while the block runs and written when it ends well.
+
+        Without a readable file it is what the replies in the folder have cost.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path, names = self.folder / "spent", ("max_requests", "max_total_tokens")
+        with (self.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                first, second = map(int, path.read_text(encoding="ascii").split())
+            except (OSError, ValueError):
+                replies = [reply for one in self.folder.glob("*.json") if (reply := _cached(one)) is not None]
+                first, second = len(replies), sum(reply.tokens for reply in replies)
+            spent = {names[0]: first, names[1]: second}
+            yield spent
+            new = path.with_suffix(".new")
+            new.write_text(" ".join(str(spent[name]) for name in names), encoding="ascii")
+            os.replace(new, path)
 
     def _key(self) -> str:
         name = self.conf.key_variable
@@ -155,16 +172,15 @@ class Endpoint:
         with self._lock:
             if self._stopped.is_set():
                 raise WriterError(str(self._error or f"{self.address}: stopped. {self._kept()}"))
-            for name, spent, most in (
-                ("max_requests", self._requests, conf.max_requests),
-                ("max_total_tokens", self._tokens, conf.max_total_tokens),
-            ):
-                if spent >= most:
-                    raise WriterError(
-                        f"{self.address}: the budget is spent: {spent:,} of {name}={most:,} of {self.where}. "
-                        f"Raise it to go on. {self._kept()}"
-                    )
-            self._requests += 1
+            with self._ledger() as spent:
+                for name, count in spent.items():
+                    most = getattr(conf, name)
+                    if count >= most:
+                        raise WriterError(
+                            f"{self.address}: the budget is spent: {count:,} of {name}={most:,} of {self.where}. "
+                            f"Raise it to go on. {self._kept()}"
+                        )
+                spent["max_requests"] += 1
             self.num_asked += 1
 
     def _try(self, content: bytes, key: str) -> Reply:
@@ -232,9 +248,10 @@ def _cached(path: Path) -> Reply | None:
     try:
         row = store.read_json(path)
         reply = Reply(**row)
-    except (DataError, TypeError):
+    except (DataError, OSError, TypeError, ValueError, RecursionError):  # The last two: digits or brackets without end.
         return None
-    return reply if isinstance(reply.content, str) and type(reply.tokens) is int else None
+    is_whole = isinstance(reply.content, str) and isinstance(reply.finish_reason, str)
+    return reply if is_whole and type(reply.tokens) is int and reply.tokens >= 0 else None
 
 
 def _reply(answer: str, num_sent: int, key: str) -> Reply:
@@ -254,7 +271,7 @@ def _reply(answer: str, num_sent: int, key: str) -> Reply:
     content = _shown(content, key) if isinstance(content, str) else ""
     if type(tokens) is not int or tokens < 0:
         tokens = -(-(num_sent + len(content)) // _CHARS_A_TOKEN)
-    return Reply(content, str(choice.get("finish_reason")), tokens)
+    return Reply(content, _shown(str(choice.get("finish_reason"))[:_SHOWN], key), tokens)
 
 
 def _shown(text: str, key: str) -> str:
@@ -284,7 +301,7 @@ def _seconds(header: str | None) -> float:
         return float(text)
     try:
         date = email.utils.parsedate_to_datetime(text)
-    except ValueError:
+        now = datetime.datetime.now(datetime.UTC if date.tzinfo else None)
+        return max(0.0, (date - now).total_seconds())
+    except (ValueError, OverflowError):
         return 0.0
-    now = datetime.datetime.now(datetime.UTC if date.tzinfo else None)
-    return max(0.0, (date - now).total_seconds())

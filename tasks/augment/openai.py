@@ -127,7 +127,8 @@ def read_json(reply: Reply, schema: type[T]) -> T:
     if reply.finish_reason == "length":
         raise UnusableError("cut_off", "the reply ended at its length limit; raise max_tokens of the request")
     if not reply.content.strip():
-        raise UnusableError("empty_reply", f"finish_reason {reply.finish_reason!r}")
+        told = f"no text in message.content, finish_reason {reply.finish_reason!r}"
+        raise UnusableError("empty_reply", told)
     fenced = _FENCED.fullmatch(reply.content)
     try:
         tree = json.loads(fenced[1] if fenced else reply.content)

@@ -27,13 +27,13 @@ class EndpointConf:
         prompt: text with the placeholders of whoever asks.
         request: further fields of the request, as the server calls them (temperature, max_tokens, response_format).
         max_in_flight: requests at once.
-        timeout_s: for the whole of one answer.
+        timeout_s: for the whole body of an answer, and for each wait for its headers.
         retries: further tries of a request that met status 408, 429 or 5xx, no connection or no answer in time.
         backoff_s: pause before the first of them, doubled for each further one, times a random number in [0.5, 1].
         max_backoff_s: longest pause of our own; a server that asks for a longer one (Retry-After) gets it.
         max_retry_after_s: a server that asks for more than this ends the run.
         max_refused_in_a_row: questions that the server refuses (a status such as 400) one after another; more end it.
-        max_requests: over all runs of this endpoint and model, failed tries of earlier runs left out.
+        max_requests: over all runs of this endpoint and model, further tries included.
         max_total_tokens: of prompts and replies, over all such runs. Replies in flight may exceed it.
     """
 

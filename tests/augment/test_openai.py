@@ -183,10 +183,14 @@ def test_a_second_run_asks_nothing(server: Completions, tmp_path: Path) -> None:
 def test_a_torn_file_of_the_cache_is_asked_again(server: Completions, tmp_path: Path) -> None:
     first = write(server.conf(), tmp_path, [question()])
     (path,) = tmp_path.glob("*/*.json")
-    for text in ('{"content": "x', "[]", '{"content": 1, "finish_reason": "stop", "tokens": 3}'):
+    for text in ('{"content": "x', "[]", '{"content": 1, "finish_reason": "stop", "tokens": 3}',
+                 '{"content": "x", "finish_reason": 1, "tokens": 3}',
+                 '{"content": "x", "finish_reason": "", "tokens": -3}',
+                 "[" * 100_000, '{"tokens": ' + "9" * 6_000 + "}"):  # fmt: skip
         path.write_text(text)
+        (path.parent / "spent").unlink()  # What was spent is counted anew from such files, too.
         assert write(server.conf(), tmp_path, [question()]) == first
-    assert len(server.asked) == 4
+    assert len(server.asked) == 8
 
 
 Fails = Callable[[int], Any]
@@ -298,6 +302,39 @@ def test_a_budget_ends_the_run_and_keeps_what_was_paid_for(
     assert len(server.asked) == 8
 
 
+def test_a_budget_holds_for_all_processes_together(server: Completions, tmp_path: Path) -> None:
+    """Two endpoints share a folder and know nothing of one another; each would stay below the budget."""
+    conf = server.conf(max_requests=6)
+    with closing(Endpoint(conf, tmp_path)) as first, closing(Endpoint(conf, tmp_path)) as second:
+        for number in range(3):
+            for endpoint in (first, second):
+                endpoint.complete([{"role": "user", "content": f"{number} {endpoint is first}"}])
+        for endpoint in (first, second):
+            with pytest.raises(WriterError, match="6 of max_requests=6"):
+                endpoint.complete([{"role": "user", "content": "one more"}])
+        assert first.complete([{"role": "user", "content": "0 False"}]).content  # The other's reply.
+    assert len(server.asked) == 6
+
+
+def test_a_date_beyond_all_calendars_is_no_wish_to_wait(server: Completions, tmp_path: Path) -> None:
+    answers_after(server, 1, (429, {}, {"Retry-After": "Thu, 01 Jan 1970 00:00:00 +99999999999999999999"}))
+    (found,) = write(server.conf(), tmp_path, [question()])
+    assert found.rejection is None
+
+
+def test_a_finish_reason_is_cleaned_as_the_text_is(
+    server: Completions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    tree = completion("no JSON")
+    tree["choices"][0]["finish_reason"] = f"\ud800 {KEY}"
+    server.answer = lambda body: (200, json.dumps(tree).replace("tk-", "\\u0074k-").encode())
+    (found,) = write(server.conf(key_variable=KEY_VARIABLE), tmp_path, [question()])
+    assert found.rejection is not None
+    (path,) = tmp_path.glob("*/*.json")
+    assert json.loads(path.read_text())["finish_reason"] == "? [key]"
+
+
 def test_tokens_are_estimated_where_the_server_does_not_tell(server: Completions, tmp_path: Path) -> None:
     found = one(server, tmp_path, GOOD, tokens=None)
     sent = len(json.dumps(server.asked[0][1], ensure_ascii=False, separators=(",", ":"), sort_keys=True))
@@ -338,12 +375,12 @@ def test_the_key_is_sent_and_nowhere_else(
         messages.append(str(caught.value))
     assert all(headers["authorization"] == f"Bearer {KEY}" for _, _, headers in server.asked)
     files = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(files) == 1
+    assert len(files) == 3  # What was spent, its lock, one reply.
     captured = capfd.readouterr()
     shown = [*files, repr(said), repr(refused), *messages, caplog.text, captured.out, captured.err]
     assert not [text for text in shown if KEY in text]
     assert "wrong key [key]" in messages[0]
-    assert "your key is [key]" in files[0]
+    assert any("your key is [key]" in file for file in files)
 
 
 @pytest.mark.parametrize("status", [200, 400])
