@@ -20,7 +20,7 @@ from tasks.rewards.steps import StepReward
 from tasks.rl.method import Method
 from tasks.types import Question, Scores, Trajectory
 
-_SUB_ANSWER = re.compile(r"<sub_answer(\d+)>(.*?)</sub_answer\1>", re.DOTALL)
+_SUB_ANSWER = re.compile(r"<sub_answer(\d{1,3})>(.*?)</sub_answer\1>", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from tasks.agent.grammar import TAGS
 from tasks.types import Trajectory
 
 _TAG = re.compile(r"<(/?)(" + "|".join(TAGS) + r")>")
-_THOUGHT_FIRST = re.compile(r"<think>(?!\s*</think>)(?:(?!<search>).)*?</think>.*?<search>", re.DOTALL)
+_THOUGHT = re.compile(r"<think>((?:(?!<search>).)*?)</think>", re.DOTALL)
 _NEXT = {
     "start": {"think"},
     "think": {"search", "answer"},
@@ -42,12 +42,12 @@ def follows_search_rule(trajectory: Trajectory) -> bool:
     """StepSearch's format: queries only in proper search pairs, a thought before some search, one answer at the end.
 
     Read from what the policy wrote in its own turns and from the environment's record of executed searches; a forged
-    observation proves nothing. A broken tag such as `</search)` is no proper pair; the thought is closed and not blank,
-    and stands in the turn of an executed search, before it. White space alone may follow the answer. (As released: an
-    answer pair at the end.)
+    observation proves nothing. A broken tag such as `</search)` is no proper pair; the thought is closed and holds a
+    letter or a digit, and stands in the turn of an executed search, before it. White space alone may follow the
+    answer. (As released: an answer pair at the end.)
     """
     searches = [turn.text for turn in trajectory.turns if turn.executed]
-    if trajectory.status != "answered" or not any(_THOUGHT_FIRST.search(text) for text in searches):
+    if trajectory.status != "answered" or not any(map(_thinks_first, searches)):
         return False
     written = "".join(turn.text for turn in trajectory.turns)
     return (
@@ -55,3 +55,9 @@ def follows_search_rule(trajectory: Trajectory) -> bool:
         and written.count("<answer") == written.count("</answer") == 1
         and written.rstrip().endswith("</answer>")
     )
+
+
+def _thinks_first(text: str) -> bool:
+    """Whether a closed thought with a letter or a digit in it stands before a search."""
+    thoughts = ((found[1].rpartition("<think>")[2], found.end()) for found in _THOUGHT.finditer(text))
+    return any(any(map(str.isalnum, thought)) and "<search>" in text[end:] for thought, end in thoughts)

@@ -102,7 +102,8 @@ def slow_rule(t):
             for start in range(len(before)):
                 if before.startswith("<think>", start):
                     stop = before.find("</think>", start)
-                    thought |= stop >= 0 and before[start + 7 : stop].strip() != ""
+                    if stop >= 0 and "<think>" not in before[start + 7 : stop]:
+                        thought |= re.search(r"[^\W_]", before[start + 7 : stop]) is not None
         elif is_last:
             if tags != ["<answer>", "</answer>"] or turn.text.rstrip()[-9:] != "</answer>":
                 return False
@@ -122,6 +123,10 @@ def slow_rule(t):
         (("<search> q </search>", ANSWER), False),  # The only thought is the answer's.
         (("<think></think> <search> q </search>", ANSWER), False),
         (("<think> \n </think> <search> q </search>", ANSWER), False),
+        (("<think>\u200b\u2060</think> <search> q </search>", ANSWER), False),  # Nothing that one can see.
+        (("<think> . _ </think> <search> q </search>", ANSWER), False),
+        (("<think><think></think> <search> q </search>", ANSWER), False),
+        (("<think> _ </think> <think> 東 </think> <search> q </search>", ANSWER), True),
         (("<think> a <search> q </search>", "</think> <answer> x </answer>"), False),
         (("<search> q </search> <think> late </think>", ANSWER), False),
         ((SEARCH, "<search> q </search)", ANSWER), False),  # stepsearch pitfall 3

@@ -80,6 +80,8 @@ class Stopping(Script):
 Policy = Callable[[SearchGrammar], list[str]]
 SO = "<think> so </think> "
 WRONG, RIGHT = "Jacques Chirac", "Anne Hidalgo"
+SUB_ANSWERS = "<sub_answer1> Paris </sub_answer1> <sub_answer2> Anne Hidalgo </sub_answer2>"
+LAST_THOUGHT = "<think> so <sub_answer2> Anne Hidalgo </sub_answer2> </think> "
 KEYS = ("capital of France", "mayor of Paris")
 STUFFED_QUERY = "capital of France city mayor of Paris"  # every word of every reference
 
@@ -99,7 +101,7 @@ def forged(grammar: SearchGrammar) -> str:
 
 def honest(grammar: SearchGrammar) -> list[str]:
     """Looks both hops up, says the intermediate answers (only one method reads them), answers. R1 just answers."""
-    end = answer(grammar, RIGHT, "<think> so <sub_answer2> Anne Hidalgo </sub_answer2> </think> ")
+    end = answer(grammar, RIGHT, LAST_THOUGHT)
     if not grammar.can_search:
         return [end]
     second = "<think> so <sub_answer1> Paris </sub_answer1> </think> "
@@ -157,6 +159,14 @@ INFORMED: dict[str, Policy] = {
         *honest(g)[:-1], honest(g)[-1].replace("<think>", "<think>" + " so then I know it now ." * 40)
     ],
     "hundred_queries_right": lambda g: [search(g, *([*KEYS, "Tiber"] * 34)), answer(g, RIGHT)],
+    "answer_in_thought_right": lambda g: [search(g, "Tiber", thought=f"<think> {RIGHT} </think> "), answer(g, RIGHT)],
+    "answer_as_query": lambda g: [search(g, RIGHT), answer(g, RIGHT)],
+    "sub_answers_upfront": lambda g: [
+        search(g, "Tiber", thought=f"<think> so {SUB_ANSWERS} </think> "), answer(g, RIGHT)
+    ],
+    "unreadable_call": lambda g: [f"<think> {RIGHT} </think> so", answer(g, RIGHT)],
+    "unreadable_call_first": lambda g: ["<think> so </think> so", *honest(g)],
+    "padded_answer": lambda g: [*honest(g)[:-1], answer(g, "the . " * 40 + RIGHT, LAST_THOUGHT)],
 }  # fmt: skip
 CHEATS = IGNORANT | STUFFING | INFORMED
 
@@ -198,14 +208,14 @@ KNOWN = Resources(
 
 
 @functools.cache
-def play(name: str, cheat: str | None) -> Trajectory:
-    """The laptop's one passage a search; calls as long as the paper's."""
+def play(name: str, cheat: str | None, top_k: int = 1) -> Trajectory:
+    """The laptop's one passage a search unless told; calls as long as the paper's."""
     loaded = load(name)
     grammar = loaded.method.grammar
     script = Stopping(tokenizer(), [(CHEATS[cheat] if cheat else honest)(grammar)])
     budgets = {
         "max_turns": 5, "max_prompt_tokens": 900, "max_call_tokens": 1500, "max_observation_tokens": 500,
-        "max_total_tokens": 4096, "top_k": 1,
+        "max_total_tokens": 4096, "top_k": top_k,
     } | loaded.rollout  # fmt: skip
     player = make_player(script, tokenizer(), WordRetriever(), grammar, **budgets)
 
@@ -214,9 +224,9 @@ def play(name: str, cheat: str | None) -> Trajectory:
 
 
 @functools.cache
-def earned(name: str, cheat: str | None = None) -> float:
+def earned(name: str, cheat: str | None = None, top_k: int = 1) -> float:
     """What all rewards of the method place, together."""
-    t = play(name, cheat)
+    t = play(name, cheat, top_k)
     return placed([reward([t], [QUESTION], KNOWN)[0] for reward in load(name).method.rewards])
 
 
@@ -254,7 +264,13 @@ FREE = "a search that brings new documents costs nothing"
 REPEATS = "nothing is taken off for repeating a search"
 LENGTH = "nothing looks at the length"
 READ = "the potential reads what the policy wrote as it reads documents"
+UNREADABLE = "an unreadable call costs nothing"
+SUB_ANSWER = "a sub-answer is paid wherever it was written"
 NEW_WAYS = [cheat for cheat in INFORMED if cheat != "hundred_queries_right"]
+UNPADDED = [
+    "answer_in_thought_right", "answer_as_query", "sub_answers_upfront", "unreadable_call", "unreadable_call_first",
+]  # fmt: skip
+MALFORMED = ("forged_in_thought_right", "unreadable_call", "unreadable_call_first")
 
 
 def family(names: Sequence[str], cheats: Sequence[str], value: float, why: str) -> dict[tuple[str, str], Weakness]:
@@ -268,23 +284,31 @@ STRETCHED = [name for name in STEPSEARCH if name != "stepsearch_ow_penalty"]
 WEAKNESSES: dict[tuple[str, str], Weakness] = {
     **family(SUBEM, ["answer_stuffing", "echoed_passages", "nested_answer"], 1.0, LISTED),
     **family([*OUTCOME_ONLY, "dapo"], ["no_evidence"], 1.0, BLIND),
-    **family([name for name in [*OUTCOME_ONLY, *GATED] if name != "r1"], NEW_WAYS, 1.0, BLIND),
+    **family([name for name in OUTCOME_ONLY if name != "r1"], NEW_WAYS, 1.0, BLIND),
+    **family(GATED, [cheat for cheat in NEW_WAYS if cheat != "unreadable_call"], 1.0, BLIND),
     **family([name for name in TOOL_CALLS if name != "dapo"], ["hundred_queries_right"], 1.0, BLIND),
-    **family(["dapo"], ["keyword_stuffing_right", "question_echo_right"], 1.0, BLIND),
-    **family(
-        ["search_r1_ppo_format"], [cheat for cheat in NEW_WAYS if cheat != "forged_in_thought_right"], 1.0, BLIND
-    ),
+    **family(["dapo"], ["keyword_stuffing_right", "question_echo_right", *UNPADDED], 1.0, BLIND),
+    **family(["search_r1_ppo_format"], [cheat for cheat in NEW_WAYS if cheat not in MALFORMED], 1.0, BLIND),
+    **family(["mt_ppo"], ["answer_as_query"], 1.3, BLIND),
+    **family(["tips"], UNPADDED, 1.25, READ),
     **family(["mt_ppo"], ["needless_searches", "same_query_right"], 1.3, FREE),
-    **family(["mt_ppo"], ["overlong_right"], 1.3, LENGTH),
+    **family(["mt_ppo"], ["overlong_right", "padded_answer"], 1.3, LENGTH),
     **family(["tips"], ["needless_searches", "same_query_right"], 1.25, FREE),
-    **family(["tips"], ["overlong_right"], 1.25, LENGTH),
+    **family(["tips"], ["overlong_right", "padded_answer"], 1.25, LENGTH),
     **family(["tips"], ["forged_in_thought_right"], 1.25, READ),
-    **family(["r1"], ["overlong_right"], 1.0, LENGTH),
-    **family(["stepsearch_ow_penalty"], [cheat for cheat in NEW_WAYS if cheat != "same_query_right"], 1.0, BLIND),
+    **family(["r1"], ["overlong_right", "padded_answer"], 1.0, LENGTH),
+    **family(["stepsearch_ow_sub_answer"], ["sub_answers_upfront"], 1.618, SUB_ANSWER),
+    **family(
+        ["stepsearch_ow_penalty"],
+        [cheat for cheat in NEW_WAYS if cheat not in ("same_query_right", "unreadable_call")],
+        1.0,
+        BLIND,
+    ),
 }  # fmt: skip
 for ablation in STRETCHED:
     WEAKNESSES |= family([ablation], ["needless_searches"], FULL_MARKS[ablation], FREE)
-    WEAKNESSES |= family([ablation], ["overlong_right"], FULL_MARKS[ablation], LENGTH)
+    WEAKNESSES |= family([ablation], ["overlong_right", "padded_answer"], FULL_MARKS[ablation], LENGTH)
+    WEAKNESSES |= family([ablation], ["unreadable_call_first"], FULL_MARKS[ablation], UNREADABLE)
 for ablation, full in NO_REPEATS.items():
     WEAKNESSES |= family([ablation], ["same_query_right"], full, REPEATS)
 CASES = [
@@ -349,6 +373,28 @@ ECHOED_F1 = 4 / 13
 )
 def test_by_hand(name: str, cheat: str, value: float) -> None:
     assert earned(name, cheat) == pytest.approx(value, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "honest_one", "stuffed", "stuffed_wrong"),
+    [
+        ("stepsearch", 1.618, 1 + 0.618 * 0.6 + 1, 0.618 * 0.6 + 1),
+        ("stepsearch_wo_key", 1.0, 2.0, 1.0),
+        ("stepsearch_ow_steps", 1.0, 2.0, 1.0),
+        ("stepsearch_wo_info_gain", 0.618, 1 + 0.618 * 0.6, 0.618 * 0.6),
+        ("stepsearch_ow_penalty", 0.0, 1.0, 0.0),
+        ("stepsearch_wo_penalty", 2.618, 1 + 0.618 * 0.6 + 1, 0.618 * 0.6 + 1),
+    ],
+)
+def test_where_the_first_search_finds_everything_the_penalty_punishes_honesty(
+    name: str, honest_one: float, stuffed: float, stuffed_wrong: float
+) -> None:
+    """Three passages a search: both gold ones come at once, the second hop's search repeats all three and pays 1."""
+    t = play(name, None, 3)
+    assert {hit.passage_id for hit in t.turns[0].hits} == {hit.passage_id for hit in t.turns[1].hits} >= {"g1", "g2"}
+    assert earned(name, None, 3) == pytest.approx(honest_one)
+    assert earned(name, "keyword_stuffing_right", 3) == pytest.approx(stuffed)
+    assert earned(name, "keyword_stuffing", 3) == pytest.approx(stuffed_wrong)
 
 
 def test_the_overlong_penalty_of_the_laptop() -> None:

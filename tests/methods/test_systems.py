@@ -1,0 +1,114 @@
+"""Every configuration is the system its name says: its parts, written down a second time from the specifications."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks import methods
+from tasks.rewards.answer import AnswerReward, FormatAnswerReward
+from tasks.rewards.keys import KeyReward
+from tasks.rewards.length import OverlongPenalty
+from tasks.rewards.steps import StepReward
+from tasks.rewards.turns import TurnRules
+from tasks.rl.method import ClippedValueLoss, GroupAdvantage, Imitation, NoAdvantage, SequenceClip, TokenClip, TokenGae
+from tasks.rl.simulators import Simulator
+from tests.tiny import make_tokenizer
+
+ROOT = Path(__file__).parents[2]
+TOKENIZER = make_tokenizer()
+PPO = {"group": 1, "advantage": TokenGae(1.0, 1.0, 0.001), "loss": TokenClip(0.2, 0.2), "critic": True}
+GRPO = {"group": 5, "advantage": GroupAdvantage(), "loss": TokenClip(0.2, 0.2, kl_coefficient=0.001), "critic": False}
+GSPO = GRPO | {"loss": SequenceClip(3e-4, 4e-4, kl_coefficient=0.001)}
+F1, EM, SUBEM = AnswerReward("f1", gated=True), AnswerReward("em"), AnswerReward("subem")
+KEY, GAIN_AND_PENALTY = KeyReward(0.618), StepReward(1.0, 1.0)
+GAIN, PENALTY = StepReward(1.0, 0.0), StepReward(0.0, 1.0)
+
+
+def of(parts: dict[str, Any], *rewards: Any, filter: str = "KeepAll", **more: Any) -> dict[str, Any]:
+    return parts | {"rewards": rewards, "filter": filter, **more}
+
+
+SYSTEMS: dict[str, dict[str, Any]] = {
+    # search_r1, sections 4 to 7
+    "search_r1_ppo": of(PPO, EM),
+    "search_r1_grpo": of(GRPO, EM),
+    "search_r1_ppo_subem": of(PPO, SUBEM),
+    "search_r1_grpo_subem": of(GRPO, SUBEM),
+    "search_r1_ppo_format": of(PPO, FormatAnswerReward(0.2, 0.1, 0.0)),
+    # stepsearch, sections 2 to 6 and the rows of its Tables 2 and 3
+    "ppo_f1": of(PPO, F1),
+    "grpo_f1": of(GRPO, F1),
+    "stepsearch": of(PPO, F1, KEY, GAIN_AND_PENALTY),
+    "stepsearch_wo_key": of(PPO, F1, GAIN_AND_PENALTY),
+    "stepsearch_wo_penalty": of(PPO, F1, KEY, GAIN),
+    "stepsearch_wo_info_gain": of(PPO, F1, KEY, PENALTY),
+    "stepsearch_wo_steps": of(PPO, F1, KEY),
+    "stepsearch_ow_key": of(PPO, F1, KEY),
+    "stepsearch_ow_penalty": of(PPO, F1, PENALTY),
+    "stepsearch_ow_info_gain": of(PPO, F1, GAIN),
+    "stepsearch_ow_steps": of(PPO, F1, GAIN_AND_PENALTY),
+    "stepsearch_ow_sub_answer": of(PPO, F1, "SubAnswerReward"),
+    # dspo, sections 3 to 5 and 9
+    "dspo": of(GSPO, SUBEM, filter="MixedOutcomes 10"),
+    "gspo": of(GSPO, SUBEM),
+    "dapo": of(GRPO, SUBEM, OverlongPenalty(2500, 500), filter="MixedOutcomes 10", loss=TokenClip(0.2, 0.28)),
+    "gspo_high_lr": of(GSPO, SUBEM, lr=1e-5),
+    "grpo_subem_high_lr": of(GRPO, SUBEM, lr=1e-5),
+    # systems.md
+    "r1": of(PPO, EM, searches=False),
+    "research": of(GRPO, "F1OrFormat"),
+    "mt_ppo": of(PPO, EM, TurnRules(0.3, -0.2)),
+    "tips": of(PPO, EM, "AnswerPotential"),
+    "zerosearch": of(PPO, AnswerReward("f1"), simulator=Simulator("endpoint", 0.0, 0.5, 4.0)),
+    "sft": of(
+        GRPO, EM, group=1, advantage=NoAdvantage(), loss=Imitation(), searches=False, sampler="GoldAnswers", lr=None
+    ),
+    "rejection_sampling": of(GRPO, EM, advantage=NoAdvantage(), loss=Imitation(), filter="Successful", frozen=True),
+}
+
+
+def test_every_configuration_is_written_down() -> None:
+    assert set(SYSTEMS) == {path.stem for path in (ROOT / "conf" / "method").glob("*.yaml")}
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_configuration_is_what_its_name_says(name: str) -> None:
+    """At paper scale; the laptop's differs in clip range, lengths and the simulator alone."""
+    wanted = {"searches": True, "sampler": "IndependentGroup", "frozen": False, "simulator": None, "lr": 1e-6}
+    wanted |= SYSTEMS[name]
+    if name.startswith("stepsearch") or name in ("ppo_f1", "grpo_f1"):
+        wanted["lr"] = 7e-7
+    loaded = methods.load(name, "paper", tokenizer=TOKENIZER, root=ROOT)
+    m = loaded.method
+    assert {
+        "group": m.sampler.size,
+        "advantage": m.advantage,
+        "loss": m.loss,
+        "critic": m.value_loss is not None,
+        "rewards": tuple(
+            type(one).__name__ if isinstance(other, str) else one
+            for one, other in zip(m.rewards, wanted["rewards"], strict=True)
+        ),
+        "filter": type(m.filter).__name__ + (f" {m.filter.max_rounds}" if m.filter.max_rounds > 1 else ""),
+        "searches": m.grammar.can_search,
+        "sampler": type(m.sampler).__name__,
+        "frozen": m.sampler.from_start,
+        "simulator": m.simulator,
+        "lr": loaded.train.get("policy", {}).get("lr"),
+    } == wanted
+    assert m.value_loss in (None, ClippedValueLoss(0.5))
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_no_scale_changes_the_kind_of_a_part(name: str) -> None:
+    """The laptop trains the same system as the paper's scale."""
+
+    def kinds(scale: str) -> tuple[Any, ...]:
+        m = methods.load(name, scale, tokenizer=TOKENIZER, root=ROOT).method
+        rewards = tuple(one for one in m.rewards if not isinstance(one, OverlongPenalty))
+        return m.sampler, m.advantage, m.filter, rewards, m.value_loss, type(m.loss), m.loss.needs_reference
+
+    assert kinds("laptop") == kinds("smoke") == kinds("paper")
