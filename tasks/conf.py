@@ -89,6 +89,10 @@ class Compare:
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        require(bool(self.methods), "methods", self.methods, "at least one name of conf/method/")
+        require(bool(self.seeds) and min(self.seeds) >= 0, "seeds", self.seeds, "at least one integer, 0 or more")
+
 
 def require(holds: bool, key: str, found: object, expected: str) -> None:
     """Raise the ValueError for a setting outside its bounds; `fill` prefixes the file."""
@@ -120,7 +124,7 @@ def check(tree: Mapping[str, Any], root: Path = Path(".")) -> Params:
 def path_of(kind: str, name: str, root: Path = Path("."), where: str = str(PARAMS)) -> Path:
     """`conf/<kind>/<name>.yaml`; a ValueError says `where` the name stands and lists those there are."""
     path = root / CONF / kind / f"{name}.yaml"
-    if not path.is_file():
+    if Path(name).name != name or not path.is_file():
         known = sorted(p.stem for p in (root / CONF / kind).glob("*.yaml"))
         hint = _did_you_mean(name, known)
         raise ValueError(f"{where}: unknown {kind} {name!r}.{hint} Known: {', '.join(known)}.")
@@ -285,6 +289,8 @@ def _cast(hint: Any, value: Any, where: str) -> Any:
 
 
 def _describe(hint: Any) -> str:
+    if dataclasses.is_dataclass(hint):
+        return "a mapping"
     return {int: "an integer", float: "a number", str: "text", bool: "true or false"}.get(hint) or str(hint).replace(
         "typing.", ""
     )

@@ -89,6 +89,7 @@ def load(
     if "{question}" not in (template or tree["prompt"]):
         raise ValueError(f"{path}: prompt has no {{question}}: the policy would never see it. Add {{question}}.")
     scaled = _scaled(tree, scale, path, root)
+    _refuse_hidden(conf.section("method", name, root), scaled["settings"], scale, path)
     own = {key: value for key, value in tree.items() if key not in _OWN}
     settings = conf.fill(module.Conf, conf.merge(own, scaled["settings"]), str(path))
     try:
@@ -120,6 +121,19 @@ def _scaled(tree: conf.Tree, scale: str, path: Path, root: Path) -> dict[str, di
                 raise ValueError(f"{path}: scales: {named}: unknown key {key!r}. Known: {', '.join(_SCALED)}.")
     entry = _mapping(scales, scale, path)
     return {key: _mapping(entry, key, path) for key in _SCALED}
+
+
+def _refuse_hidden(own: conf.Tree, scaled: Mapping[str, Any], scale: str, path: Path) -> None:
+    """Refuse a setting of the file itself that an inherited one of the scale would hide."""
+    if "like" not in own:
+        return
+    again = _mapping(_mapping(_mapping(own, "scales", path), scale, path), "settings", path)
+    for key in own.keys() & scaled.keys() - again.keys():
+        raise ValueError(
+            f"{path}: {key}={own[key]!r} is hidden by {key}={scaled[key]!r} of scales: {scale}: settings, which it "
+            f"takes over from conf/method/{own['like']}.yaml. Say it there, too: "
+            f"scales: {{{scale}: {{settings: {{{key}: {own[key]!r}}}}}}}."
+        )
 
 
 def _mapping(tree: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:

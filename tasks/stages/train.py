@@ -160,12 +160,14 @@ def prepare(method: Method, questions: list[Question], root: Path, name: str) ->
         wanted = {passage for question in questions for passage in question.gold_passage_ids}
         corpus = root / parts.ARTIFACTS / "data" / "corpus.jsonl"
         texts = {passage.id: passage.text for passage in read_passages(corpus) if passage.id in wanted}
-        missing["gold_passages"] = sum(not question.gold_passage_ids for question in questions)
+        missing["gold_passages"] = sum(texts.keys().isdisjoint(question.gold_passage_ids) for question in questions)
     for need, count in missing.items():
         if questions and count == len(questions):
+            where = "artifacts/data" if need == "gold_passages" else "artifacts/augment/hops.jsonl"
+            why = "" if need == "gold_passages" else " (what was rejected, and why, is in rejected.jsonl beside it)"
             raise DataError(
-                f"conf/method/{name}.yaml: its rewards need {need} of training questions, and none of the "
-                f"{count} in artifacts/data has any. Train it on data that has them (the generated world, MuSiQue)."
+                f"conf/method/{name}.yaml: its rewards need {need} of training questions, and none of the {count} has "
+                f"any in {where}{why}. Train it on data that has them (the generated world, MuSiQue)."
             )
         if count:
             print(

@@ -159,6 +159,22 @@ def test_an_ablation_takes_what_it_does_not_give(root: Path) -> None:
         methods.load("stepsearch_ow_key", "paper", root=root)
 
 
+def test_a_setting_that_an_inherited_one_of_the_scale_would_hide_is_refused(root: Path) -> None:
+    path = root / "conf" / "method" / "wide.yaml"
+    path.write_text("like: dspo\ntitle: wide\nclip_low: 0.1\n")
+    assert methods.load("wide", "paper", root=root).settings["clip_low"] == 0.1
+    with pytest.raises(ValueError, match=r"wide.yaml: clip_low=0.1 is hidden by clip_low=0.02 of scales: laptop"):
+        methods.load("wide", "laptop", root=root)
+    path.write_text("like: dspo\ntitle: wide\nclip_low: 0.1\nscales: {laptop: {settings: {clip_low: 0.3}}}\n")
+    assert methods.load("wide", "laptop", root=root).settings["clip_low"] == 0.3
+
+
+@pytest.mark.parametrize("name", ["../scale/smoke", "/etc/passwd", "..", ""])
+def test_a_name_is_no_path(root: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="unknown method"):
+        methods.load(name, "smoke", root=root)
+
+
 @pytest.mark.parametrize("key", ["module", "title", "prompt", "clip", "group_size"])
 def test_missing_keys(root: Path, key: str) -> None:
     change(root, remove=key)

@@ -60,6 +60,11 @@ def test_reference_queries_come_from_the_augmentation_and_texts_from_the_corpus(
     assert "1 of 2 training questions have no gold_passages: these earn nothing by it" in printed
 
 
+def test_a_gold_passage_that_the_corpus_does_not_have_is_missing(root: Path) -> None:
+    found = prepare(method("stepsearch"), [question(0), question(1, gold=("elsewhere",))], root, "stepsearch")
+    assert found.missing["gold_passages"] == 1
+
+
 def test_a_method_without_such_needs_reads_neither(tmp_path: Path) -> None:
     questions = [question(0, gold=())]
     found = prepare(method("search_r1_grpo"), questions, tmp_path, "search_r1_grpo")  # Nothing is there to be read.
