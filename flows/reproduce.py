@@ -190,8 +190,7 @@ def main(words: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
     except KeyboardInterrupt:
-        print("stopped. Run again to go on where it stopped.", file=sys.stderr, flush=True)
-        return 130
+        return _stopped()
 
 
 def _close(run: Run) -> int:
@@ -200,8 +199,15 @@ def _close(run: Run) -> int:
             print(f"error: {one.name}: {one.message}", file=sys.stderr, flush=True)
         print("Finished stages are kept. Mend the cause and run again; it goes on from there.", file=sys.stderr)
         return 1
+    if len(run.outcomes) < len(run.graph.needs):  # Prefect keeps a KeyboardInterrupt to itself.
+        return _stopped()
     print(farewell(run), flush=True)
     return 0
+
+
+def _stopped() -> int:
+    print("stopped. Run again to go on where it stopped.", file=sys.stderr, flush=True)
+    return 130
 
 
 if __name__ == "__main__":
