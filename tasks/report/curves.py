@@ -167,7 +167,8 @@ def section(results: Results, tracks: Sequence[Track]) -> Section | None:
     lead = (
         f"Greedy play on validation questions, read off at the same number of generated tokens: {at.budget:,.0f}, the "
         "smallest number at the end of a run (stopped runs left out: they keep their last value). Straight lines "
-        "between validations; an area is divided by its length, so that it reads as a mean. The drop is from the best "
+        "between validations (a method of larger steps is looked at later); an area is divided by its length, so that "
+        "it reads as a mean. The drop is from the best "
         f"to the last validation. {seeds_note(results.seeds)} In the picture bands reach from the lowest to the "
         "highest seed."
     )

@@ -50,7 +50,7 @@ def section(results: Results, tracks: Sequence[Track]) -> Section | None:
         "checkpoint by validation, seed by seed. What a run did not log is left empty."
     )
     header = ["policy", *(name.replace("_", " ") for name in names), "stopped", "selected step"]
-    return Section("health-table", "Health of training", lead, header, rows)
+    return Section("health-table", "Health in numbers", lead, header, rows)
 
 
 def _value(track: Track, name: str) -> float | None:

@@ -179,7 +179,8 @@
       seeds.map((seed) => s("path", { d: `M${x(seed.value)} 20v5`, stroke: colour(cell.policy), "stroke-width": 1.6 }, s("title", {}, `seed ${seed.seed}: ${percent(seed.value)}`))));
   }
 
-  // One sentence. It names a winner only where one method alone is best and above base by more than its interval.
+  // One sentence. It names a winner only where one method alone is best and above base by more than its interval, and
+  // says who lies within the winner's interval.
   function headline(scored) {
     const [base, ...methods] = scored, of = `of ${base.count.toLocaleString("en")} held-out questions`;
     if (!methods.length) return `${title(base.policy)} answers ${percent(base.value)}% ${of} exactly.`;
@@ -187,7 +188,11 @@
     const above = methods.filter((cell) => gain(cell) && gain(cell).low > 0).sort((a, b) => b.value - a.value);
     if (!above.length) return `No method is above the base policy by more than its interval, on ${base.count.toLocaleString("en")} held-out questions.`;
     const best = above[0], shown = percent(best.value), tied = methods.filter((cell) => percent(cell.value) === shown);
-    if (tied.length === 1) return `${title(best.policy)} answers ${shown}% ${of} exactly, ${percent(gain(best).value)} points more than the policy it started from.`;
+    if (tied.length === 1) {
+      const near = methods.filter((cell) => cell !== best && cell.value >= best.low);
+      const who = near.length === 1 ? `${title(near[0].policy)} lies` : `${near.length} others lie`, others = near.length ? `; ${who} within its interval` : "";
+      return `${title(best.policy)} answers ${shown}% ${of} exactly, ${percent(gain(best).value)} points more than the policy it started from${others}.`;
+    }
     const names = `${tied.slice(0, -1).map((cell) => title(cell.policy)).join(", ")} and ${title(tied[tied.length - 1].policy)}`;
     return `${names} each answer ${shown}% ${of} exactly; the policy they started from, ${percent(base.value)}%.`;
   }

@@ -25,7 +25,7 @@ def complete(results: Results, artifacts: Path, num_resamples: int, papers: Sequ
     more = (*curves.cells(results, tracks), *claims.cells(results, found))
     results = replace(results, cells=(*results.cells, *more))
     sections = (
-        claims.section(results, found),
+        claims.section(results, tracks, found),
         curves.section(results, tracks),
         health.section(results, tracks),
         health.signal_section(results, tracks),

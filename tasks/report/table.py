@@ -21,6 +21,8 @@ from tasks.store import DataError, Row, read_json, read_jsonl, replacing
 
 BASE = "base"
 ALL = "all"
+FEW_SEEDS = 5
+"""Below it a bootstrap over seeds is too narrow."""
 TITLES = {BASE: "base"}
 SHARES = ("em", "f1", "subem", "recall", "valid_action_rate", "answered", "failed")  # Metrics between 0 and 1.
 PAIRED = ("em", "f1", "subem", "recall")  # Metrics that are also reported as a difference to the base policy.
@@ -544,6 +546,11 @@ def spread(seeds: Sequence[int]) -> str:
     return "over questions and seeds" if len(seeds) > 1 else "over questions; one seed says nothing about others"
 
 
+def few(seeds: Sequence[int]) -> str:
+    """A warning where there are too few seeds for resampling to tell how much they differ."""
+    return f", too narrow where the {len(seeds)} seeds differ" if 1 < len(seeds) < FEW_SEEDS else ""
+
+
 def markdown(results: Results) -> str:
     """The text of `results.md`."""
     runs = results.runs
@@ -552,7 +559,7 @@ def markdown(results: Results) -> str:
         "# Results",
         f"{num_questions} held-out questions, seeds {', '.join(map(str, results.seeds))}; "
         f"data `{runs[0].summary['data_sha256'][:12]}`. Greedy play unless marked. Brackets: 95% bootstrap interval "
-        f"{spread(results.seeds)}. Differences are paired on seed and question. "
+        f"{spread(results.seeds)}{few(results.seeds)}. Differences are paired on seed and question. "
         "Every number, seed by seed, is in `results.csv`.",
         *failed_searches(results),
         *(f"{line[0].upper()}{line[1:]}." for line in fault_lines(results.manifest)),

@@ -98,6 +98,23 @@ def test_a_penalty_that_changes_nothing_does_not_help(tmp_path: Path, num_questi
     assert verdicts(tmp_path, runs(stepsearch_ow_penalty=same, ppo_f1=same))["penalty_alone", "f1"] == verdict
 
 
+def test_two_policies_that_answer_nothing_decide_nothing(tmp_path: Path):
+    none = "0" * 200
+    found = verdicts(tmp_path, runs(stepsearch_ow_penalty=none, ppo_f1=none, stepsearch=none))
+    assert {found["penalty_alone", name] for name in ("f1", "em")} == {UNDECIDED}
+    assert found["step_rewards_against_ppo", "f1"] == UNDECIDED
+
+
+def test_a_policy_that_is_still_its_start_is_named(tmp_path: Path):
+    given = runs(stepsearch_ow_penalty="1" * 20, ppo_f1="0" * 20)
+    given |= {f"stepsearch_ow_penalty-{s}": Given("1" * 20, summary={"selected_step": s}) for s in SEEDS}
+    results, _ = small(tmp_path, given, SEEDS)
+    rows = complete(results, tmp_path / "artifacts", 200).sections[0].rows
+    assert [row[2] for row in rows if "its start policy" in row[2]] == [
+        "stepsearch_ow_penalty - ppo_f1: F1 (stepsearch_ow_penalty is its start policy in 1 of 3 seeds)"
+    ]
+
+
 def test_answers_take_the_wider_of_two_intervals(tmp_path: Path):
     """Gains of 1, 1 and .4: resampled alone .4 would be the least; Student: .8 -+ 4.303 * .3464 / sqrt(3) = .8606."""
     given = runs(dspo="1" * 20, gspo="0" * 20)
@@ -211,6 +228,11 @@ def test_order_of_questions_and_seeds_does_not_matter(tmp_path: Path):
     other, _ = small(tmp_path / "b", dict(reversed(given.items())), SEEDS[::-1])
     turned = [replace(run, scores={mode: rows[::-1] for mode, rows in run.scores.items()}) for run in other.runs]
     assert findings(replace(other, runs=tuple(turned)), tracks, 200) == findings(results, tracks, 200)
+
+
+def test_a_run_that_has_no_claim_to_judge_shows_none(tmp_path: Path):
+    results, _ = small(tmp_path, runs(search_r1_ppo="1" * 20), SEEDS)
+    assert "claims" not in {one.id for one in complete(results, tmp_path / "artifacts", 200).sections}
 
 
 def test_every_claim_is_listed_and_each_difference_is_a_row_of_the_csv(tmp_path: Path):

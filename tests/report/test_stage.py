@@ -28,6 +28,6 @@ def test_stage_writes_the_three_files(tmp_path: Path):
     text = (reports / "results.md").read_text()
     assert "Search-R1-GRPO" in text
     assert "paper, other scale: PiCA, Table 1" in text
-    assert "## Claims of the papers" in text
+    assert "## Health in numbers" in text
     assert "search_r1_grpo,all,all,all,greedy,em," in (reports / "results.csv").read_text()
     assert "Search-R1-GRPO" in (reports / "index.html").read_text()
