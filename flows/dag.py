@@ -102,6 +102,8 @@ def repair(root: Path) -> list[str]:
     done = _repair_busy_paths(root / ".dvc/tmp/rwlock") + _repair_lock_file(root)
     for folder in ("artifacts", "reports"):
         for left in [*(root / folder).glob(".*.*"), *(root / folder).glob("*/.*.*")]:
+            if not left.exists():  # It went with the unfinished folder that held it.
+                continue
             shutil.rmtree(left) if left.is_dir() else left.unlink()
             done.append(f"removed the unfinished {left.relative_to(root)}")
     return done

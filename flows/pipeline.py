@@ -34,7 +34,8 @@ Start = Callable[[str], Callable[[], Outcome]]
 class Run:
     """A pipeline run that has been prepared: settings written, lock held, graph read.
 
-    `has_ended` is set when the last stage has ended, `is_free` when Prefect has let go of the run.
+    `has_ended` is set when the last stage has ended or all were stopped, `is_free` when Prefect has let go of the run;
+    `put_back` restores settings that were for this run only.
     """
 
     root: Path
@@ -43,6 +44,7 @@ class Run:
     force: tuple[str, ...]
     max_parallel: int
     changes: list[str]
+    put_back: Callable[[], None] = lambda: None
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     stopper: Stopper = field(default_factory=Stopper)
     started: float = field(default_factory=time.monotonic)
@@ -102,6 +104,7 @@ class Run:
                         self.outcomes[running.pop(future)] = future.result()
             except BaseException:
                 self.stopper.stop()
+                self.has_ended.set()
                 raise
 
     @property
@@ -144,14 +147,18 @@ def prepared(
         for change in changes:
             print(f"params.yaml: {change}", flush=True)
         key = f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+
+        def put_back() -> None:
+            if before is not None and changes:
+                settings.write(root, before)
+
         try:
             graph = dag.read(root, force)
             if graph.stale:
                 start_tracking(root, key)
-            yield Run(root, key, graph, force, max_parallel, changes if before is None else [])
+            yield Run(root, key, graph, force, max_parallel, changes if before is None else [], put_back)
         finally:
-            if before is not None and changes:
-                settings.write(root, before)
+            put_back()
 
 
 @contextlib.contextmanager

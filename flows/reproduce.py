@@ -155,12 +155,13 @@ def run_here(run: Run, form: Form, use_prefect: bool) -> None:
 
 
 def _end_without_prefect(run: Run) -> None:
-    """End the process in good order when all stages are done and Prefect cannot let go of a dead server."""
+    """End the process in good order when the stages have ended and Prefect cannot let go of a dead server."""
     run.has_ended.wait()
     if run.is_free.wait(SECONDS_TO_END):
         return
     print("warning: Prefect does not answer any more; its page may show this run as running.", file=sys.stderr)
     code = _close(run)
+    run.put_back()
     sys.stdout.flush()
     os._exit(code)
 

@@ -165,11 +165,15 @@ def test_torn_files_of_a_killed_dvc_are_mended(finished: Toy) -> None:
     lock.write_bytes(lock.read_bytes()[:-37] + b"\n  - : {")
     (finished.root / ".dvc/tmp/rwlock").write_text('{"write": {"x"')
     (finished.root / "artifacts/train/.a-0.k3j2h1").mkdir()
+    partial = finished.root / "artifacts/.data.6sx2qerx.partial"  # A folder that held an unfinished file.
+    partial.mkdir()
+    (partial / ".rows.jsonl.v8xbezwl").touch()
     done = finished.flow("--no-prefect")
     assert done.returncode == 0, done.stdout + done.stderr
     assert finished.counts() == []
     assert finished.bytes() == before
     assert not (finished.root / "artifacts/train/.a-0.k3j2h1").exists()
+    assert not partial.exists()
 
 
 def test_busy_paths_of_a_process_id_used_again_are_mended(finished: Toy) -> None:
