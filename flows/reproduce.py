@@ -24,7 +24,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Failed
 
 from flows import settings
-from flows.child import Outcome, Stopper
+from flows.child import Outcome
 from flows.pipeline import REPORT, TABLE, Run, farewell, prepared
 from flows.settings import Form
 from flows.stage import dvc_stage
@@ -44,7 +44,7 @@ def reproduce(form: Form = Form()) -> Any:  # noqa: B008 - Prefect shows the def
             run = stack.enter_context(
                 prepared(Path.cwd(), form.answers(), tuple(form.force), form.max_parallel),
             )
-        stack.enter_context(_stopped_by_signals(run.stopper))
+        stack.enter_context(_stopped_by_signals(run))
         run.run(lambda name: _task(run, name))
         run.has_ended.set()
         if _answers(str(PREFECT_API_URL.value())):
@@ -73,24 +73,28 @@ def _task(run: Run, name: str) -> Callable[[], Outcome]:
 
 
 @contextlib.contextmanager
-def _stopped_by_signals(stopper: Stopper) -> Iterator[None]:
-    """Let SIGTERM end the stages first and then do what it did before: Prefect's own handler, if it has one."""
+def _stopped_by_signals(run: Run) -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C end the stages first and then do what they did before: Prefect's own handler, if any."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def stop(number: int, frame: Any) -> None:
-        stopper.stop()
-        if callable(before):
-            before(number, frame)
+        run.stopper.stop()
+        run.has_ended.set()  # Whatever swallows what is raised here, the process ends.
+        handler = before[signal.Signals(number)]
+        if callable(handler):
+            handler(number, frame)
         raise SystemExit(128 + number)
 
-    signal.signal(signal.SIGTERM, stop)
+    for number in before:
+        signal.signal(number, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _show(run: Run) -> None:
@@ -134,7 +138,7 @@ def run_here(run: Run, form: Form, use_prefect: bool) -> None:
     server = find_server(run.root) if use_prefect else None
     if not use_prefect or (server is None and not run.graph.stale):
         # A temporary server would take many times longer to start than there is work to show.
-        with _stopped_by_signals(run.stopper):
+        with _stopped_by_signals(run):
             run.run()
         return
     address = {PREFECT_API_URL: server} if server else {}
@@ -150,7 +154,7 @@ def run_here(run: Run, form: Form, use_prefect: bool) -> None:
         _ready.reset(token)
         run.is_free.set()
     if len(run.outcomes) < len(run.graph.needs) and not run.stopper.is_stopped:
-        with _stopped_by_signals(run.stopper):
+        with _stopped_by_signals(run):
             run.run()
 
 

@@ -1,6 +1,8 @@
 """What a pipeline run executes, what it leaves, and what it says, on a real DVC repository."""
 
 import json
+import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -195,3 +197,19 @@ def test_ledger_tells_what_a_stage_cost_and_git_sees_only_sources(finished: Toy)
         ["git", "-C", str(finished.root), "status", "--porcelain"], capture_output=True, text=True, check=True
     ).stdout
     assert not any(part in shown for part in ("artifacts", "reports", ".scratch"))
+
+
+def test_ctrl_c_is_no_success(finished: Toy) -> None:
+    """What is left of the last run's table must not pass for this one's."""
+    finished.flag("slow-report")
+    before = (finished.root / "params.yaml").read_bytes()
+    flow = finished.start("--no-prefect", "--force", "report", "--once", "--set", "evaluate.top_k=7")
+    finished.wait_for("report", 90)
+    os.killpg(flow.pid, signal.SIGINT)
+    output, _ = flow.communicate(timeout=90)
+    assert flow.returncode == 130, output
+    assert "stopped. Run again to go on where it stopped." in output
+    assert "Done:" not in output
+    assert (finished.root / "params.yaml").read_bytes() == before
+    finished.flag("slow-report", on=False)
+    assert finished.flow("--no-prefect").returncode == 0

@@ -165,19 +165,3 @@ def test_a_server_that_dies_mid_run_does_not_stop_the_work(server: Server, finis
     assert finished.bytes() == wanted
     assert "Done: 3 of 6 stages executed" in output
     assert time.monotonic() - started < 60
-
-
-def test_ctrl_c_is_no_success(finished: Toy) -> None:
-    """Prefect keeps the interrupt to itself; what is left of the last run's table must not pass for this one's."""
-    finished.flag("slow-report")
-    before = (finished.root / "params.yaml").read_bytes()
-    flow = finished.start("--force", "report", "--once", "--set", "evaluate.top_k=7")  # With a server of its own.
-    finished.wait_for("report", 90)
-    os.killpg(flow.pid, signal.SIGINT)
-    output, _ = flow.communicate(timeout=90)
-    assert flow.returncode == 130, output
-    assert "stopped. Run again to go on where it stopped." in output
-    assert "Done:" not in output
-    assert (finished.root / "params.yaml").read_bytes() == before
-    finished.flag("slow-report", on=False)
-    assert finished.flow("--no-prefect").returncode == 0
