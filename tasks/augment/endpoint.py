@@ -3,8 +3,8 @@
 A reply is kept before anybody reads it, in a file named by a hash of address and request, written beside and renamed:
 a second run asks nothing, and a killed one loses the requests in flight at most. What was asked and what it has cost
 is counted in one file for all processes that share the folder, and the budget ends a run before it is exceeded. (Two
-that ask the same at the same moment both pay for it.) The key comes from an environment
-variable and goes into one header; wherever a server repeats it, it is cut out before anything is kept or shown.
+that ask the same at the same moment both pay for it.) The key comes from an environment variable and goes into one
+header; wherever a server repeats it, it is cut out before anything is kept or shown.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from typing import Any
 
 from tasks.data.ingest import fault_lines
 from tasks.report.augmentation import augmentation_line, funnel
-from tasks.report.table import ALL, BASE, COMPARED, Results, Run, few, recall_metrics, spread, training_seconds
+from tasks.report.table import ALL, BASE, COMPARED, Results, Run, recall_metrics, spread, training_seconds
 from tasks.report.training import metrics_row
 from tasks.store import DataError, Row, digest, read_jsonl, replacing
 
@@ -128,7 +128,7 @@ def page_data(
         "facts": dict(facts),
         "policies": [{"name": policy, "title": results.title(policy)} for policy in results.policies],
         "seeds": list(results.seeds),
-        "spread": spread(results.seeds) + few(results.seeds),
+        "spread": spread(results.seeds),
         "num_questions": len(results.runs[0].scores["greedy"]),
         "cells": [
             [c.policy, c.seed, c.dataset, c.hops, c.mode, c.metric, c.value, c.low, c.high, c.num_questions]

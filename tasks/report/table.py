@@ -543,12 +543,11 @@ def write_markdown(path: Path, results: Results) -> None:
 
 def spread(seeds: Sequence[int]) -> str:
     """What the intervals cover, in words."""
-    return "over questions and seeds" if len(seeds) > 1 else "over questions; one seed says nothing about others"
-
-
-def few(seeds: Sequence[int]) -> str:
-    """A warning where there are too few seeds for resampling to tell how much they differ."""
-    return f", too narrow where the {len(seeds)} seeds differ" if 1 < len(seeds) < FEW_SEEDS else ""
+    if len(seeds) == 1:
+        return "over questions; one seed says nothing about others"
+    return "over questions and seeds" + (
+        f", too narrow where the {len(seeds)} differ" if len(seeds) < FEW_SEEDS else ""
+    )
 
 
 def markdown(results: Results) -> str:
@@ -559,7 +558,7 @@ def markdown(results: Results) -> str:
         "# Results",
         f"{num_questions} held-out questions, seeds {', '.join(map(str, results.seeds))}; "
         f"data `{runs[0].summary['data_sha256'][:12]}`. Greedy play unless marked. Brackets: 95% bootstrap interval "
-        f"{spread(results.seeds)}{few(results.seeds)}. Differences are paired on seed and question. "
+        f"{spread(results.seeds)}. Differences are paired on seed and question. "
         "Every number, seed by seed, is in `results.csv`.",
         *failed_searches(results),
         *(f"{line[0].upper()}{line[1:]}." for line in fault_lines(results.manifest)),
