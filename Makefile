@@ -10,7 +10,7 @@
 #                                                   scale; the report judges the papers' claims on them
 #   make search-server INDEX=artifacts/index PORT=8000
 #                                                   the index over HTTP, for RETRIEVER=remote and Search-R1's clients
-#   make test | check | bench | bench-retrieval | ui | serve | report | upload | clean
+#   make test | lint | check | bench | bench-retrieval | ui | serve | report | upload | clean
 
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
@@ -51,7 +51,7 @@ SETTINGS = $(if $(DATA),--data '$(DATA)') \
   $(if $(TOP_K),--set 'evaluate.top_k=$(TOP_K)') \
   $(if $(MAX_QUESTIONS),--set 'evaluate.max_questions=$(MAX_QUESTIONS)') $(if $(PARALLEL),--max-parallel '$(PARALLEL)')
 
-.PHONY: setup run smoke compare test check format bench bench-retrieval ui serve search-server report upload clean
+.PHONY: setup run smoke compare test lint check format bench bench-retrieval ui serve search-server report upload clean
 
 setup: $(STAMP)
 
@@ -94,10 +94,12 @@ compare: $(STAMP)
 test: $(STAMP)
 	@$(BIN)/python -m pytest $(PYTEST) $(ARGS)
 
-check: $(STAMP)
+lint: $(STAMP)
 	@$(BIN)/ruff format --check --quiet . || { echo "error: run 'make format'."; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
+
+check: lint
 	@$(BIN)/python -m pytest -q -m "not slow and not servers and not gpu" $(PYTEST) $(ARGS)
 
 format: $(STAMP)
