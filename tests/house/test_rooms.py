@@ -18,14 +18,16 @@ ROOT = Path(__file__).parents[2]
 TASKS = ROOT / "tasks"
 # A room may import the rooms before it and itself.
 ORDER = (
-    "types conf text store checkpoint data retrieval server augment generate agent base rewards rl engine methods "
-    "train evaluate report stages"
+    "types conf parts text store checkpoint data retrieval server augment generate agent base rewards rl engine "
+    "methods train evaluate report stages"
 ).split()
 # They start and record a stage and cannot change what it writes, so they are nobody's dependency.
 FRAME = {TASKS / "__init__.py", *(TASKS / "stages" / name for name in ("__init__.py", "runner.py", "tracking.py"))}
 ORCHESTRATION = {"prefect", "dvc", "mlflow"}
 # `import_module(f"tasks.methods.{name}")`: any file of that room may be meant.
-BY_NAME = re.compile(r'import_module\(f"(tasks[.\w]*)\.\{')
+BY_NAME = re.compile(r'import_module\(f"(tasks\.[.\w]+)\.\{')
+# `parts.make("rl.losses", ...)`: any part of that room may be meant.
+BY_KIND = re.compile(r'parts\.make(?:_each)?\(\s*"([.\w]+)"')
 
 
 def _sources(folder: str = "tasks") -> list[Path]:
@@ -83,6 +85,8 @@ def closure(entry: Path) -> set[Path]:
         source = path.read_text(encoding="utf-8")
         for package in BY_NAME.findall(source):
             waiting += sorted(ROOT.joinpath(*package.split(".")).glob("*.py"))
+        for room in BY_KIND.findall(source):
+            waiting += sorted(TASKS.joinpath(*room.split(".")).glob("*.py"))
     return found
 
 

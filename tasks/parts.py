@@ -1,0 +1,85 @@
+"""Parts by room and kind: kind `answer` of room `rewards` is what `tasks/rewards/answer.py` calls `PART`.
+
+`PART` is the frozen dataclass that holds the part's numbers and their bounds. There is no registry and no list of
+kinds: a new file is a new kind. A part is imported only where settings name it, so that a file changes the results of
+those that use it and of no others.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tasks import conf
+
+KIND = "kind"
+_TASKS = Path(__file__).parent
+_PART = re.compile(r"^PART\b", re.MULTILINE)
+
+
+def kinds(room: str) -> list[str]:
+    """The kinds of a room, such as `rewards` or `rl.losses`: its files that name a `PART`. Imports none of them."""
+    files = _TASKS.joinpath(*room.split(".")).glob("*.py")
+    return sorted(path.stem for path in files if _PART.search(path.read_text(encoding="utf-8")))
+
+
+def make(room: str, tree: Mapping[str, Any], where: str) -> Any:
+    """Build the part that settings describe.
+
+    Args:
+        room: folder of the part's file below `tasks`, with dots.
+        tree: `kind`, which names the file, and the fields of its dataclass.
+        where: file and key of the settings, for messages.
+
+    Raises:
+        ValueError: no mapping, no kind, an unknown one, or numbers that its dataclass refuses.
+    """
+    if not isinstance(tree, Mapping) or not isinstance(tree.get(KIND), str):
+        raise ValueError(
+            f"{where}: found {tree!r}, expected a mapping with key 'kind'. Known kinds: {', '.join(kinds(room))}."
+        )
+    numbers = {key: value for key, value in tree.items() if key != KIND}
+    return conf.fill(_module(room, tree[KIND], where).PART, numbers, where)
+
+
+def make_each(room: str, trees: Mapping[str, Any], where: str) -> tuple[Any, ...]:
+    """Build a part for each kind -> numbers, in order; a kind whose numbers are null was taken away.
+
+    Raises:
+        ValueError: as `make`.
+    """
+    if not isinstance(trees, Mapping):
+        raise ValueError(f"{where}: found {trees!r}, expected a mapping of kind to numbers.")
+    built = []
+    for kind, numbers in trees.items():
+        module = _module(room, kind, where)
+        if numbers is not None:
+            built.append(conf.fill(module.PART, numbers, f"{where}: {kind}"))
+    return tuple(built)
+
+
+def kind_of(part: object) -> str:
+    """The kind of a part, which is the name of its file."""
+    return type(part).__module__.rpartition(".")[2]
+
+
+def plain(part: object) -> dict[str, Any]:
+    """The settings that `make` builds an equal part from, ready for JSON; every field is given."""
+    return {KIND: kind_of(part), **conf.plain(part)}
+
+
+def plain_each(built: tuple[object, ...]) -> dict[str, dict[str, Any]]:
+    """The settings that `make_each` builds equal parts from, ready for JSON."""
+    return {kind_of(part): conf.plain(part) for part in built}
+
+
+def _module(room: str, kind: object, where: str) -> ModuleType:
+    known = kinds(room)
+    if kind not in known:
+        folder = "/".join(["tasks", *room.split(".")])
+        raise ValueError(f"{where}: unknown kind {kind!r}: {folder}/ has no such part. Known: {', '.join(known)}.")
+    return importlib.import_module(f"tasks.{room}.{kind}")
