@@ -82,4 +82,4 @@ def _module(room: str, kind: object, where: str) -> ModuleType:
     if kind not in known:
         folder = "/".join(["tasks", *room.split(".")])
         raise ValueError(f"{where}: unknown kind {kind!r}: {folder}/ has no such part. Known: {', '.join(known)}.")
-    return importlib.import_module(f"tasks.{room}.{kind}")
+    return importlib.import_module(f"tasks.{room}.{kind}")  # Loads parts by kind.

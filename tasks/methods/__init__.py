@@ -83,7 +83,7 @@ def load(
             )
     if not (Path(__file__).parent / f"{tree['module']}.py").is_file() or not tree["module"].isidentifier():
         raise ValueError(f"{path}: module={tree['module']!r}: there is no tasks/methods/{tree['module']}.py.")
-    module = importlib.import_module(f"tasks.methods.{tree['module']}")
+    module = importlib.import_module(f"tasks.methods.{tree['module']}")  # Loads parts by kind.
     if not hasattr(module, "Conf"):
         raise ValueError(f"{path}: module={tree['module']!r}: tasks/methods/{tree['module']}.py is no method: no Conf.")
     if "{question}" not in (template or tree["prompt"]):

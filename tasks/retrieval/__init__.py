@@ -178,4 +178,4 @@ def _module(backend: object, where: str) -> ModuleType:
     known = get_args(Backend)
     if backend not in known:
         raise ValueError(f"{where}: backend={backend!r}: expected one of {', '.join(known)}.")
-    return importlib.import_module(f"tasks.retrieval.{backend}")
+    return importlib.import_module(f"tasks.retrieval.{backend}")  # Loads parts by kind.

@@ -1,0 +1,237 @@
+"""Which source files a computation uses, and a hash of each that changes only when the code does.
+
+The files are found by reading import statements; nothing is imported. Parts that are loaded by kind stand in no import
+statement: `modules_of` finds their modules in the settings that hold them. Nothing here knows a stage or a method.
+
+A hash is that of the file's syntax tree. Comments, docstrings and formatting are not in that tree; names, annotations
+and the order of statements are. Python versions write one tree with different empty fields, so these are left out. A
+version that parses a statement into another tree gives another hash.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from tasks import store
+
+PACKAGE = "tasks"
+BY_KIND = "# Loads parts by kind."
+"""Ends a line that imports a module whose name is computed; `modules_of` must find what such a line can load."""
+REQUIREMENTS = Path("requirements")
+DEFAULT_REQUIREMENTS = "cpu.txt"
+_MADE_FROM = ".made-from-"
+_NOT_SOURCES = {".pyc", ".md"}  # Documents explain the code, they are not part of it.
+_LOADERS = {"import_module", "__import__", "run_module", "run_path", "spec_from_file_location"}
+_PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)(\[[^\]]*\])?\s*==\s*([^\s;\\]+)")
+
+
+class Sources:
+    """The source files of one clone; each is read once, so an object is for one short computation.
+
+    Args:
+        root: root of the clone.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        self._trees: dict[Path, ast.Module] = {}
+        self._named: dict[Path, list[str]] = {}
+        self._hashes: dict[Path, str] = {}
+
+    def hashes(self, modules: Iterable[str]) -> dict[str, str]:
+        """The closure of these modules, sorted, each path with the hash of its file; see `closure` and `hash_of`."""
+        return {path: self.hash_of(self.root / path) for path in sorted(self.closure(modules))}
+
+    def closure(self, modules: Iterable[str]) -> set[str]:
+        """Every file of the package that importing these modules can load, as paths relative to the root.
+
+        Imports inside functions count, imports under `if TYPE_CHECKING` do not. The `__init__` files of the packages
+        on the way count, and so do the files beside them that are not Python: templates, styles, scripts.
+
+        Args:
+            modules: dotted names such as `tasks.stages.train`.
+
+        Raises:
+            ValueError: a module does not exist, a star import, or an unmarked import of a computed name.
+        """
+        sources: set[Path] = set()
+        waiting = [path for module in modules for path in self._required(module)]
+        while waiting:
+            path = waiting.pop()
+            if path not in sources:
+                sources.add(path)
+                waiting += [found for name in self._own_imports(path) for found in self.files_of(name)]
+        beside = {found for folder in {path.parent for path in sources} for found in _data_files(folder)}
+        return {path.relative_to(self.root).as_posix() for path in sources | beside}
+
+    def files_of(self, name: str) -> list[Path]:
+        """The files Python runs for `import name`: the packages on the way, and the module itself."""
+        parts = name.split(".")
+        places = [self.root.joinpath(*parts[:end]) for end in range(1, len(parts) + 1)]
+        files = [path for place in places for path in (place / "__init__.py", place.with_suffix(".py"))]
+        return [path for path in files if path.is_file()]
+
+    def imports(self, path: Path) -> Iterator[tuple[str, int]]:
+        """Dotted name and line of every import in a file, except those that only type checkers follow.
+
+        The name is empty where it is computed when the program runs.
+        """
+        tree = self._parsed(path)
+        package = path.relative_to(self.root).parent.parts
+        only_types = {id(node) for block in _type_checking_blocks(tree) for part in block for node in ast.walk(part)}
+        for node in ast.walk(tree):
+            if id(node) in only_types:
+                continue
+            if isinstance(node, ast.Import):
+                yield from ((alias.name, node.lineno) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                above = package[: len(package) - node.level + 1] if node.level else ()
+                module = ".".join([*above, *([node.module] if node.module else [])])
+                yield from ((f"{module}.{alias.name}", node.lineno) for alias in node.names)
+            elif isinstance(node, ast.Call) and _called(node) in _LOADERS:
+                yield _loaded_name(node), node.lineno
+
+    def hash_of(self, path: Path) -> str:
+        """16 hex digits that stay when comments, docstrings or formatting of a Python file change.
+
+        Any other file is hashed byte by byte.
+        """
+        if path not in self._hashes:
+            is_python = path.suffix == ".py"
+            self._hashes[path] = store.digest(_plain(self._parsed(path))) if is_python else store.sha256(path)[:16]
+        return self._hashes[path]
+
+    def _required(self, module: str) -> list[Path]:
+        place = self.root.joinpath(*module.split("."))
+        if not (place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()):
+            raise ValueError(f"{module}: {place.with_suffix('.py')} is missing. Name a module of this clone.")
+        return self.files_of(module)
+
+    def _own_imports(self, path: Path) -> list[str]:
+        """Names of this package that the file imports.
+
+        Raises:
+            ValueError: a star import or an unmarked import of a computed name: nobody can tell what it loads.
+        """
+        if path not in self._named:
+            named = [self._checked(path, name, line) for name, line in self.imports(path)]
+            self._named[path] = [name for name in named if name.partition(".")[0] == PACKAGE]
+        return self._named[path]
+
+    def _checked(self, path: Path, name: str, line: int) -> str:
+        where = f"{path.relative_to(self.root)}:{line}"
+        if not name and BY_KIND not in path.read_text("utf-8").splitlines()[line - 1]:
+            raise ValueError(
+                f"{where}: imports a module whose name is computed, so nobody can tell which files a stage uses. "
+                f"Import it by name; or, if its modules are parts that settings name, end the line with {BY_KIND!r}."
+            )
+        if name.startswith(f"{PACKAGE}.") and name.endswith(".*"):
+            raise ValueError(f"{where}: star import. Name what is imported.")
+        return name
+
+    def _parsed(self, path: Path) -> ast.Module:
+        if path not in self._trees:
+            try:
+                self._trees[path] = ast.parse(path.read_text(encoding="utf-8"))
+            except (SyntaxError, UnicodeDecodeError) as error:
+                raise ValueError(f"{path.relative_to(self.root)}: not Python: {error}. Mend the file.") from None
+        return self._trees[path]
+
+
+def modules_of(settings: object) -> set[str]:
+    """Modules of this package that define the dataclasses of which `settings` is made, however deep they lie."""
+    found: set[str] = set()
+    waiting, seen = [settings], set[int]()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Mapping):
+            waiting += value.values()
+        elif isinstance(value, list | tuple | set | frozenset):
+            waiting += value
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            found.add(type(value).__module__)
+            waiting += [getattr(value, field.name) for field in dataclasses.fields(value)]
+    return {module for module in found if module.partition(".")[0] == PACKAGE}
+
+
+def loaded(root: Path) -> set[str]:
+    """Files of the package that this process has imported, as paths relative to `root`."""
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == PACKAGE]
+    paths = [Path(str(module.__file__)).resolve() for module in modules if getattr(module, "__file__", None)]
+    place = root.resolve()
+    return {path.relative_to(place).as_posix() for path in paths if path.is_relative_to(place)}
+
+
+def libraries(root: Path) -> dict[str, str]:
+    """Name and version of every library that the environment of this clone was made from.
+
+    They are read from the file of `requirements/` that `.venv` was made from; without a `.venv`, from `cpu.txt`.
+
+    Raises:
+        ValueError: the file is missing, or pins nothing.
+    """
+    path = root / REQUIREMENTS / _requirements_file(root)
+    if not path.is_file():
+        raise ValueError(f"{path}: the file is missing. Run from the root of the clone; `make setup` uses this file.")
+    found = [_PIN.match(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    pins = {pin[1].lower(): pin[3] for pin in found if pin}
+    if not pins:
+        raise ValueError(f"{path}: found no line such as numpy==2.0.0. Pin the version of every library there.")
+    return dict(sorted(pins.items()))
+
+
+def _requirements_file(root: Path) -> str:
+    stamps = sorted((root / ".venv").glob(f"{_MADE_FROM}*"), key=lambda path: path.stat().st_mtime)
+    names = [stamp.name.removeprefix(_MADE_FROM) for stamp in stamps]
+    whole = [name for name in names if name != "bench.txt"]  # Benchmarks add libraries, no stage uses them.
+    return whole[-1] if whole else DEFAULT_REQUIREMENTS
+
+
+def _type_checking_blocks(tree: ast.Module) -> Iterator[list[ast.stmt]]:
+    """Bodies of `if TYPE_CHECKING`; an `else` runs, so it is not among them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            yield node.body
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def _loaded_name(call: ast.Call) -> str:
+    """The module that a call such as `import_module("json")` names; empty where the name is computed."""
+    first = call.args[0] if call.args else None
+    return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
+
+
+def _data_files(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.is_file() and path.suffix not in {".py", *_NOT_SOURCES}]
+
+
+def _plain(node: object) -> object:
+    """A syntax tree as JSON-ready data, without docstrings, places, and fields that hold nothing.
+
+    Python versions differ in which empty fields a node has, so these are left out.
+    """
+    if isinstance(node, ast.Constant):
+        return [type(node.value).__name__, ascii(node.value)]
+    if isinstance(node, ast.AST):
+        fields = {name: _plain(value) for name, value in ast.iter_fields(node)}
+        return [type(node).__name__, {name: value for name, value in fields.items() if value not in (None, [])}]
+    if isinstance(node, list):
+        return [_plain(part) for part in node if not _is_text(part)]
+    return node
+
+
+def _is_text(node: object) -> bool:
+    """Whether a statement is a string by itself: a docstring of a module, class, function or attribute."""
+    is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return is_constant and isinstance(node.value.value, str)  # type: ignore[attr-defined]
