@@ -1,7 +1,8 @@
 """The nouns every room shares, as frozen dataclasses.
 
-Nothing here computes: a record is what was read, retrieved, generated or scored. Token ids are the
-truth about a trajectory; every text field is a decoded view of them.
+Nothing here computes: a record is what was read, retrieved, generated or scored. An episode is the record of a
+played question, whoever played it; a trajectory is an episode whose tokens are known. Token ids are the truth about
+a trajectory; every text field is a decoded view of them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Literal
 Split = Literal["train", "dev", "test"]
 ActionKind = Literal["search", "answer", "invalid"]
 Status = Literal["answered", "open", "overflow", "failed"]
+Mode = Literal["greedy", "sampled"]
+MAX_HOPS = 4
 
 
 @dataclass(frozen=True)
@@ -83,18 +86,19 @@ class Action:
 
 @dataclass(frozen=True)
 class Turn:
-    """One call of the policy and the observation it caused.
+    """One call of a model and the observation it caused.
 
     Positions are indices into `Trajectory.response_ids`: the policy wrote `[start, end)`, the
     environment appended `[end, observation_end)`. The token that completes the action's closing tag is
-    `end - 1`; rewards of this turn land there. `text` and `observation` are decoded views. `hits` are what the
-    retriever returned, query by query; observations may show less of them.
+    `end - 1`; rewards of this turn land there. All three are 0 in an episode without tokens. `text` and
+    `observation` are decoded views. `hits` are what the retriever returned, query by query; observations may show
+    less of them.
     """
 
     action: Action
-    start: int
-    end: int
-    observation_end: int
+    start: int = 0
+    end: int = 0
+    observation_end: int = 0
     text: str = ""
     observation: str = ""
     executed: bool = False
@@ -102,8 +106,47 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Trajectory:
+class Cost:
+    """Tokens that playing a question took: written by the model, and read by it (prompts and observations)."""
+
+    generated_tokens: int = 0
+    prefill_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Episode:
     """The record of one played question.
+
+    Attributes:
+        question_id: the question.
+        turns: in order.
+        status: `answered`, `open` (out of turns), `overflow` (out of tokens) or `failed` (a search failed).
+        answer: None without one.
+        error: why a failed episode failed.
+        cost: tokens read and written; zero where a system does not count them.
+    """
+
+    question_id: str
+    turns: tuple[Turn, ...]
+    status: Status
+    answer: str | None = None
+    error: str | None = None
+    cost: Cost = Cost()
+
+    @property
+    def num_searches(self) -> int:
+        """Searches that were executed."""
+        return sum(turn.executed for turn in self.turns)
+
+    @property
+    def response_text(self) -> str:
+        """All turns as text, with the observations between them."""
+        return "".join(turn.text + turn.observation for turn in self.turns)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of one played question.
 
     `response_ids`, `loss_mask` and `sampler_logprobs` have one entry per token after the prompt;
     `loss_mask` is True on tokens the policy wrote, `sampler_logprobs` is 0.0 elsewhere.
@@ -115,10 +158,6 @@ class Trajectory:
     response_ids: tuple[int, ...]
     loss_mask: tuple[bool, ...]
     sampler_logprobs: tuple[float, ...]
-    turns: tuple[Turn, ...]
-    status: Status
-    answer: str | None = None
-    error: str | None = None
 
     @property
     def num_generated(self) -> int:
@@ -126,19 +165,20 @@ class Trajectory:
         return sum(self.loss_mask)
 
     @property
-    def num_searches(self) -> int:
-        """Searches that were executed."""
-        return sum(turn.executed for turn in self.turns)
-
-    @property
-    def response_text(self) -> str:
-        """Decoded view of everything after the prompt."""
-        return "".join(turn.text + turn.observation for turn in self.turns)
-
-    @property
     def last_generated(self) -> int:
         """Index of the last token the policy wrote, -1 if it wrote none; outcome rewards land there."""
         return max((i for i, own in enumerate(self.loss_mask) if own), default=-1)
+
+
+@dataclass(frozen=True)
+class Trajectory(Episode, Tokens):
+    """An episode with its tokens, which also give its cost. Fields come in the order of `Tokens`, then `Episode`."""
+
+    cost: Cost = field(init=False, default=Cost())
+
+    def __post_init__(self) -> None:
+        read = len(self.prompt_ids) + len(self.response_ids) - self.num_generated
+        object.__setattr__(self, "cost", Cost(self.num_generated, read))
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tasks.augment import Rejection
 from tasks.data.decomposition import REFERENCE
-from tasks.data.records import MAX_HOPS, Fields, to_hop
+from tasks.data.records import Fields, to_hop
 from tasks.store import DataError, Row, read_jsonl
-from tasks.types import Hop
+from tasks.types import MAX_HOPS, Hop
 
 HOPS, REJECTED, SUMMARY = "hops.jsonl", "rejected.jsonl", "summary.json"
 

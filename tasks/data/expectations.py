@@ -25,10 +25,10 @@ import numpy as np
 
 from tasks.data.decomposition import REFERENCE
 from tasks.data.ingest import contains, key_of
-from tasks.data.records import GOLD_METHODS, MAX_HOPS, SPLITS, known_fields, shown
+from tasks.data.records import GOLD_METHODS, SPLITS, known_fields, shown
 from tasks.store import DataError, Row, dump, read_jsonl
 from tasks.text import normalize
-from tasks.types import ActionKind, Hop, Passage, Question, Status
+from tasks.types import MAX_HOPS, ActionKind, Hop, Passage, Question, Status
 
 if TYPE_CHECKING:
     import pandas

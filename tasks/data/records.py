@@ -17,11 +17,10 @@ from typing import Any
 
 from tasks.store import DataError, Row, read_jsonl
 from tasks.text import normalize
-from tasks.types import Hop, Passage, Question, Split
+from tasks.types import MAX_HOPS, Hop, Passage, Question, Split
 
 SPLITS: tuple[str, ...] = typing.get_args(Split)
 GOLD_METHODS = ("annotated", "derived", "none")
-MAX_HOPS = 4
 GENERATED = "generated:"
 """How the id of a document begins that a model wrote; no passage may have such an id."""
 

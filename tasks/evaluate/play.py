@@ -1,41 +1,50 @@
-"""Benchmark runs: play every evaluation question with one policy and score each trajectory.
+"""Benchmark runs: play every evaluation question with one system and score each episode.
 
 Greedy, and once sampled with a fixed seed. The full set is played, last batch included; finished chunks are
 kept in a scratch folder, so a killed evaluation plays only what is missing. An outage of the search is no property of
-a policy: it ends the evaluation, and what it spoiled is played again. Statistics live elsewhere.
+a system: it ends the evaluation, and what it spoiled is played again. Statistics live elsewhere.
 """
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tasks import text
-from tasks.agent.rollout import Player
-from tasks.generate import Sampling
+from tasks.records import schema
+from tasks.records.scores import ScoreRow
+from tasks.records.trajectories import TrajectoryRow, trajectory_row
 from tasks.retrieval import RetrievalError
-from tasks.store import read_jsonl, write_jsonl
-from tasks.train.record import trajectory_row
-from tasks.types import Question, Trajectory
+from tasks.systems import System
+from tasks.types import Episode, Mode, Question
 
-MODES = {"greedy": 0.0, "sampled": 1.0}
+MODES: tuple[Mode, ...] = typing.get_args(Mode)
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """Rows of `scores.jsonl` and `trajectories.jsonl`."""
 
-    scores: list[dict[str, Any]]
-    trajectories: list[dict[str, Any]]
+    scores: list[ScoreRow]
+    trajectories: list[TrajectoryRow]
+
+
+@schema.row
+class PlayedRow:
+    """One row of a finished chunk: `trajectory` only where it is recorded, `error` of a failed episode."""
+
+    score: ScoreRow
+    trajectory: TrajectoryRow | None
+    error: str | None
 
 
 def evaluate(
-    player: Player,
+    system: System,
     questions: Sequence[Question],
     sampled: bool,
-    policy: str,
+    name: str,
     seed: int,
     num_recorded: int,
     scratch: Path,
@@ -45,48 +54,60 @@ def evaluate(
     """Play and score all questions.
 
     Args:
-        player: the policy with its retriever and budgets.
+        system: what plays.
         questions: in order of id.
         sampled: also play at temperature 1.
-        policy, seed: written to every row.
+        name, seed: written to every recorded trajectory; draws depend on the seed.
         num_recorded: trajectories kept per mode, spread evenly over the questions.
         scratch: finished chunks.
-        max_failed_share: of all trajectories, how many may fail because a search did; they score 0.
+        max_failed_share: of all episodes, how many may fail because a search did; they score 0.
         progress: receives (mode, questions done).
 
     Raises:
         RetrievalError: more failed. Chunks with a failure are forgotten, the others are kept for the next attempt.
     """
-    scores: list[dict[str, Any]] = []
-    trajectories: list[dict[str, Any]] = []
+    modes = MODES if sampled else MODES[:1]
     num_recorded = min(num_recorded, len(questions))
     recorded = {i * len(questions) // num_recorded for i in range(num_recorded)}
-    chunk = player.conf.batch_rows
-    modes = tuple(MODES) if sampled else ("greedy",)
     failures = _Failures(max_failed_share, len(modes) * len(questions))
+    played: list[PlayedRow] = []
+
     for mode in modes:
-        for first in range(0, len(questions), chunk):
+        for first in range(0, len(questions), system.batch_questions):
+            chunk = questions[first : first + system.batch_questions]
             path = scratch / f"{mode}-{first:08d}.jsonl"
             if not path.is_file():
-                some = questions[first : first + chunk]
-                played = player.play(some, 1, Sampling(MODES[mode], 1.0, (), seed=seed * 7919 + first))
-                rows = []
-                for i, (trajectory, question) in enumerate(zip(played, some, strict=True), first):
-                    row: dict[str, Any] = {"score": score_row(trajectory, question, mode), "error": trajectory.error}
-                    if i in recorded:
-                        shown = trajectory_row(trajectory, question, player.tokenizer, None, None)
-                        shown |= {"policy": policy, "seed": seed, "step": None, "mode": mode}
-                        shown["outcome"] = row["score"]["em"]
-                        row["trajectory"] = shown
-                    rows.append(row)
-                write_jsonl(path, rows)
-            rows = [row for _, row in read_jsonl(path)]
+                # A seed of its own for each chunk: a chunk's draws depend on nothing that was played before it.
+                episodes = list(system.play(chunk, mode, seed * 7919 + first))
+                shown = [first + i in recorded for i in range(len(chunk))]
+                schema.write(path, _rows(system, episodes, chunk, shown, name, seed, mode))
+            rows = [row for _, row in schema.read(PlayedRow, path)]
             failures.add(path, rows)
-            scores += [row["score"] for row in rows]
-            trajectories += [row["trajectory"] for row in rows if "trajectory" in row]
-            progress(mode, min(first + chunk, len(questions)))
-    scores.sort(key=lambda row: (row["question_id"], row["mode"]))
-    return Evaluation(scores, trajectories)
+            played += rows
+            progress(mode, first + len(chunk))
+
+    scores = sorted((row.score for row in played), key=lambda score: (score.question_id, score.mode))
+    return Evaluation(scores, [row.trajectory for row in played if row.trajectory is not None])
+
+
+def _rows(
+    system: System,
+    episodes: Sequence[Episode],
+    questions: Sequence[Question],
+    shown: Sequence[bool],
+    name: str,
+    seed: int,
+    mode: Mode,
+) -> list[PlayedRow]:
+    rows = []
+    for episode, question, is_shown in zip(episodes, questions, shown, strict=True):
+        score, trajectory = score_row(episode, question, mode), None
+        if is_shown:
+            trajectory = trajectory_row(
+                episode, question, policy=name, seed=seed, mode=mode, outcome=score.em, tokenizer=system.tokenizer
+            )
+        rows.append(PlayedRow(score=score, trajectory=trajectory, error=episode.error))
+    return rows
 
 
 @dataclass
@@ -94,48 +115,48 @@ class _Failures:
     """Chunks in which searches failed, and how many may."""
 
     max_share: float
-    num_trajectories: int
+    num_episodes: int
     num_failed: int = 0
     chunks: list[Path] = field(default_factory=list)
 
-    def add(self, path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    def add(self, path: Path, rows: Sequence[PlayedRow]) -> None:
         """Count a chunk; see `evaluate` for what is raised."""
-        failed = [row for row in rows if row["score"]["status"] == "failed"]
+        failed = [row for row in rows if row.score.status == "failed"]
         if not failed:
             return
         self.num_failed += len(failed)
         self.chunks.append(path)
-        if self.num_failed > self.max_share * self.num_trajectories:
+        if self.num_failed > self.max_share * self.num_episodes:
             for spoiled in self.chunks:
                 spoiled.unlink(missing_ok=True)
             raise RetrievalError(
-                f"evaluation: {self.num_failed} of {self.num_trajectories} trajectories could not search, at most a "
+                f"evaluation: {self.num_failed} of {self.num_episodes} episodes could not search, at most a "
                 f"share of {self.max_share:g} may (evaluate.max_failed_share). Question "
-                f"{failed[0]['score']['question_id']}: {failed[0]['error']} Mend the search and start again: what was "
+                f"{failed[0].score.question_id}: {failed[0].error} Mend the search and start again: what was "
                 "played without a failure is kept."
             )
 
 
-def score_row(trajectory: Trajectory, question: Question, mode: str) -> dict[str, Any]:
-    """One question's scores; a failed trajectory scores 0 and is marked by its status."""
+def score_row(episode: Episode, question: Question, mode: Mode) -> ScoreRow:
+    """One question's scores; a failed episode scores 0 and is marked by its status."""
     gold = set(question.gold_passage_ids)
-    found = {hit.passage_id for turn in trajectory.turns for hit in turn.hits}
-    return {
-        "question_id": question.id,
-        "dataset": question.dataset,
-        "split": question.split,
-        "hops": question.hops,
-        "type": question.type,
-        "mode": mode,
-        "em": text.exact_match(trajectory.answer, question.answers),
-        "f1": text.f1(trajectory.answer, question.answers),
-        "subem": text.substring_match(trajectory.answer, question.answers),
-        "searches": trajectory.num_searches,
-        "actions": len(trajectory.turns),
-        "valid_actions": sum(turn.action.kind != "invalid" for turn in trajectory.turns),
-        "recall": len(gold & found) / len(gold) if gold and question.gold_complete else None,
-        "status": trajectory.status,
-        "generated_tokens": trajectory.num_generated,
-        "prefill_tokens": len(trajectory.prompt_ids) + len(trajectory.response_ids) - trajectory.num_generated,
-        "answer": trajectory.answer,
-    }
+    retrieved = {hit.passage_id for turn in episode.turns for hit in turn.hits}
+    return ScoreRow(
+        question_id=question.id,
+        dataset=question.dataset,
+        split=question.split,
+        hops=question.hops,
+        type=question.type,
+        mode=mode,
+        em=text.exact_match(episode.answer, question.answers),
+        f1=text.f1(episode.answer, question.answers),
+        subem=text.substring_match(episode.answer, question.answers),
+        searches=episode.num_searches,
+        actions=len(episode.turns),
+        valid_actions=sum(turn.action.kind != "invalid" for turn in episode.turns),
+        recall=len(gold & retrieved) / len(gold) if gold and question.gold_complete else None,
+        status=episode.status,
+        generated_tokens=episode.cost.generated_tokens,
+        prefill_tokens=episode.cost.prefill_tokens,
+        answer=episode.answer,
+    )

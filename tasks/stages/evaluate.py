@@ -9,9 +9,10 @@ from pathlib import Path
 from tasks import conf
 from tasks.agent.grammar import make as make_grammar
 from tasks.agent.rollout import RolloutConf
+from tasks.records import schema
 from tasks.stages import parts
 from tasks.stages.runner import Context, run
-from tasks.store import replacing_folder, write_json, write_jsonl
+from tasks.store import replacing_folder, write_json
 
 BASE = "base"
 NUM_RECORDED = 60
@@ -24,6 +25,7 @@ def body(ctx: Context, policy: str, seed: int) -> None:
     from tasks.data.settings import DataConf
     from tasks.engine.plain import load_policy, pick_device
     from tasks.evaluate.play import evaluate
+    from tasks.systems.policy import PolicySystem
     from tasks.train.loop import TrainConf
 
     params = ctx.params
@@ -66,17 +68,17 @@ def body(ctx: Context, policy: str, seed: int) -> None:
 
     try:
         found = evaluate(
-            player, questions, params.evaluate.sampled, policy, seed, NUM_RECORDED,
+            PolicySystem(player), questions, params.evaluate.sampled, policy, seed, NUM_RECORDED,
             ctx.scratch, params.evaluate.max_failed_share, progress,
         )  # fmt: skip
     finally:
         generator.shutdown()
-    greedy = [row for row in found.scores if row["mode"] == "greedy"]
+    greedy = [row for row in found.scores if row.mode == "greedy"]
     shown = ("em", "f1", "subem", "searches")
-    ctx.log(0, {f"{key}_mean": sum(row[key] for row in greedy) / len(greedy) for key in shown})
+    ctx.log(0, {f"{key}_mean": sum(getattr(row, key) for row in greedy) / len(greedy) for key in shown})
     with replacing_folder(ctx.root / parts.ARTIFACTS / "evaluate" / f"{policy}-{seed}") as out:
-        write_jsonl(out / "scores.jsonl", found.scores)
-        write_jsonl(out / "trajectories.jsonl", found.trajectories)
+        schema.write(out / "scores.jsonl", found.scores)
+        schema.write(out / "trajectories.jsonl", found.trajectories)
         summary = {
             "policy": policy,
             "seed": seed,
@@ -86,7 +88,9 @@ def body(ctx: Context, policy: str, seed: int) -> None:
             "settings": used,
         }
         write_json(out / "summary.json", summary)
-    parts.track_outcome(ctx, parts.ARTIFACTS / "evaluate" / f"{policy}-{seed}", found.trajectories)
+    parts.track_outcome(
+        ctx, parts.ARTIFACTS / "evaluate" / f"{policy}-{seed}", [schema.plain(row) for row in found.trajectories]
+    )
 
 
 def main() -> None:

@@ -25,15 +25,16 @@ from tasks.agent.rollout import Player, RolloutCost
 from tasks.conf import plain, require
 from tasks.engine import Critic, DivergedError, Dtype, OptimizerConf, Policy
 from tasks.generate import Generator, Sampling
+from tasks.records import schema
+from tasks.records.trajectories import trajectory_row
 from tasks.retrieval import RetrievalError
 from tasks.retrieval.generated import GeneratedRetriever
 from tasks.rewards import Resources, total
 from tasks.rl.experience import Experience, collate, microbatches, minibatches
 from tasks.rl.losses import Normalizer
 from tasks.rl.method import Method
-from tasks.store import DataError, read_jsonl, write_jsonl
+from tasks.store import DataError, read_jsonl
 from tasks.train.health import CollapseConf, answer_metrics, rollout_metrics
-from tasks.train.record import trajectory_row
 from tasks.types import Question, Scores, Trajectory
 
 log = logging.getLogger(__name__)
@@ -547,10 +548,11 @@ class Trainer:
             start = len(trajectories[i].prompt_ids)
             advantages = experience.advantages[i, start : start + len(trajectories[i].response_ids)].tolist()
             row = trajectory_row(
-                trajectories[i], questions[trajectories[i].question_id], self.player.tokenizer, scores[i], advantages
-            )
-            rows.append(row | {"step": step, "mode": "sampled", "seed": self.seed})
-        write_jsonl(self.scratch / "trajectories" / f"{step:08d}.jsonl", rows)
+                trajectories[i], questions[trajectories[i].question_id], policy="", seed=self.seed, mode="sampled",
+                step=step, tokenizer=self.player.tokenizer, scores=scores[i], advantages=advantages,
+            )  # fmt: skip
+            rows.append(row)
+        schema.write(self.scratch / "trajectories" / f"{step:08d}.jsonl", rows)
 
     def _save(self) -> None:
         tensors, values = self.policy.state()

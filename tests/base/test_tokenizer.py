@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tasks.base.tokenizer import END, LITERALS, PAD, build_tokenizer
 from tasks.data import world
-from tasks.train.record import pieces
+from tasks.records.trajectories import pieces
 from tests.base.conftest import SmallWorld
 from tests.base.small import SMALL, world_texts
 

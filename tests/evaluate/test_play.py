@@ -16,7 +16,9 @@ from tasks.agent.rollout import Player
 from tasks.data.sample import choose
 from tasks.evaluate.play import Evaluation, evaluate, score_row
 from tasks.generate.plain import PlainGenerator
+from tasks.records.schema import plain
 from tasks.retrieval import RetrievalError
+from tasks.systems.policy import PolicySystem
 from tasks.types import Action, Hit, Question, Trajectory, Turn
 from tests.tiny import make_player
 
@@ -50,7 +52,7 @@ def _question(**changes: Any) -> Question:
 
 
 def test_scores_of_an_answered_question_by_hand() -> None:
-    assert score_row(_trajectory(), _question(), "greedy") == {
+    assert plain(score_row(_trajectory(), _question(), "greedy")) == {
         "question_id": "d/1",
         "dataset": "d",
         "split": "test",
@@ -72,10 +74,10 @@ def test_scores_of_an_answered_question_by_hand() -> None:
 
 
 def test_partial_answers_and_failures_by_hand() -> None:
-    row = score_row(_trajectory(answer="Bristow Town Hall"), _question(), "sampled")
+    row = plain(score_row(_trajectory(answer="Bristow Town Hall"), _question(), "sampled"))
     assert (row["em"], row["f1"], row["subem"], row["mode"]) == (0.0, pytest.approx(2 * 2 / 5), 1.0, "sampled")
     failed = _trajectory(status="failed", answer=None, turns=(Turn(Action("search", "x"), 0, 4, 4),))
-    row = score_row(failed, _question(), "greedy")
+    row = plain(score_row(failed, _question(), "greedy"))
     assert [row[key] for key in ("em", "f1", "subem", "recall", "searches", "actions")] == [0.0, 0.0, 0.0, 0.0, 0, 1]
     assert (row["status"], row["answer"]) == ("failed", None)
 
@@ -83,7 +85,7 @@ def test_partial_answers_and_failures_by_hand() -> None:
 def test_invalid_actions_count_as_actions_only() -> None:
     turns = (Turn(Action("invalid"), 0, 4, 6), Turn(Action("invalid"), 6, 8, 8))
     row = score_row(_trajectory(turns=turns, status="open", answer=None), _question(), "greedy")
-    assert (row["actions"], row["valid_actions"], row["searches"]) == (2, 0, 0)
+    assert (row.actions, row.valid_actions, row.searches) == (2, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -94,43 +96,43 @@ def test_invalid_actions_count_as_actions_only() -> None:
     ],
 )
 def test_recall_is_null_where_gold_is_not_known(question: Question) -> None:
-    assert score_row(_trajectory(), question, "greedy")["recall"] is None
+    assert score_row(_trajectory(), question, "greedy").recall is None
 
 
 def _evaluate(tokenizer: Any, model: Any, scratch: Path, sampled: bool = True, **changes: Any) -> Evaluation:
-    settings = {"questions": QUESTIONS, "policy": "m", "seed": 3, "num_recorded": 4, "batch_rows": 4, **changes}
+    settings = {"questions": QUESTIONS, "name": "m", "seed": 3, "num_recorded": 4, "batch_rows": 4, **changes}
     player = make_player(PlainGenerator(model, tokenizer), tokenizer, batch_rows=settings.pop("batch_rows"))
     scratch.mkdir(exist_ok=True)
-    return evaluate(player, sampled=sampled, scratch=scratch, **settings)
+    return evaluate(PolicySystem(player), sampled=sampled, scratch=scratch, **settings)
 
 
 def test_every_question_is_played_once_a_mode_last_chunk_included(tokenizer: Any, model: Any, tmp_path: Path) -> None:
     seen: list[tuple[str, int]] = []
     found = _evaluate(tokenizer, model, tmp_path, progress=lambda mode, done: seen.append((mode, done)))
     expected = [(q.id, mode) for q in QUESTIONS for mode in ("greedy", "sampled")]
-    assert [(row["question_id"], row["mode"]) for row in found.scores] == expected
+    assert [(row.question_id, row.mode) for row in found.scores] == expected
     assert seen == [(mode, done) for mode in ("greedy", "sampled") for done in (4, 8, 11)]
     by_id = {q.id: q for q in QUESTIONS}
     for row in found.scores:
-        question = by_id[row["question_id"]]
-        assert (row["hops"], row["type"], row["split"]) == (question.hops, question.type, "test")
-    assert {row["mode"] for row in _evaluate(tokenizer, model, tmp_path / "g", sampled=False).scores} == {"greedy"}
+        question = by_id[row.question_id]
+        assert (row.hops, row.type, row.split) == (question.hops, question.type, "test")
+    assert {row.mode for row in _evaluate(tokenizer, model, tmp_path / "g", sampled=False).scores} == {"greedy"}
 
 
 def test_recorded_trajectories_are_spread_over_the_questions(tokenizer: Any, model: Any, tmp_path: Path) -> None:
     found = _evaluate(tokenizer, model, tmp_path)
-    ids = [row["question_id"] for row in found.trajectories if row["mode"] == "greedy"]
+    ids = [row.question_id for row in found.trajectories if row.mode == "greedy"]
     assert ids == ["d/00", "d/02", "d/05", "d/08"]  # i * 11 // 4
-    assert ids == [row["question_id"] for row in found.trajectories if row["mode"] == "sampled"]
-    scores = {(row["question_id"], row["mode"]): row for row in found.scores}
+    assert ids == [row.question_id for row in found.trajectories if row.mode == "sampled"]
+    scores = {(row.question_id, row.mode): row for row in found.scores}
     for row in found.trajectories:
-        score = scores[row["question_id"], row["mode"]]
-        assert (row["policy"], row["seed"], row["step"]) == ("m", 3, None)
-        assert (row["outcome"], row["answer"], row["status"]) == (score["em"], score["answer"], score["status"])
-        assert len(row["turns"]) == score["actions"]
-        assert sum(len(turn["tokens"]) for turn in row["turns"]) == score["generated_tokens"]
+        score = scores[row.question_id, row.mode]
+        assert (row.policy, row.seed, row.step) == ("m", 3, None)
+        assert (row.outcome, row.answer, row.status) == (score.em, score.answer, score.status)
+        assert len(row.turns) == score.actions
+        assert sum(len(turn.tokens or ()) for turn in row.turns) == score.generated_tokens
     many = _evaluate(tokenizer, model, tmp_path / "many", num_recorded=60, sampled=False)
-    assert [row["question_id"] for row in many.trajectories] == [q.id for q in QUESTIONS]
+    assert [row.question_id for row in many.trajectories] == [q.id for q in QUESTIONS]
     assert _evaluate(tokenizer, model, tmp_path / "none", num_recorded=0).trajectories == []
 
 
@@ -142,7 +144,7 @@ def test_the_same_run_gives_the_same_rows_and_another_seed_other_draws(
     other = _evaluate(tokenizer, model, tmp_path / "c", seed=4)
 
     def drawn(found: Evaluation, mode: str) -> list[Any]:
-        return [row["turns"] for row in found.trajectories if row["mode"] == mode]
+        return [row.turns for row in found.trajectories if row.mode == mode]
 
     assert drawn(other, "greedy") == drawn(first, "greedy")
     assert drawn(other, "sampled") != drawn(first, "sampled")
@@ -201,7 +203,7 @@ def test_an_outage_ends_the_evaluation_and_what_it_spoiled_is_played_again(
     monkeypatch.setattr(Player, "play", failing)
     if share == 0.2:  # 3 of 22 are fewer.
         found = _evaluate(tokenizer, model, tmp_path / "outage", max_failed_share=share)
-        assert sum(row["status"] == "failed" for row in found.scores) == 3
+        assert sum(row.status == "failed" for row in found.scores) == 3
         return
     told = {0.0: r"1 of 22 .*share of 0 may .*Question d/00", 0.1: r"3 of 22 .*share of 0.1 may .*Question d/08"}[share]
     with pytest.raises(RetrievalError, match=told + ": the server is gone. Mend the search"):

@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[2]
 TASKS = ROOT / "tasks"
 # A room may import the rooms before it and itself.
 ORDER = (
-    "types conf parts text store identity checkpoint data retrieval server augment generate agent base rewards rl "
-    "engine methods train evaluate report stages"
+    "types conf parts text store identity records checkpoint data retrieval server augment generate agent base "
+    "rewards rl engine methods train systems evaluate report stages"
 ).split()
 # They start and record a stage and cannot change what it writes, so they are nobody's dependency.
 FRAME = {TASKS / "__init__.py", *(TASKS / "stages" / name for name in ("__init__.py", "runner.py", "tracking.py"))}

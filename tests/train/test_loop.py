@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from tasks import checkpoint
+from tasks.records.trajectories import pieces
 from tasks.retrieval import RetrievalError
 from tasks.rewards import on_last_token
 from tasks.store import DataError
 from tasks.train.loop import Trainer
-from tasks.train.record import pieces
 from tasks.types import Action, Scores, Trajectory, Turn
 from tests.tiny import EvenFirst, Script, Shelf, hit, make_trainer, optimizer, question, train_conf
 

@@ -1,0 +1,127 @@
+"""How rows of JSONL files become dataclasses and back: types of their fields, reading, writing, one line per fault.
+
+A row is a frozen dataclass with the decorator `row`; pydantic checks it against its annotations when it is read. Rules
+between fields and between rows are not here: they are expectations (`tasks/data/expectations.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, dataclass_transform
+
+from pydantic import AfterValidator, AllowInfNan, ConfigDict, Field, Strict, TypeAdapter, ValidationError, with_config
+
+from tasks.store import DataError, Row, read_jsonl, write_jsonl
+
+T = TypeVar("T")
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("text that is not blank")
+    return text
+
+
+def _zero_or_one(value: float) -> float:
+    if value not in (0, 1):
+        raise ValueError("0 or 1")
+    return value
+
+
+Flag = Annotated[bool, Strict()]
+Count = Annotated[int, Strict(), Field(ge=0)]
+Number = Annotated[float, Strict(), AllowInfNan(False)]
+Share = Annotated[Number, Field(ge=0, le=1)]
+Match = Annotated[Number, AfterValidator(_zero_or_one)]
+Text = Annotated[str, AfterValidator(_not_blank)]
+
+# What pydantic calls a fault, in the words of the other messages; {…} are its arguments.
+_EXPECTED = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a JSON object",
+    "dataclass_type": "a JSON object",
+    "finite_number": "a finite number",
+    "greater_than_equal": "{ge} or more",
+    "less_than_equal": "{le} or less",
+    "less_than": "less than {lt}",
+    "too_short": "at least {min_length}",
+    "literal_error": "{expected}",
+    "value_error": "{error}",
+}
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def row(cls: type[T]) -> type[T]:
+    """Make `cls` a frozen dataclass with named arguments; a field that it does not have is a fault when it is read."""
+    return with_config(ConfigDict(extra="forbid"))(dataclass(frozen=True, kw_only=True)(cls))
+
+
+_ADAPTERS: dict[type, TypeAdapter[Any]] = {}  # Making one takes milliseconds, a row has none to spare.
+
+
+def adapter(cls: type) -> TypeAdapter[Any]:
+    """The validator and serializer of a row."""
+    if cls not in _ADAPTERS:
+        _ADAPTERS[cls] = TypeAdapter(cls)
+    return _ADAPTERS[cls]
+
+
+def plain(one: Any) -> Row:
+    """The JSON object of a row."""
+    return dict(adapter(type(one)).dump_python(one))
+
+
+def fault(cls: type[Any], tree: object) -> str | None:
+    """The first thing that is wrong with a JSON value that should be a row: `em: found 'yes', expected a number`."""
+    try:
+        adapter(cls).validate_python(tree)
+    except ValidationError as error:
+        return _message(error)
+    return None
+
+
+def parse(cls: type[T], tree: object, where: str) -> T:
+    """The row that a JSON value stands for.
+
+    Raises:
+        DataError: it is not one; the message starts with `where`.
+    """
+    try:
+        parsed: T = adapter(cls).validate_python(tree)
+        return parsed
+    except ValidationError as error:
+        raise DataError(f"{where}: {_message(error)}. Run the stage that wrote the file again.") from None
+
+
+def read(cls: type[T], path: Path) -> Iterator[tuple[int, T]]:
+    """Stream (row number from 1, row) of a `.jsonl` file; raises as `store.read_jsonl` and `parse`."""
+    for number, tree in read_jsonl(path):
+        yield number, parse(cls, tree, f"{path}: row {number}")
+
+
+def write(path: Path, rows: Iterable[Any]) -> int:
+    """Stream rows to `path` atomically; returns how many."""
+    return write_jsonl(path, map(plain, rows))
+
+
+def _message(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    prefix = f"{place}: " if place else ""
+    if first["type"] in ("missing", "missing_keyword_only"):
+        return f"field {place!r} is missing"
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"unknown field {place!r}"
+    expected = _EXPECTED.get(first["type"], first["msg"]).format(**first.get("ctx", {}))
+    return f"{prefix}found {_shown(first['input'])}, expected {expected}"
+
+
+def _shown(value: object) -> str:
+    text = f"{value!r:.80}"
+    return text if value is None or isinstance(value, str | bool | list) else f"{text} ({type(value).__name__})"

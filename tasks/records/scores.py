@@ -1,0 +1,46 @@
+"""A row of `scores.jsonl`: how one question was answered in one mode."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, Strict
+
+from tasks.records.schema import Count, Match, Share, Text, row
+from tasks.types import MAX_HOPS, Mode, Split, Status
+
+Hops = Annotated[int, Strict(), Field(ge=1, le=MAX_HOPS)]
+
+
+@row
+class ScoreRow:
+    """One question's scores; a failed episode scores 0.
+
+    Attributes:
+        question_id, dataset, split, hops, type: of the question.
+        mode: greedy play, or sampled at temperature 1.
+        em, f1, subem: exact match, word F1 and substring match of the answer.
+        searches, actions, valid_actions: counts; an action that could not be read is not valid.
+        recall: share of the gold passages that were retrieved, null where not all gold passages are known.
+        status: how the episode ended.
+        generated_tokens, prefill_tokens: its cost.
+        answer: null without one.
+    """
+
+    question_id: Text
+    dataset: Text
+    split: Split
+    hops: Hops
+    type: str | None
+    mode: Mode
+    em: Match
+    f1: Share
+    subem: Match
+    searches: Count
+    actions: Count
+    valid_actions: Count
+    recall: Share | None
+    status: Status
+    generated_tokens: Count
+    prefill_tokens: Count
+    answer: str | None
