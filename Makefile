@@ -127,7 +127,7 @@ search-server: $(STAMP)
 	@exec $(BIN)/python -m tasks.server --index '$(INDEX)' $(if $(PORT),--port '$(PORT)') $(ARGS)
 
 upload: $(STAMP)
-	@$(BIN)/python -m tasks.stages.tracking upload
+	@$(BIN)/python -m tasks.runner.tracking upload
 
 # Results, DVC's cache, runs and ledger (MLflow, Prefect), encoded passages and replies of models stay. Stop what runs
 # first: what an unfinished stage would go on from goes.

@@ -152,7 +152,7 @@ def start_tracking(root: Path, key: str) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             subprocess.Popen(
-                [sys.executable, "-m", "tasks.stages.tracking", "follow", key, str(os.getpid())],
+                [sys.executable, "-m", "tasks.runner.tracking", "follow", key, str(os.getpid())],
                 cwd=root,
                 env={**os.environ, "PYTHONPATH": _python_path()},
                 stdin=subprocess.DEVNULL,

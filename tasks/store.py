@@ -38,6 +38,10 @@ class DataError(ValueError):
         self.reason = reason
 
 
+class OutageError(RuntimeError):
+    """Something that a stage needs and does not own did not answer: a server, a model, a device."""
+
+
 class _RepeatedKeyError(ValueError):
     """Holds the key that a JSON object has twice."""
 

@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 Backend = Literal["bm25", "dense", "elasticsearch", "hybrid", "remote", "generated"]
 
 
-class RetrievalError(RuntimeError):
+class RetrievalError(store.OutageError):
     """A search could not be carried out; the rollout counts it as a failure and never as an empty result."""
 
 

@@ -1,23 +1,3 @@
-"""Entry points of the DVC stages. Importing this package turns library telemetry and network look-ups off.
+"""Entry points of the DVC stages, one file each. Importing this package makes libraries quiet."""
 
-It happens here, before any stage imports a library, because most libraries read these variables once. What
-the user has set already is left as it is.
-"""
-
-import os
-
-QUIET = {
-    "DO_NOT_TRACK": "true",
-    "HF_HUB_OFFLINE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "VLLM_NO_USAGE_STATS": "1",
-    "GX_ANALYTICS_ENABLED": "false",
-    "DVC_NO_ANALYTICS": "true",
-    "TOKENIZERS_PARALLELISM": "false",
-}
-
-for _name, _value in QUIET.items():
-    os.environ.setdefault(_name, _value)
+from tasks.runner import quiet as quiet

@@ -18,7 +18,7 @@ from tasks.augment.sources import Source, is_lexical
 from tasks.data.expectations import check
 from tasks.data.records import read_questions
 from tasks.retrieval import manifest as manifests
-from tasks.stages.runner import Context, run
+from tasks.runner import Context, run
 from tasks.store import DataError, Row
 from tasks.types import Question
 

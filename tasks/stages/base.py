@@ -10,8 +10,8 @@ from tasks import conf
 from tasks.agent.grammar import make as make_grammar
 from tasks.agent.prompts import check_prompts
 from tasks.data.records import SPLITS
+from tasks.runner import Context, run
 from tasks.stages import parts
-from tasks.stages.runner import Context, run
 from tasks.store import replacing_folder, write_jsonl
 
 if TYPE_CHECKING:

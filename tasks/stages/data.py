@@ -8,7 +8,7 @@ from tasks import conf
 from tasks.data.ingest import REJECTED, fault_lines, ingest, publish
 from tasks.data.settings import DataConf
 from tasks.data.world import write_world
-from tasks.stages.runner import Context, run
+from tasks.runner import Context, run
 from tasks.store import Row
 
 OUT = Path("artifacts/data")

@@ -10,8 +10,8 @@ from tasks import conf
 from tasks.agent.grammar import make as make_grammar
 from tasks.agent.rollout import RolloutConf
 from tasks.records import schema
+from tasks.runner import Context, run
 from tasks.stages import parts
-from tasks.stages.runner import Context, run
 from tasks.store import replacing_folder, write_json
 
 BASE = "base"

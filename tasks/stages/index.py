@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tasks import retrieval
-from tasks.stages.runner import Context, run
+from tasks.runner import Context, run
 
 CORPUS = Path("artifacts/data/corpus.jsonl")
 OUT = Path("artifacts/index")

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from tasks import conf
 from tasks.agent.rollout import RolloutConf
+from tasks.runner import Context, run
 from tasks.stages import parts
-from tasks.stages.runner import Context, run
 from tasks.store import replacing_folder, sha256, write_json
 
 

@@ -17,7 +17,7 @@ from tasks.base.settings import ModelConf
 from tasks.data.records import read_questions
 from tasks.generate import Generator
 from tasks.retrieval import Retriever, open_retriever
-from tasks.stages.runner import Context
+from tasks.runner import Context
 from tasks.store import Row, digest, sha256
 from tasks.types import Question
 

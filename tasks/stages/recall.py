@@ -6,7 +6,7 @@ from tasks import store
 from tasks.data.records import read_questions
 from tasks.retrieval import open_retriever
 from tasks.retrieval.recall import recall_table
-from tasks.stages.runner import Context, run
+from tasks.runner import Context, run
 
 DATA = Path("artifacts/data")
 INDEX = Path("artifacts/index")

@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tasks import conf
+from tasks import conf, runner
 from tasks.report import page, printed, study, table
-from tasks.stages import runner, tracking
+from tasks.runner import tracking
 
 ARTIFACTS, REPORTS = Path("artifacts"), Path("reports")
 HEADLINE = ("em", "em_minus_base", "searches")  # By which pipeline runs are compared in MLflow.

@@ -15,7 +15,7 @@ from tasks import conf, retrieval, store
 from tasks.data.records import read_questions
 from tasks.evaluate.statistics import bootstrap_means
 from tasks.retrieval import Retriever, recall
-from tasks.stages.runner import Context, run
+from tasks.runner import Context, run
 from tasks.store import Row
 from tasks.types import Question
 

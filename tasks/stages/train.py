@@ -16,8 +16,8 @@ from tasks.retrieval import Retriever
 from tasks.retrieval.generated import GeneratedRetriever
 from tasks.retrieval.writers import WorldWriter
 from tasks.rewards import Resources
+from tasks.runner import Context, run
 from tasks.stages import parts
-from tasks.stages.runner import Context, run
 from tasks.store import DataError, replacing_folder, write_json, write_jsonl
 from tasks.types import Question
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tasks.data.expectations import check
 from tasks.data.ingest import CORPUS, QUESTIONS
-from tasks.stages.runner import Context, run
+from tasks.runner import Context, run
 from tasks.store import write_json
 
 DATA = Path("artifacts/data")

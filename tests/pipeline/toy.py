@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from tasks import conf, store
-from tasks.stages.runner import Context, run
+from tasks.runner import Context, run
 
 HOUSE = Path(__file__).resolve().parents[2]
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tasks.data.settings import DataConf
-from tasks.stages import data, tracking, validate
+from tasks.runner import tracking
+from tasks.stages import data, validate
 from tasks.store import DataError, read_json
 from tests.data.rows import lines, passage, question
 

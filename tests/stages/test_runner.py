@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tasks.stages import runner
+from tasks.runner import progress, resume
 from tests.pipeline.toy import CONF, DVC_YAML, HOUSE, PARAMS_YAML
 
 SCRIPT = """\
 import errno, os, sys, time
 from tasks.retrieval import RetrievalError
-from tasks.stages.runner import run
+from tasks.runner import run
 
 def body(ctx):
     if sys.argv[1] == "fine":
@@ -63,7 +63,7 @@ def test_a_stage_that_ends_well(clone: Path) -> None:
     done = _run(clone, "fine")
     assert done.returncode == 0, done.stderr
     name, threads, quiet, offline = done.stdout.split()
-    assert name == f"train@a-0-{runner.fingerprint(clone, 'train@a-0')}"
+    assert name == f"train@a-0-{resume.fingerprint(clone, 'train@a-0')}"
     assert (threads, quiet, offline) == ("1", "true", "1")
     assert (clone / ".scratch/work" / name).is_dir()
     assert (clone / ".scratch/ledger/train@a-0.json").is_file()
@@ -106,10 +106,10 @@ def test_the_resume_folder_follows_what_the_stage_depends_on(clone: Path) -> Non
         assert old in text
         (clone / path).write_text(text.replace(old, new))
 
-    first = runner.fingerprint(clone, "train@a-0")
-    assert runner.fingerprint(clone, "train@b-0") != first
+    first = resume.fingerprint(clone, "train@a-0")
+    assert resume.fingerprint(clone, "train@b-0") != first
     change("params.yaml", "top_k: 3", "top_k: 4")  # train does not read it
-    assert runner.fingerprint(clone, "train@a-0") == first
+    assert resume.fingerprint(clone, "train@a-0") == first
     seen = {first}
     for path, old, new in [
         ("params.yaml", "scale: small", "scale: large"),
@@ -117,23 +117,23 @@ def test_the_resume_folder_follows_what_the_stage_depends_on(clone: Path) -> Non
         ("toy.py", "left in", "gone in"),
     ]:
         change(path, old, new)
-        seen.add(runner.fingerprint(clone, "train@a-0"))
+        seen.add(resume.fingerprint(clone, "train@a-0"))
     assert len(seen) == 4
 
 
 def test_a_stage_unknown_to_dvc_or_without_its_input_is_refused(clone: Path) -> None:
     with pytest.raises(ValueError, match="there is no stage 'tarin'"):
-        runner.fingerprint(clone, "tarin@a-0")
+        resume.fingerprint(clone, "tarin@a-0")
     with pytest.raises(ValueError, match="has 1 matrix items, stage 'train' has 2"):
-        runner.fingerprint(clone, "train@a")
+        resume.fingerprint(clone, "train@a")
     (clone / "artifacts/data/out.txt").unlink()
     (clone / "artifacts/data").rmdir()
     with pytest.raises(ValueError, match="artifacts/data: the stage needs this and it is missing"):
-        runner.fingerprint(clone, "train@a-0")
+        resume.fingerprint(clone, "train@a-0")
 
 
 def test_real_stages_have_fingerprints_that_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_hashes", lambda path, root: [str(path.relative_to(root))])
+    monkeypatch.setattr(resume, "_hashes", lambda path, root: [str(path.relative_to(root))])
     names = [
         "data",
         "index",
@@ -143,20 +143,20 @@ def test_real_stages_have_fingerprints_that_resolve(monkeypatch: pytest.MonkeyPa
         "evaluate@search_r1_ppo-1",
         "report",
     ]
-    assert len({runner.fingerprint(HOUSE, name) for name in names}) == len(names)
+    assert len({resume.fingerprint(HOUSE, name) for name in names}) == len(names)
 
 
 def test_progress_shows_lines_where_there_is_no_terminal(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(runner, "SECONDS_BETWEEN_LINES", 0.05)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.05)
 
     def slow() -> object:
         for i in range(6):
             time.sleep(0.03)
             yield i
 
-    assert list(runner.progress(slow(), 6, "rollouts")) == list(range(6))  # type: ignore[arg-type, call-overload]
+    assert list(progress.progress(slow(), 6, "rollouts")) == list(range(6))  # type: ignore[arg-type, call-overload]
     lines = capfd.readouterr().err.splitlines()
     assert 2 <= len(lines) <= 4
     assert lines[-1].startswith("rollouts: 6/6 (100%")

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tasks.stages import tracking
+from tasks.runner import tracking
 from tests.pipeline.toy import HOUSE
 from tests.stages.test_runner import clone  # noqa: F401 - a fixture
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 SCRIPT = """\
 import sys, time
 from pathlib import Path
-from tasks.stages.runner import run
+from tasks.runner import run
 
 TURN = {"kind": "search", "content": "a", "reward": 0.0, "tokens": ["<search>"], "observation": "seen"}
 ROW = {"question_id": "q1", "question": "who?", "answers": ["x"], "policy": "a", "turns": [TURN], "answer": "x"}
@@ -75,7 +75,7 @@ def _ledger(clone: Path) -> Any:  # noqa: F811
 
 
 def _upload(clone: Path, **env: str) -> "subprocess.CompletedProcess[str]":  # noqa: F811
-    command = [sys.executable, "-m", "tasks.stages.tracking", "upload"]
+    command = [sys.executable, "-m", "tasks.runner.tracking", "upload"]
     return subprocess.run(command, cwd=clone, env=_env(**env), capture_output=True, text=True, timeout=120)
 
 

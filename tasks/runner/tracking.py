@@ -4,7 +4,7 @@ A stage writes what it has to tell as rows of a local file, `.scratch/tracking/<
 that is the record. One helper process a pipeline run, the sender, follows all these files and sends their rows
 to MLflow; it is a session of its own, so it outlives a stage that dies, and it ends soon after the pipeline run.
 A server that is absent, dies or hangs costs a stage nothing but a short bounded wait at its end; rows not sent
-stay for `python -m tasks.stages.tracking upload`. A run id that comes after its stage has ended is written into
+stay for `python -m tasks.runner.tracking upload`. A run id that comes after its stage has ended is written into
 the stage's ledger later. Nothing here decides or changes a result, and no call raises.
 
 Environment: `MLFLOW_TRACKING_URI` names a server (default: a database in `.scratch/mlflow/`),
@@ -31,13 +31,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from tasks import conf, store
+from tasks.runner.git import git_state
+from tasks.runner.ledger import LEDGER
+from tasks.runner.lock import LOCKS
 
 Row = dict[str, Any]
 
 FOLDER = Path(".scratch/tracking")
 EXPERIMENT = "breadcrumb"
-LEDGER = Path(".scratch/ledger")
-LOCKS = Path(".scratch/locks")  # A stage holds its lock from start to end; see `tasks.stages.runner`.
 WAIT_AT_END_S = 1.5
 WAIT_FOR_IDS_S = 6.0
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -156,8 +157,6 @@ class Track:
 
 def start(name: str, params: conf.Params, root: Path = Path(".")) -> Track:
     """Open the record of stage `name` and tell it who we are; see the module for the environment variables."""
-    from tasks.stages.runner import git_state
-
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
     path = root / FOLDER / f"{name}-{stamp}-{os.getpid()}.jsonl"
     is_on = os.environ.get("BREADCRUMB_TRACKING", "on") != "off"
@@ -255,7 +254,7 @@ def start_sender(root: Path, key: str, owner: int) -> None:
     """
     log = root / ".scratch/logs/tracking.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "tasks.stages.tracking", "follow", key, str(owner)]
+    command = [sys.executable, "-m", "tasks.runner.tracking", "follow", key, str(owner)]
     with log.open("ab") as output, contextlib.suppress(subprocess.TimeoutExpired):
         subprocess.Popen(
             command, cwd=root, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
@@ -280,7 +279,7 @@ def _pipeline() -> tuple[str, int]:
 def _warn(reason: str) -> None:
     print(
         f"warning: tracking stopped: {reason}. The work goes on; the rows are kept in {FOLDER} and can be sent "
-        "later: python -m tasks.stages.tracking upload",
+        "later: python -m tasks.runner.tracking upload",
         file=sys.stderr,
         flush=True,
     )
@@ -851,7 +850,7 @@ def main(words: Iterable[str]) -> int:
             sent, failed = upload()
             print(f"tracking: {sent} records sent to {hide('', address(Path('.')))}, {failed} failed.")
             return 1 if failed else 0
-    print("usage: python -m tasks.stages.tracking upload", file=sys.stderr)
+    print("usage: python -m tasks.runner.tracking upload", file=sys.stderr)
     return 2
 
 

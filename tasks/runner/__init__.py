@@ -1,0 +1,65 @@
+"""Starts, guards and records one stage: `run(name, body)` is the last line of every entry point.
+
+The body gets a `Context` and does the stage's work; everything around it (death with the parent, messages,
+resume folder, ledger, tracking) is here. Nothing here may change what a stage writes to its outputs.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tasks import conf
+from tasks.runner import failure, ledger, process
+from tasks.runner import quiet as quiet
+from tasks.runner.context import SCRATCH as SCRATCH
+from tasks.runner.context import Context as Context
+from tasks.runner.lock import wait_for_turn
+
+
+def run(name: str, body: Callable[[Context], None], *, clean: bool = False, root: Path = Path(".")) -> None:
+    """Run one stage and end the process with 1 if it failed.
+
+    Args:
+        name: stage and matrix item as artifacts name them, such as `evaluate@base-0`.
+        body: the work. A ValueError (so also DataError) or OutageError is the user's to mend: it becomes one
+            `error:` line. Any other exception is ours and shows its traceback. All are kept in `.scratch/logs/`.
+        clean: delete the stage's resume folder after success.
+        root: root of the clone.
+
+    Raises:
+        SystemExit: 1 after a failure, 143 after SIGTERM, 130 after an interrupt.
+    """
+    process.begin()
+    started = time.monotonic()
+    status, context = "FAILED", None
+    try:
+        from tasks.runner import tracking
+
+        wait_for_turn(root, name)
+        params = conf.params(root)
+        context = Context(name, root, params, tracking.start(name, params, root))
+        body(context)
+        status = "FINISHED"
+    except SystemExit:
+        status = "KILLED"
+        raise
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise SystemExit(130) from None
+    except Exception as error:
+        failure.report(root, name, error)
+        raise SystemExit(1) from None
+    finally:
+        # From here on a second signal must not cut the record short; the work itself has ended.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        seconds, peak_rss_mb = time.monotonic() - started, process.peak_rss_mb()
+        run_id = context.track.end(status, seconds) if context is not None else None
+        if status == "FINISHED" and context is not None:
+            ledger.write(root, name, seconds, peak_rss_mb, run_id)
+            if clean:
+                for folder in context._scratch:
+                    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,71 @@
+"""What a stage's body gets."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from tasks import conf, store
+from tasks.runner import progress as shown
+from tasks.runner.resume import fingerprint
+
+if TYPE_CHECKING:
+    from tasks.runner.tracking import Track
+
+T = TypeVar("T")
+
+SCRATCH = Path(".scratch")
+DATA = Path("artifacts/data")
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a stage's body may use besides its arguments.
+
+    Attributes:
+        name: stage and matrix item, such as `train@search_r1_grpo-0`.
+        root: root of the clone, where `params.yaml` is.
+        params: `params.yaml`, checked.
+        track: the tracking handle (`log_params`, `log_inputs`, `log_artifact`, `log_table`, ...); it never raises.
+    """
+
+    name: str
+    root: Path
+    params: conf.Params
+    track: Track
+    _scratch: list[Path] = field(default_factory=list, repr=False)
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Report metrics of one step to tracking; the record itself is the stage's own `metrics.jsonl`."""
+        self.track.log_metrics(step, metrics)
+
+    def track_data(self, purpose: str, num_rows: int) -> None:
+        """Tell tracking that the stage reads `artifacts/data`: so many questions (or passages), and what for."""
+        self.track.log_inputs(self.params.data, DATA, self.data_sha256, num_rows, purpose)
+        self.track.set_tags({"data_sha256": self.data_sha256})
+
+    @functools.cached_property
+    def data_sha256(self) -> str:
+        """Hash of questions and corpus together, from the data manifest."""
+        return str(store.read_json(self.root / DATA / "manifest.json")["data_sha256"])
+
+    @functools.cached_property
+    def scratch(self) -> Path:
+        """Folder for resume state, named by everything the stage's result depends on; made on first use.
+
+        Another setting, another input or another line of the stage's code gives another folder, so a
+        resumed stage never continues somebody else's state.
+        """
+        folder = self.root / SCRATCH / "work" / f"{self.name}-{fingerprint(self.root, self.name)}"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._scratch.append(folder)
+        return folder
+
+    def progress(
+        self, iterable: Iterable[T], total: int | None = None, desc: str = "", initial: int = 0
+    ) -> Iterator[T]:
+        """Yield the items and show how far we are: a bar on a terminal, else a line every few seconds."""
+        return shown.progress(iterable, total, desc or self.name, initial)

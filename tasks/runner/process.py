@@ -1,0 +1,43 @@
+"""The process of a stage: it ends with its parent, leaves in good order on SIGTERM, and measures its memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+def begin() -> None:
+    """Die with the parent, turn SIGTERM into SystemExit, give numeric libraries one thread unless the user set more."""
+    _die_with_parent()
+    signal.signal(signal.SIGTERM, _leave)
+    for variable in THREAD_VARIABLES:
+        os.environ.setdefault(variable, "1")
+
+
+def _die_with_parent() -> None:
+    """Ask Linux for SIGTERM when the parent dies: killing DVC alone would leave its command writing."""
+    if sys.platform != "linux":
+        return
+    parent = os.getppid()
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:  # It died between the two calls.
+        raise SystemExit(143)
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def peak_rss_mb() -> float:
+    """Most memory this process, or a child it has waited for, ever held."""
+    who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    unit = 1 << 20 if sys.platform == "darwin" else 1 << 10
+    return max(resource.getrusage(one).ru_maxrss for one in who) / unit

@@ -1,0 +1,78 @@
+"""Names the resume state of a stage by everything that the stage's result depends on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from tasks import conf, store
+
+
+def fingerprint(root: Path, name: str) -> str:
+    """16 hex digits over what `dvc.yaml` says stage `name` depends on: settings, inputs and code.
+
+    Inputs are read and hashed, so the answer does not rely on the order in which stages ran.
+
+    Raises:
+        ValueError: `dvc.yaml` has no such stage, or an input is missing.
+    """
+    stage, values = _stage(root, name)
+    deps = {path: _hashes(root / path, root) for path in (_resolve(dep, values) for dep in stage.get("deps", []))}
+    settings: dict[str, Any] = {}
+    for entry in stage.get("params", []):
+        for file, keys in entry.items() if isinstance(entry, dict) else [(str(conf.PARAMS), [entry])]:
+            path = _resolve(file, values)
+            tree = conf.read_yaml(root / path)
+            settings.setdefault(path, {}).update({key: _lookup(tree, key) for key in keys} if keys else tree)
+    return store.digest(stage.get("cmd"), values["item"], deps, settings)
+
+
+def _stage(root: Path, name: str) -> tuple[conf.Tree, conf.Tree]:
+    """The group of `dvc.yaml` that runs `name`, and the values of its `${...}`.
+
+    A matrix item with other dependencies than its siblings has a group of its own: `evaluate@base-0`
+    is item `0` of `evaluate_base` where that group exists, else item `base-0` of `evaluate`.
+    """
+    groups = conf.read_yaml(root / "dvc.yaml")["stages"]
+    group, _, item = name.partition("@")
+    first, _, rest = item.partition("-")
+    if f"{group}_{first}" in groups:
+        group, item = f"{group}_{first}", rest
+    if group not in groups:
+        raise ValueError(f"dvc.yaml: there is no stage {group!r} for {name!r}. Known: {', '.join(groups)}.")
+    stage = groups[group]
+    keys = list(stage.get("matrix", {}))
+    parts = item.split("-") if item else []
+    if len(keys) != len(parts):
+        raise ValueError(f"dvc.yaml: {name!r} has {len(parts)} matrix items, stage {group!r} has {len(keys)}: {keys}.")
+    values = conf.read_yaml(root / conf.PARAMS)
+    values["item"] = dict(zip(keys, parts, strict=True))
+    return stage, values
+
+
+def _resolve(text: str, values: conf.Tree) -> str:
+    return re.sub(r"\$\{([\w.\[\]]+)\}", lambda match: str(_lookup(values, match[1])), text)
+
+
+def _lookup(tree: Any, key: str) -> Any:
+    for part in re.findall(r"\w+", key):
+        if isinstance(tree, list) and part.isdecimal() and int(part) < len(tree):
+            tree = tree[int(part)]
+            continue
+        if not isinstance(tree, dict) or part not in tree:
+            raise ValueError(f"dvc.yaml: key {key!r} is not in the settings. Add it to params.yaml or mend dvc.yaml.")
+        tree = tree[part]
+    return tree
+
+
+def _hashes(path: Path, root: Path) -> list[list[str]]:
+    """`[relative path, sha256]` of a file, or of every file below a folder."""
+    if path.is_file():
+        return [[path.name, store.sha256(path)]]
+    if not path.is_dir():
+        raise ValueError(f"{path}: the stage needs this and it is missing. Run `make run`, which makes it.")
+    # As .dvcignore has it: the documents of a room are not its code.
+    kept = (p for p in path.rglob("*") if p.suffix != ".md" and "__pycache__" not in p.parts)
+    files = sorted(p for p in kept if p.is_file())
+    return [[str(p.relative_to(path)), store.sha256(p)] for p in files]
