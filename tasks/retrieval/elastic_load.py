@@ -14,18 +14,16 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tasks import store
 from tasks.retrieval import Progress, RetrievalError
 from tasks.retrieval.elastic_server import Cluster, PassingError, describe, passes
+from tasks.retrieval.elastic_settings import ElasticSettings
 from tasks.retrieval.encoders import Encoder, Vectors, passage_text
 from tasks.retrieval.passages import count_passages, read_corpus
 from tasks.store import DataError, Row
 from tasks.types import Passage
-
-if TYPE_CHECKING:
-    from tasks.retrieval.elasticsearch import Settings
 
 FORMAT = 1
 _MAX_REQUEST_BYTES = 8 << 20
@@ -36,7 +34,7 @@ Document = tuple[int, bytes]
 """Row number and the two lines of a bulk request that create the passage."""
 
 
-def index_body(settings: Settings, corpus_sha256: str, encoder: Encoder | None) -> Row:
+def index_body(settings: ElasticSettings, corpus_sha256: str, encoder: Encoder | None) -> Row:
     """Settings and strict mapping of the index: what its content and its scores depend on, and nothing else.
 
     `content` (title and text for BM25) and `vector` are indexed and not kept in `_source`; `title` and `text` are
@@ -93,7 +91,9 @@ def count(cluster: Cluster, index: str, rows: tuple[int, int] | None = None) -> 
 class Loader:
     """One load of one corpus into one index."""
 
-    def __init__(self, cluster: Cluster, index: str, body: Row, settings: Settings, encoder: Encoder | None) -> None:
+    def __init__(
+        self, cluster: Cluster, index: str, body: Row, settings: ElasticSettings, encoder: Encoder | None
+    ) -> None:
         self._cluster = cluster
         self._index = index
         self._body = body

@@ -1,0 +1,51 @@
+"""Guards the size of what one has to read at once: short functions, small classes, no circles of files."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import networkx
+
+from tasks.identity import Sources
+
+ROOT = Path(__file__).parents[2]
+MEDIAN, P95 = 7, 26  # Lines of a function, its signature and docstring included.
+
+
+def _files() -> list[Path]:
+    return sorted(path for folder in ("tasks", "flows") for path in (ROOT / folder).rglob("*.py"))
+
+
+def _sizes(*kinds: type[ast.AST]) -> Iterator[tuple[int, str]]:
+    for path in _files():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, kinds):
+                lines = node.end_lineno - node.lineno + 1  # type: ignore[attr-defined]
+                yield lines, f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"  # type: ignore[attr-defined]
+
+
+def test_functions_stay_short() -> None:
+    sizes = sorted(_sizes(ast.FunctionDef, ast.AsyncFunctionDef))
+    median, p95 = (sizes[int(share * (len(sizes) - 1))][0] for share in (0.5, 0.95))
+    assert median <= MEDIAN, f"half of all functions have more than {median} lines"
+    assert p95 <= P95, f"one function of twenty has more than {p95} lines"
+
+
+def test_no_file_imports_another_in_a_circle() -> None:
+    """Imports for type checkers count too: a circle of types is a circle of subjects."""
+    sources = Sources(ROOT)
+    graph = networkx.DiGraph()
+    for path in _files():
+        for name in _named(path):
+            for imported in sources.files_of(name)[-1:]:
+                graph.add_edge(path.relative_to(ROOT).as_posix(), imported.relative_to(sources.root).as_posix())
+    circles = [sorted(group) for group in networkx.strongly_connected_components(graph) if len(group) > 1]
+    assert not circles, f"files that import each other: {circles}"
+
+
+def _named(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
