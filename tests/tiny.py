@@ -18,10 +18,19 @@ from tasks.engine import OptimizerConf
 from tasks.engine.plain import PlainCritic, PlainPolicy
 from tasks.generate import Call, Sampling
 from tasks.generate.plain import PlainGenerator
-from tasks.methods.search_r1 import Conf, build
 from tasks.retrieval import RetrievalError
 from tasks.rewards import on_last_token
+from tasks.rewards.answer import AnswerReward
+from tasks.rl.advantages.gae import TokenGae
+from tasks.rl.advantages.group import GroupAdvantage
+from tasks.rl.filters.keep_all import KeepAll
+from tasks.rl.losses import LossSum, LossTerm
+from tasks.rl.losses.entropy import EntropyBonus
+from tasks.rl.losses.policy_clip import PolicyClip
+from tasks.rl.losses.reference_kl import ReferenceKl
 from tasks.rl.method import Method
+from tasks.rl.samplers.independent_group import IndependentGroup
+from tasks.rl.value_losses.clipped_value import ClippedValueLoss
 from tasks.train.loop import TrainConf, Trainer
 from tasks.types import Hit, Question, Scores, Trajectory
 
@@ -241,15 +250,39 @@ class EvenFirst:
         ]
 
 
-def make_method(algorithm: str, tokenizer: Any, **changes: Any) -> Method:
-    """Search-R1 with the bandit's reward; KL terms on, so that a reference is needed."""
-    base = {
-        "group_size": 1 if algorithm == "ppo" else 4, "reward": "em", "kl_coefficient": 0.001, "clip": 0.2,
-        "aggregation": "token_mean", "entropy_coefficient": 0.0, "importance_cap": 2.0, "temperature": 1.0,
-        "top_p": 1.0,
-    }  # fmt: skip
-    conf = Conf(algorithm=algorithm, **(base | changes))  # type: ignore[arg-type]
-    return build(conf, TEMPLATE, SearchGrammar(reserved=tuple(tokenizer.all_special_tokens)))
+def make_loss(
+    low: float = 0.2, high: float = 0.2, aggregation: Any = "token_mean", kl_coefficient: float = 0.0,
+    entropy_coefficient: float = 0.0, importance_cap: float | None = 2.0, ratio: Any = "token",
+) -> LossSum:  # fmt: skip
+    """A clipped policy loss and the terms whose coefficients are not 0."""
+    terms: list[LossTerm] = [PolicyClip(low, high, ratio, aggregation, importance_cap)]
+    if kl_coefficient:
+        terms.append(ReferenceKl(kl_coefficient, aggregation))
+    if entropy_coefficient:
+        terms.append(EntropyBonus(entropy_coefficient, aggregation))
+    return LossSum(tuple(terms))
+
+
+def make_method(
+    algorithm: str, tokenizer: Any, kl_coefficient: float = 0.001, clip: float = 0.2, group_size: int | None = None,
+    gamma: float = 1.0, lam: float = 1.0, value_clip: float = 0.5, temperature: float = 1.0, top_p: float = 1.0,
+    **loss: Any,
+) -> Method:  # fmt: skip
+    """Search-R1 with PPO or GRPO; KL terms on, so that a reference is needed."""
+    is_ppo = algorithm == "ppo"
+    size = (1 if is_ppo else 4) if group_size is None else group_size
+    return Method(
+        template=TEMPLATE,
+        grammar=SearchGrammar(reserved=tuple(tokenizer.all_special_tokens)),
+        sampler=IndependentGroup(size),
+        rewards=(AnswerReward("em"),),
+        filter=KeepAll(),
+        advantage=TokenGae(gamma, lam, kl_coefficient) if is_ppo else GroupAdvantage(),
+        loss=make_loss(clip, clip, kl_coefficient=0.0 if is_ppo else kl_coefficient, **loss),
+        value_loss=ClippedValueLoss(value_clip) if is_ppo else None,
+        temperature=temperature,
+        top_p=top_p,
+    )
 
 
 def train_conf(**changes: Any) -> TrainConf:

@@ -13,9 +13,14 @@ from tasks.conf import require
 from tasks.rewards import Reward
 from tasks.rewards.answer import AnswerReward
 from tasks.rewards.length import OverlongPenalty
-from tasks.rl.filters import KeepAll, MixedOutcomes
-from tasks.rl.method import GroupAdvantage, Method, SequenceClip, TokenClip
-from tasks.rl.samplers import IndependentGroup
+from tasks.rl.advantages.group import GroupAdvantage
+from tasks.rl.filters.keep_all import KeepAll
+from tasks.rl.filters.mixed_outcomes import MixedOutcomes
+from tasks.rl.losses import Aggregation, LossSum, LossTerm
+from tasks.rl.losses.policy_clip import PolicyClip
+from tasks.rl.losses.reference_kl import ReferenceKl
+from tasks.rl.method import Method
+from tasks.rl.samplers.independent_group import IndependentGroup
 
 
 @dataclass(frozen=True)
@@ -53,17 +58,18 @@ def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:
     rewards: list[Reward] = [AnswerReward(conf.reward)]
     if conf.overlong_limit is not None:
         rewards.append(OverlongPenalty(conf.overlong_limit, conf.overlong_buffer))
-    bounds = (conf.clip_low, conf.clip_high)
+    how: Aggregation = "seq_mean" if conf.ratio == "sequence" else "token_mean"
+    terms: list[LossTerm] = [PolicyClip(conf.clip_low, conf.clip_high, conf.ratio, how, conf.importance_cap)]
+    if conf.kl_coefficient:
+        terms.append(ReferenceKl(conf.kl_coefficient, how))
     return Method(
         template=template,
         grammar=grammar,
         sampler=IndependentGroup(conf.group_size),
         rewards=tuple(rewards),
         filter=MixedOutcomes(conf.reward, conf.filter_rounds) if conf.filter_rounds else KeepAll(),
-        advantage=GroupAdvantage(spread=conf.spread),
-        loss=SequenceClip(*bounds, conf.kl_coefficient, conf.importance_cap)
-        if conf.ratio == "sequence"
-        else TokenClip(*bounds, "token_mean", conf.kl_coefficient, 0.0, conf.importance_cap),
+        advantage=GroupAdvantage(deviation=conf.spread),
+        loss=LossSum(tuple(terms)),
         value_loss=None,
         temperature=conf.temperature,
         top_p=conf.top_p,

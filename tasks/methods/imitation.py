@@ -12,10 +12,14 @@ from typing import Literal
 from tasks.agent.grammar import SearchGrammar
 from tasks.conf import require
 from tasks.rewards.answer import AnswerReward
-from tasks.rl.filters import KeepAll, Successful
-from tasks.rl.losses import Aggregation
-from tasks.rl.method import Imitation, Method, NoAdvantage
-from tasks.rl.samplers import GoldAnswers, IndependentGroup
+from tasks.rl.advantages.constant import ConstantAdvantage
+from tasks.rl.filters.keep_all import KeepAll
+from tasks.rl.filters.successful import Successful
+from tasks.rl.losses import Aggregation, LossSum
+from tasks.rl.losses.imitation import Imitation
+from tasks.rl.method import Method
+from tasks.rl.samplers.gold_answers import GoldAnswers
+from tasks.rl.samplers.independent_group import IndependentGroup
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,8 @@ def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:
         sampler=IndependentGroup(conf.group_size, from_start=True) if is_own else GoldAnswers(),
         rewards=(AnswerReward("em"),),
         filter=Successful("em") if is_own else KeepAll(),
-        advantage=NoAdvantage(),
-        loss=Imitation(conf.aggregation),
+        advantage=ConstantAdvantage(),
+        loss=LossSum((Imitation(conf.aggregation),)),
         value_loss=None,
         temperature=conf.temperature,
         top_p=conf.top_p,

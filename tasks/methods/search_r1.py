@@ -16,10 +16,18 @@ from tasks.agent.grammar import SearchGrammar
 from tasks.conf import require
 from tasks.rewards import Reward
 from tasks.rewards.answer import AnswerReward, FormatAnswerReward
-from tasks.rl.filters import KeepAll
-from tasks.rl.losses import Aggregation
-from tasks.rl.method import Advantage, ClippedValueLoss, GroupAdvantage, Method, TokenClip, TokenGae, Tokens
-from tasks.rl.samplers import IndependentGroup
+from tasks.rl.advantages import Advantage
+from tasks.rl.advantages.gae import TokenGae
+from tasks.rl.advantages.group import GroupAdvantage
+from tasks.rl.experience import Tokens
+from tasks.rl.filters.keep_all import KeepAll
+from tasks.rl.losses import Aggregation, LossSum, LossTerm
+from tasks.rl.losses.entropy import EntropyBonus
+from tasks.rl.losses.policy_clip import PolicyClip
+from tasks.rl.losses.reference_kl import ReferenceKl
+from tasks.rl.method import Method
+from tasks.rl.samplers.independent_group import IndependentGroup
+from tasks.rl.value_losses.clipped_value import ClippedValueLoss
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,6 @@ class Conf:
     value_clip: float = 0.5
     whiten_over: Tokens = "generated"
     value_loss_over: Tokens = "generated"
-    leave_one_out: bool = False
     gated: bool = False
     wrong_format: float = 0.0
 
@@ -68,10 +75,13 @@ def compose(conf: Conf, template: str, grammar: SearchGrammar, rewards: tuple[Re
     """PPO penalises KL in the token reward (k1), GRPO in the loss (k3)."""
     is_ppo = conf.algorithm == "ppo"
     advantage: Advantage = (
-        TokenGae(conf.gamma, conf.lam, conf.kl_coefficient, conf.whiten_over, conf.per)
-        if is_ppo
-        else GroupAdvantage(leave_one_out=conf.leave_one_out)
+        TokenGae(conf.gamma, conf.lam, conf.kl_coefficient, conf.whiten_over, conf.per) if is_ppo else GroupAdvantage()
     )
+    terms: list[LossTerm] = [PolicyClip(conf.clip, conf.clip, "token", conf.aggregation, conf.importance_cap)]
+    if conf.kl_coefficient and not is_ppo:
+        terms.append(ReferenceKl(conf.kl_coefficient, conf.aggregation))
+    if conf.entropy_coefficient:
+        terms.append(EntropyBonus(conf.entropy_coefficient, conf.aggregation))
     return Method(
         template=template,
         grammar=grammar,
@@ -79,14 +89,7 @@ def compose(conf: Conf, template: str, grammar: SearchGrammar, rewards: tuple[Re
         rewards=rewards,
         filter=KeepAll(),
         advantage=advantage,
-        loss=TokenClip(
-            clip_low=conf.clip,
-            clip_high=conf.clip,
-            aggregation=conf.aggregation,
-            kl_coefficient=0.0 if is_ppo else conf.kl_coefficient,
-            entropy_coefficient=conf.entropy_coefficient,
-            importance_cap=conf.importance_cap,
-        ),
+        loss=LossSum(tuple(terms)),
         value_loss=ClippedValueLoss(conf.value_clip, conf.value_loss_over) if is_ppo else None,
         temperature=conf.temperature,
         top_p=conf.top_p,

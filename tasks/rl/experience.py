@@ -9,12 +9,15 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from tasks.types import Scores, Trajectory
+
+Tokens = Literal["generated", "response"]
+"""Tokens of a trajectory that a part counts: those the policy wrote, or observations, too."""
 
 
 @dataclass(frozen=True)

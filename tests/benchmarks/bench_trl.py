@@ -126,9 +126,12 @@ def run_ours(folder: Path, workload: Workload) -> Measured:
     from tasks.engine import OptimizerConf
     from tasks.engine.plain import PlainPolicy, load_policy
     from tasks.generate.plain import PlainGenerator
-    from tasks.rl.filters import KeepAll
-    from tasks.rl.method import GroupAdvantage, Method, TokenClip
-    from tasks.rl.samplers import IndependentGroup
+    from tasks.rl.advantages.group import GroupAdvantage
+    from tasks.rl.filters.keep_all import KeepAll
+    from tasks.rl.losses import LossSum
+    from tasks.rl.losses.policy_clip import PolicyClip
+    from tasks.rl.method import Method
+    from tasks.rl.samplers.independent_group import IndependentGroup
     from tasks.stages.parts import set_threads
     from tasks.train.loop import TrainConf, Trainer
 
@@ -148,7 +151,7 @@ def run_ours(folder: Path, workload: Workload) -> Measured:
         rewards=(query_rewards,),
         filter=KeepAll(),
         advantage=GroupAdvantage(),
-        loss=TokenClip(clip_low=0.2, clip_high=0.2),
+        loss=LossSum((PolicyClip(0.2, 0.2),)),
         value_loss=None,
         temperature=1.0,
         top_p=1.0,

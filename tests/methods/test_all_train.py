@@ -31,7 +31,7 @@ from tasks.generate.plain import PlainGenerator
 from tasks.retrieval.generated import GeneratedRetriever
 from tasks.retrieval.writers import WorldWriter
 from tasks.rewards import Resources
-from tasks.rl.filters import KeepAll
+from tasks.rl.filters.keep_all import KeepAll
 from tasks.train.loop import TrainConf, Trainer
 from tasks.types import Action, Passage, Question
 from tests.base.small import SMALL

@@ -11,8 +11,14 @@ import yaml
 
 from tasks import methods
 from tasks.rewards.answer import AnswerReward, FormatAnswerReward
-from tasks.rl.method import ClippedValueLoss, GroupAdvantage, TokenClip, TokenGae
-from tests.tiny import TEMPLATE, make_method
+from tasks.rl.advantages.gae import TokenGae
+from tasks.rl.advantages.group import GroupAdvantage
+from tasks.rl.losses import LossSum
+from tasks.rl.losses.entropy import EntropyBonus
+from tasks.rl.losses.policy_clip import PolicyClip
+from tasks.rl.losses.reference_kl import ReferenceKl
+from tasks.rl.value_losses.clipped_value import ClippedValueLoss
+from tests.tiny import TEMPLATE
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,10 +42,8 @@ def test_grpo_as_written_down() -> None:
     loaded = methods.load("search_r1_grpo", "paper", root=ROOT)
     method = loaded.method
     assert method.sampler.size == 5
-    assert method.advantage == GroupAdvantage(eps=1e-6, spread="sample")
-    assert method.loss == TokenClip(
-        0.2, 0.2, "token_mean", kl_coefficient=0.001, entropy_coefficient=0.0, importance_cap=2.0
-    )
+    assert method.advantage == GroupAdvantage(eps=1e-6, deviation="sample")
+    assert method.loss == LossSum((PolicyClip(0.2, 0.2, "token", "token_mean", 2.0), ReferenceKl(0.001, "token_mean")))
     assert method.value_loss is None
     assert method.rewards == (AnswerReward("em"),)
     assert (method.temperature, method.top_p) == (1.0, 1.0)
@@ -51,7 +55,7 @@ def test_ppo_as_written_down() -> None:
     method = methods.load("search_r1_ppo", "laptop", root=ROOT).method
     assert method.sampler.size == 1
     assert method.advantage == TokenGae(1.0, 1.0, 0.001, whiten_over="generated")
-    assert method.loss == TokenClip(0.2, 0.2, "token_mean", kl_coefficient=0.0)
+    assert method.loss == LossSum((PolicyClip(0.2, 0.2),))
     assert method.value_loss == ClippedValueLoss(0.5, over="generated")
 
 
@@ -66,11 +70,14 @@ def test_the_published_prompt() -> None:
     assert text.endswith("For example, <answer> Beijing </answer>. Question: {question}\n")
 
 
-def test_as_released_values_are_options(tokenizer: Any) -> None:
-    method = make_method(
-        "ppo", tokenizer, whiten_over="response", value_loss_over="response", entropy_coefficient=0.001, top_p=0.95,
-        reward="format",
-    )  # fmt: skip
+def test_as_released_values_are_options(root: Path) -> None:
+    values = {
+        "like": "search_r1_ppo", "title": "x", "whiten_over": "response", "value_loss_over": "response",
+        "entropy_coefficient": 0.001, "top_p": 0.95, "reward": "format",
+    }  # fmt: skip
+    (root / "conf" / "method" / "released.yaml").write_text(yaml.safe_dump(values))
+    method = methods.load("released", "laptop", root=root).method
+    assert method.loss == LossSum((PolicyClip(0.2, 0.2), EntropyBonus(0.001)))
     assert isinstance(method.advantage, TokenGae)
     assert method.advantage.whiten_over == "response"
     assert method.value_loss == ClippedValueLoss(0.5, over="response")
@@ -87,7 +94,7 @@ def test_a_model_brings_its_own_prompt(root: Path) -> None:
     [
         ({"clipp": 0.2}, "clipp"),
         ({"clip": "wide"}, "clip"),
-        ({"clip": 1.4}, r"search_r1_grpo\.yaml: .*clip_low=1\.4"),
+        ({"clip": 1.4}, r"search_r1_grpo\.yaml: .*low=1\.4"),
         ({"top_p": 0}, r"search_r1_grpo\.yaml: .*top_p=0"),
         ({"temperature": -0.5}, "temperature"),
         ({"algorithm": "grp"}, "algorithm"),
@@ -124,7 +131,7 @@ def test_wrong_files(root: Path, values: dict[str, Any], message: str) -> None:
         ("stepsearch", {"wrong_format": 5.0}, "wrong_format=5.0"),
         ("stepsearch", {"reward": "format"}, "gated=True: expected false with reward: format"),
         ("dspo", {"group_size": 1}, "group_size=1: expected at least 2"),
-        ("dspo", {"clip_low": 1.0}, "clip_low=1.0"),
+        ("dspo", {"clip_low": 1.0}, "low=1.0"),
         ("dspo", {"filter_rounds": -1}, "filter_rounds=-1"),
         ("dapo", {"overlong_buffer": 9999}, "overlong_buffer=9999"),
         ("research", {"format_reward": 5.0}, "format_reward=5.0"),

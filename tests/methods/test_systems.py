@@ -13,15 +13,26 @@ from tasks.rewards.keys import KeyReward
 from tasks.rewards.length import OverlongPenalty
 from tasks.rewards.steps import StepReward
 from tasks.rewards.turns import TurnRules
-from tasks.rl.method import ClippedValueLoss, GroupAdvantage, Imitation, NoAdvantage, SequenceClip, TokenClip, TokenGae
+from tasks.rl.advantages.constant import ConstantAdvantage
+from tasks.rl.advantages.gae import TokenGae
+from tasks.rl.advantages.group import GroupAdvantage
+from tasks.rl.losses import LossSum
+from tasks.rl.losses.imitation import Imitation
+from tasks.rl.losses.policy_clip import PolicyClip
+from tasks.rl.losses.reference_kl import ReferenceKl
 from tasks.rl.simulators import Simulator
+from tasks.rl.value_losses.clipped_value import ClippedValueLoss
 from tests.tiny import make_tokenizer
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = make_tokenizer()
-PPO = {"group": 1, "advantage": TokenGae(1.0, 1.0, 0.001), "loss": TokenClip(0.2, 0.2), "critic": True}
-GRPO = {"group": 5, "advantage": GroupAdvantage(), "loss": TokenClip(0.2, 0.2, kl_coefficient=0.001), "critic": False}
-GSPO = GRPO | {"loss": SequenceClip(3e-4, 4e-4, kl_coefficient=0.001)}
+PPO = {"group": 1, "advantage": TokenGae(1.0, 1.0, 0.001), "loss": LossSum((PolicyClip(0.2, 0.2),)), "critic": True}
+TOKEN, SEQUENCE = PolicyClip(0.2, 0.2), PolicyClip(3e-4, 4e-4, "sequence", "seq_mean")
+GRPO = {
+    "group": 5, "advantage": GroupAdvantage(), "loss": LossSum((TOKEN, ReferenceKl(0.001))), "critic": False,
+}  # fmt: skip
+GSPO = GRPO | {"loss": LossSum((SEQUENCE, ReferenceKl(0.001, "seq_mean")))}
+WIDE, IMITATION = LossSum((PolicyClip(0.2, 0.28),)), LossSum((Imitation(),))
 F1, EM, SUBEM = AnswerReward("f1", gated=True), AnswerReward("em"), AnswerReward("subem")
 KEY, GAIN_AND_PENALTY = KeyReward(0.618), StepReward(1.0, 1.0)
 GAIN, PENALTY = StepReward(1.0, 0.0), StepReward(0.0, 1.0)
@@ -54,7 +65,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     # dspo, sections 3 to 5 and 9
     "dspo": of(GSPO, SUBEM, filter="MixedOutcomes 10"),
     "gspo": of(GSPO, SUBEM),
-    "dapo": of(GRPO, SUBEM, OverlongPenalty(2500, 500), filter="MixedOutcomes 10", loss=TokenClip(0.2, 0.28)),
+    "dapo": of(GRPO, SUBEM, OverlongPenalty(2500, 500), filter="MixedOutcomes 10", loss=WIDE),
     "gspo_high_lr": of(GSPO, SUBEM, lr=1e-5),
     "grpo_subem_high_lr": of(GRPO, SUBEM, lr=1e-5),
     # systems.md
@@ -64,9 +75,9 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "tips": of(PPO, EM, "AnswerPotential"),
     "zerosearch": of(PPO, AnswerReward("f1"), simulator=Simulator("endpoint", 0.0, 0.5, 4.0)),
     "sft": of(
-        GRPO, EM, group=1, advantage=NoAdvantage(), loss=Imitation(), searches=False, sampler="GoldAnswers", lr=None
+        GRPO, EM, group=1, advantage=ConstantAdvantage(), loss=IMITATION, searches=False, sampler="GoldAnswers", lr=None
     ),
-    "rejection_sampling": of(GRPO, EM, advantage=NoAdvantage(), loss=Imitation(), filter="Successful", frozen=True),
+    "rejection_sampling": of(GRPO, EM, advantage=ConstantAdvantage(), loss=IMITATION, filter="Successful", frozen=True),
 }
 
 
@@ -109,6 +120,14 @@ def test_no_scale_changes_the_kind_of_a_part(name: str) -> None:
     def kinds(scale: str) -> tuple[Any, ...]:
         m = methods.load(name, scale, tokenizer=TOKENIZER, root=ROOT).method
         rewards = tuple(one for one in m.rewards if not isinstance(one, OverlongPenalty))
-        return m.sampler, m.advantage, m.filter, rewards, m.value_loss, type(m.loss), m.loss.needs_reference
+        return (
+            m.sampler,
+            m.advantage,
+            m.filter,
+            rewards,
+            m.value_loss,
+            [type(term) for term in m.loss.terms],
+            m.loss.needs_reference,
+        )
 
     assert kinds("laptop") == kinds("smoke") == kinds("paper")

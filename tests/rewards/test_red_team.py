@@ -19,7 +19,7 @@ from tasks.agent.grammar import SearchGrammar, ToolCallGrammar
 from tasks.base.tokenizer import build_tokenizer
 from tasks.generate import Call, Sampling
 from tasks.rewards import Resources
-from tasks.rl.samplers import GoldAnswers
+from tasks.rl.samplers.gold_answers import GoldAnswers
 from tasks.text import normalize
 from tasks.types import Action, Hit, Hop, Question, Trajectory
 from tests.tiny import Script, make_player, placed

@@ -16,7 +16,7 @@ from tasks import methods
 from tasks.agent import grammar as grammars
 from tasks.rewards import Resources, on_last_token, on_turns, total
 from tasks.rewards.steps import StepReward, cosines, information_gains, ranked, redundancies
-from tasks.rl.advantages import gae
+from tasks.rl.advantages.gae import gae
 from tasks.rl.experience import collate
 from tasks.text import normalize
 from tasks.types import Action, Hit, Trajectory, Turn

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import tensor
 
-from tasks.rl.advantages import gae, group_normalized, leave_one_out, turn_gae, whiten
-from tasks.rl.losses import k1
+from tasks.rl.advantages.gae import gae, turn_gae, whiten
+from tasks.rl.advantages.group import group_normalized
+from tasks.rl.logprobs import k1
 
 F64 = torch.float64
 many = settings(max_examples=150)
@@ -32,7 +33,7 @@ def close(found, expected, tolerance=1e-6):
 
 
 @pytest.mark.parametrize(
-    ("scores", "spread", "expected"),
+    ("scores", "deviation", "expected"),
     [
         ([1, 0, 0, 1, 0], "sample", [1.095443, -0.730295, -0.730295, 1.095443, -0.730295]),
         ([1, 0, 0, 1, 0], "population", [1.224742, -0.816495, -0.816495, 1.224742, -0.816495]),
@@ -41,11 +42,11 @@ def close(found, expected, tolerance=1e-6):
         ([1, 1, 1], "sample", [0, 0, 0]),
     ],
 )
-def test_group_golden(scores, spread, expected):
-    close(group_normalized(tensor(scores, dtype=F64), ["q"] * len(scores), spread=spread), expected)
+def test_group_golden(scores, deviation, expected):
+    close(group_normalized(tensor(scores, dtype=F64), ["q"] * len(scores), deviation=deviation), expected)
 
 
-def slow_group(scores, ids, eps, spread):
+def slow_group(scores, ids, eps, deviation):
     """One trajectory at a time, with the statistics module."""
     result = []
     for score, own in zip(scores, ids, strict=True):
@@ -55,29 +56,29 @@ def slow_group(scores, ids, eps, spread):
         elif len(set(group)) == 1:
             result.append(0.0)
         else:
-            std = statistics.stdev(group) if spread == "sample" else statistics.pstdev(group)
+            std = statistics.stdev(group) if deviation == "sample" else statistics.pstdev(group)
             result.append((score - statistics.mean(group)) / (std + eps))
     return result
 
 
 some_scores = st.one_of(numbers, st.sampled_from([0.0, 1.0, 0.1]))
 grouped = st.lists(st.tuples(st.sampled_from("abcd"), some_scores), min_size=1, max_size=24)
-spreads = st.sampled_from(["sample", "population"])
+deviations = st.sampled_from(["sample", "population"])
 
 
 @many
-@given(grouped, spreads, st.sampled_from([1e-6, 1e-3]))
-def test_group_agrees_with_the_slow_one(rows, spread, eps):
+@given(grouped, deviations, st.sampled_from([1e-6, 1e-3]))
+def test_group_agrees_with_the_slow_one(rows, deviation, eps):
     ids, scores = zip(*rows, strict=True)
-    found = group_normalized(tensor(scores, dtype=F64), ids, eps, spread)
-    close(found, slow_group(scores, ids, eps, spread), 1e-7)
+    found = group_normalized(tensor(scores, dtype=F64), ids, eps, deviation)
+    close(found, slow_group(scores, ids, eps, deviation), 1e-7)
 
 
 @many
-@given(grouped, spreads)
-def test_group_sums_to_zero_and_equal_scores_give_exactly_zero(rows, spread):
+@given(grouped, deviations)
+def test_group_sums_to_zero_and_equal_scores_give_exactly_zero(rows, deviation):
     ids, scores = zip(*rows, strict=True)
-    found = group_normalized(tensor(scores, dtype=F64), ids, spread=spread)
+    found = group_normalized(tensor(scores, dtype=F64), ids, deviation=deviation)
     for group in set(ids):
         own = [i for i, other in enumerate(ids) if other == group]
         if len(own) == 1:
@@ -89,13 +90,15 @@ def test_group_sums_to_zero_and_equal_scores_give_exactly_zero(rows, spread):
 
 
 @many
-@given(grouped, spreads, st.randoms(use_true_random=False))
-def test_group_follows_a_permutation(rows, spread, rng):
+@given(grouped, deviations, st.randoms(use_true_random=False))
+def test_group_follows_a_permutation(rows, deviation, rng):
     order = list(range(len(rows)))
     rng.shuffle(order)
     ids, scores = zip(*rows, strict=True)
-    before = group_normalized(tensor(scores, dtype=F64), ids, spread=spread)
-    after = group_normalized(tensor([scores[i] for i in order], dtype=F64), [ids[i] for i in order], spread=spread)
+    before = group_normalized(tensor(scores, dtype=F64), ids, deviation=deviation)
+    after = group_normalized(
+        tensor([scores[i] for i in order], dtype=F64), [ids[i] for i in order], deviation=deviation
+    )
     torch.testing.assert_close(after, before[order], rtol=1e-9, atol=1e-7)
 
 
@@ -257,27 +260,6 @@ def test_whiten_ignores_what_stands_off_the_mask():
 def test_whiten_of_none_and_of_one():
     assert whiten(row([3, 4]), tensor([[False, False]])).tolist() == [[0, 0]]
     assert whiten(row([3, 4]), tensor([[False, True]])).tolist() == [[0, 0]]
-
-
-# Leave one out ----------------------------------------------------------------------------------------------------
-
-
-def test_leave_one_out_by_hand():
-    close(leave_one_out(tensor([1.0, 0.0, 0.5], dtype=F64), ["q"] * 3), [0.75, -0.75, 0.0])  # 1 - 0.25, 0 - 0.75, ...
-    close(leave_one_out(tensor([0.7], dtype=F64), ["q"]), [0.7])
-    assert leave_one_out(tensor([0.0, 0.0]), ["q", "q"]).tolist() == [0.0, 0.0]
-    with pytest.raises(ValueError, match="2 scores but 1 group ids"):
-        leave_one_out(tensor([1.0, 0.0]), ["q"])
-
-
-@many
-@given(grouped)
-def test_leave_one_out_agrees_with_the_slow_one(rows):
-    ids, scores = zip(*rows, strict=True)
-    found = leave_one_out(tensor(scores, dtype=F64), ids).tolist()
-    for i, (group, score) in enumerate(rows):
-        others = [s for j, (other, s) in enumerate(rows) if other == group and j != i]
-        assert found[i] == pytest.approx(score - (statistics.fmean(others) if others else 0.0), abs=1e-9)
 
 
 # GAE over turns ---------------------------------------------------------------------------------------------------

@@ -9,8 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.rl.advantages import group_normalized
-from tasks.rl.filters import KeepAll, MixedOutcomes, Successful, share_with_signal
+from tasks.rl.advantages.group import group_normalized
+from tasks.rl.filters import share_with_signal
+from tasks.rl.filters.keep_all import KeepAll
+from tasks.rl.filters.mixed_outcomes import MixedOutcomes
+from tasks.rl.filters.successful import Successful
 from tasks.types import Scores, Trajectory
 
 

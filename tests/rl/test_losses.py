@@ -9,17 +9,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import tensor
 
-from tasks.rl.losses import (
-    Normalizer,
-    aggregate,
-    clip_fraction,
-    clipped,
-    importance_weights,
-    k1,
-    k3,
-    ratios,
-    value_loss,
-)
+from tasks.rl.logprobs import importance_weights, k1, k3, ratios
+from tasks.rl.losses import Normalizer, aggregate
+from tasks.rl.losses.entropy import EntropyBonus
+from tasks.rl.losses.policy_clip import PolicyClip, clip_fraction, clipped
+from tasks.rl.losses.reference_kl import ReferenceKl
+from tasks.rl.value_losses.clipped_value import ClippedValueLoss, value_loss
 
 F64 = torch.float64
 INF = math.inf
@@ -316,3 +311,25 @@ def test_importance_weights_can_be_switched_off(batch):
     old, sampler, mask = batch
     assert (importance_weights(old, sampler, mask, None) == 1).all()
     assert (importance_weights(old, old, mask, 2.0) == 1).all()
+
+
+# Bounds -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("part", "numbers", "message"),
+    [
+        (PolicyClip, {"low": 1.4, "high": 0.2}, "low=1.4: expected a distance from 1"),
+        (PolicyClip, {"low": -0.1, "high": 0.2}, "low=-0.1"),
+        (PolicyClip, {"low": 0.2, "high": -0.2}, "high=-0.2"),
+        (PolicyClip, {"low": 0.2, "high": 0.2, "importance_cap": 0.5}, "importance_cap=0.5: expected null or"),
+        (PolicyClip, {"low": 0.2, "high": 0.2, "ratio": "sequence"}, "aggregation='token_mean': expected seq_mean"),
+        (ReferenceKl, {"coefficient": -1.0}, "coefficient=-1.0"),
+        (ReferenceKl, {"coefficient": 0.0}, "coefficient=0.0: expected more than 0; null in place of the term"),
+        (EntropyBonus, {"coefficient": 0.0}, "coefficient=0.0: expected more than 0; null in place of the term"),
+        (ClippedValueLoss, {"clip": 0.0}, "clip=0.0: expected a positive distance"),
+    ],
+)
+def test_numbers_out_of_bounds(part, numbers, message):
+    with pytest.raises(ValueError, match=message):
+        part(**numbers)

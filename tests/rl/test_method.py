@@ -9,12 +9,16 @@ import pytest
 import torch
 from torch import tensor
 
+from tasks.rl.advantages.gae import TokenGae
+from tasks.rl.advantages.group import GroupAdvantage
 from tasks.rl.experience import Experience, collate
-from tasks.rl.filters import KeepAll, share_with_signal
-from tasks.rl.losses import Normalizer
-from tasks.rl.method import ClippedValueLoss, GroupAdvantage, TokenClip, TokenGae, outcome_parts
+from tasks.rl.filters import share_with_signal
+from tasks.rl.filters.keep_all import KeepAll
+from tasks.rl.losses import LossSum, Normalizer
+from tasks.rl.method import outcome_parts
+from tasks.rl.value_losses.clipped_value import ClippedValueLoss
 from tasks.types import Scores, Trajectory
-from tests.tiny import make_method
+from tests.tiny import make_loss, make_method
 
 # search_r1 section 11, example 3: six response tokens, tokens 3 and 4 are an observation; a prompt of two before them.
 OWN = (True, True, False, False, True, True)
@@ -44,7 +48,7 @@ def test_group_advantage_golden() -> None:
     assert batch.advantages is not None
     for row, wanted in zip(batch.advantages, [1.095443, -0.730295, -0.730295, 1.095443, -0.730295], strict=True):
         close(row, [0, 0, *(wanted * own for own in OWN)])
-    close(GroupAdvantage(spread="population")(experience((1.0, 0.0))).advantages[:, 2], [0.999998, -0.999998])  # type: ignore[index]
+    close(GroupAdvantage(deviation="population")(experience((1.0, 0.0))).advantages[:, 2], [0.999998, -0.999998])  # type: ignore[index]
     assert not GroupAdvantage()(experience((1.0,) * 5)).advantages.any()  # type: ignore[union-attr]
 
 
@@ -75,7 +79,7 @@ def test_gae_golden() -> None:
     close(traced, [0.657676, 0.587027, 0.82845, 0.451, 0.58, 0.4])
 
 
-def loss_of(part: TokenClip, batch: Experience, logprobs: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def loss_of(part: LossSum, batch: Experience, logprobs: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     return part(batch, logprobs, torch.full_like(logprobs, 2.0), Normalizer.of(batch.loss_mask))
 
 
@@ -90,38 +94,38 @@ def clip_batch() -> tuple[Experience, torch.Tensor]:
 
 def test_clipped_loss_golden() -> None:
     batch, logprobs = clip_batch()
-    loss, metrics = loss_of(TokenClip(0.2, 0.2), batch, logprobs)
+    loss, metrics = loss_of(make_loss(0.2, 0.2), batch, logprobs)
     close(loss, -0.0825)
     close(metrics["clip_fraction"], 0.25)  # of the ratios 1.35, 1, 0.82, 1.05 the first; 0.82 is inside 1 - 0.2
     loss.backward()
     assert logprobs.grad is not None
     assert logprobs.grad[0].nonzero()[:, 0].tolist() == [3, 6, 7]  # token 2 is clipped, 0-1 prompt, 4-5 observation
-    close(loss_of(TokenClip(0.2, 0.28), batch, logprobs)[0], -0.1025)
+    close(loss_of(make_loss(0.2, 0.28), batch, logprobs)[0], -0.1025)
 
 
 def test_kl_and_entropy_terms() -> None:
     batch, logprobs = clip_batch()
-    plain = loss_of(TokenClip(0.2, 0.2), batch, logprobs)[0]
+    plain = loss_of(make_loss(0.2, 0.2), batch, logprobs)[0]
     d = torch.where(batch.loss_mask, batch.ref_logprobs - logprobs, 0.0)  # type: ignore[operator]
     k3 = ((d.exp() - d - 1) * batch.loss_mask).sum() / 4
-    close(loss_of(TokenClip(0.2, 0.2, kl_coefficient=0.5), batch, logprobs)[0], float((plain + 0.5 * k3).detach()))
-    close(loss_of(TokenClip(0.2, 0.2, entropy_coefficient=0.1), batch, logprobs)[0], float(plain.detach()) - 0.2)
+    close(loss_of(make_loss(0.2, 0.2, kl_coefficient=0.5), batch, logprobs)[0], float((plain + 0.5 * k3).detach()))
+    close(loss_of(make_loss(0.2, 0.2, entropy_coefficient=0.1), batch, logprobs)[0], float(plain.detach()) - 0.2)
 
 
 def test_importance_weights_correct_for_the_generator() -> None:
     batch, logprobs = clip_batch()
     off = replace(batch, sampler_logprobs=at(OLD) - 0.3)  # drawn as if e^0.3 less likely than the trainer holds them
-    plain = float(loss_of(TokenClip(0.2, 0.2), batch, logprobs)[0].detach())
-    close(loss_of(TokenClip(0.2, 0.2), off, logprobs)[0], 2.718281828**0.3 * plain)
-    close(loss_of(TokenClip(0.2, 0.2, importance_cap=1.1), off, logprobs)[0], 1.1 * plain)
-    close(loss_of(TokenClip(0.2, 0.2, importance_cap=None), off, logprobs)[0], plain)
+    plain = float(loss_of(make_loss(0.2, 0.2), batch, logprobs)[0].detach())
+    close(loss_of(make_loss(0.2, 0.2), off, logprobs)[0], 2.718281828**0.3 * plain)
+    close(loss_of(make_loss(0.2, 0.2, importance_cap=1.1), off, logprobs)[0], 1.1 * plain)
+    close(loss_of(make_loss(0.2, 0.2, importance_cap=None), off, logprobs)[0], plain)
 
 
 def test_an_unmoved_policy() -> None:
     """Ratio exactly 1, nothing clipped, the loss is minus the mean advantage, its gradient that of -A log p."""
     batch, _ = clip_batch()
     logprobs = at(OLD).requires_grad_()
-    loss, metrics = loss_of(TokenClip(0.2, 0.2), batch, logprobs)
+    loss, metrics = loss_of(make_loss(0.2, 0.2), batch, logprobs)
     assert float(metrics["ratio_mean"]) == 1.0
     assert float(metrics["clip_fraction"]) == 0.0
     assert float(metrics["approx_kl"]) == 0.0
@@ -168,7 +172,7 @@ def test_numbers_out_of_bounds(tokenizer: Any, change: dict[str, float]) -> None
         make_method("grpo", tokenizer, **change)
 
 
-@pytest.mark.parametrize("change", [{"gamma": 1.1}, {"lam": -0.1}, {"value_clip": 0.0}])
+@pytest.mark.parametrize("change", [{"gamma": 1.1}, {"lam": -0.1}, {"kl_coefficient": -1.0}])
 def test_numbers_of_ppo_out_of_bounds(tokenizer: Any, change: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(change))):
         make_method("ppo", tokenizer, **change)

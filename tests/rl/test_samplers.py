@@ -9,9 +9,11 @@ import pytest
 from tasks.agent import grammar as grammars
 from tasks.generate import Sampling
 from tasks.rewards.answer import AnswerReward
+from tasks.rl.advantages.constant import ConstantAdvantage
 from tasks.rl.experience import collate
-from tasks.rl.method import Imitation, NoAdvantage
-from tasks.rl.samplers import GoldAnswers, IndependentGroup
+from tasks.rl.losses.imitation import Imitation
+from tasks.rl.samplers.gold_answers import GoldAnswers
+from tasks.rl.samplers.independent_group import IndependentGroup
 from tests.tiny import Script, Shelf, make_player, question
 
 SAMPLING = Sampling(1.0, 1.0, (), 0)
@@ -22,7 +24,7 @@ def test_groups_in_order(tokenizer: Any) -> None:
     found = IndependentGroup(3).sample(make_player(script, tokenizer), [question(0), question(1)], SAMPLING)
     assert [(t.question_id, t.answer) for t in found] == [(f"q{i // 3}", str(i)) for i in range(6)]
     assert len({t.group_id for t in found}) == 2
-    with pytest.raises(ValueError, match="group_size=0"):
+    with pytest.raises(ValueError, match="size=0"):
         IndependentGroup(0)
 
 
@@ -55,7 +57,7 @@ def test_every_gold_token_is_imitated_alike(tokenizer: Any) -> None:
 
     asked = [question(0), question(1, answers=("Hask Hask Hask",))]
     found = GoldAnswers().sample(make_player(Script(tokenizer, []), tokenizer), asked, SAMPLING)
-    batch = NoAdvantage()(collate(found, AnswerReward("em")(found, asked)))
+    batch = ConstantAdvantage()(collate(found, AnswerReward("em")(found, asked)))
     logprobs = -torch.rand(batch.ids.shape, generator=torch.Generator().manual_seed(0))
     logprobs[~batch.loss_mask] = float("nan")
     logprobs.requires_grad_()

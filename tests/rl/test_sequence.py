@@ -13,10 +13,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, tensor
 
+from tasks.rl.advantages.group import GroupAdvantage
 from tasks.rl.experience import Experience, collate
-from tasks.rl.losses import Normalizer, aggregate, ratios, sequence_ratios
-from tasks.rl.method import GroupAdvantage, SequenceClip, TokenClip
+from tasks.rl.logprobs import ratios, sequence_ratios
+from tasks.rl.losses import LossSum, Normalizer, aggregate
 from tasks.types import Scores, Trajectory
+from tests.tiny import make_loss
 
 F64 = torch.float64
 many = settings(max_examples=150)
@@ -82,7 +84,11 @@ def experience(
     return batch, moved.requires_grad_()
 
 
-def run(part: SequenceClip | TokenClip, batch: Experience, logprobs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def by_sequence(low: float, high: float, **terms: Any) -> LossSum:
+    return make_loss(low, high, "seq_mean", ratio="sequence", **terms)
+
+
+def run(part: LossSum, batch: Experience, logprobs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     return part(batch, logprobs, torch.ones_like(logprobs), Normalizer.of(batch.loss_mask))
 
 
@@ -97,7 +103,7 @@ def test_golden_objective(bounds: Any, terms: list[float], objective: float, cli
     """Golden 2, term by term (a batch of one, the same advantages) and whole."""
     batch, logprobs = experience(MEANS)
     assert GroupAdvantage()(batch).advantages[:, 1].tolist() == near([0.866024, -0.866024] * 2)  # type: ignore[index]
-    loss, metrics = run(SequenceClip(*bounds), batch, logprobs)
+    loss, metrics = run(by_sequence(*bounds), batch, logprobs)
     assert loss.item() == near(-objective)
     assert metrics["loss"].item() == near(-objective)
     assert metrics["clip_fraction"].item() == near(len(clipped) / 4)
@@ -105,24 +111,24 @@ def test_golden_objective(bounds: Any, terms: list[float], objective: float, cli
     assert [i for i in range(4) if not logprobs.grad[i].any()] == clipped  # type: ignore[index]
     for i, term in enumerate(terms):
         alone = batch.rows([i])
-        assert run(SequenceClip(*bounds), alone, logprobs[[i]])[0].item() == near(-term)
+        assert run(by_sequence(*bounds), alone, logprobs[[i]])[0].item() == near(-term)
     ratio = sequence_ratios(logprobs, batch.old_logprobs, batch.loss_mask)  # type: ignore[arg-type]
     assert ratio.tolist() == near([1.051271, 0.980199, 1.349859, 0.740818])
 
 
 def test_golden_objective_with_the_population_deviation() -> None:
-    batch, logprobs = experience(MEANS, spread="population")
-    found = GroupAdvantage(spread="population")(batch).advantages
+    batch, logprobs = experience(MEANS, deviation="population")
+    found = GroupAdvantage(deviation="population")(batch).advantages
     assert found[:, 1].tolist() == near([0.999998, -0.999998] * 2)  # type: ignore[index]
-    assert run(SequenceClip(0.2, 0.2), batch, logprobs)[0].item() == near(-0.117768)
+    assert run(by_sequence(0.2, 0.2), batch, logprobs)[0].item() == near(-0.117768)
 
 
 def test_golden_sequence_against_token_level() -> None:
     """Golden 3: the same sequence ratios spread over 2, 4, 3 and 1 tokens."""
     batch, logprobs = experience(TOKENS)
-    assert run(SequenceClip(0.2, 0.2), batch, logprobs)[0].item() == near(-0.101990)
-    assert run(TokenClip(0.2, 0.2, "token_mean"), batch, logprobs)[0].item() == near(-0.050381)
-    assert run(TokenClip(0.2, 0.2, "seq_mean"), batch, logprobs)[0].item() == near(-0.073123)
+    assert run(by_sequence(0.2, 0.2), batch, logprobs)[0].item() == near(-0.101990)
+    assert run(make_loss(0.2, 0.2, "token_mean"), batch, logprobs)[0].item() == near(-0.050381)
+    assert run(make_loss(0.2, 0.2, "seq_mean"), batch, logprobs)[0].item() == near(-0.073123)
 
 
 # Slow implementations -------------------------------------------------------------------------------------------------
@@ -197,7 +203,7 @@ def test_loss_and_gradient_agree_with_the_slow_ones(
 ) -> None:
     batch, new, advantages = made
     off_the_edges(batch, new, low, high)
-    loss, metrics = run(SequenceClip(low, high), batch, new)
+    loss, metrics = run(by_sequence(low, high), batch, new)
     loss.backward()
     old, mask = batch.old_logprobs.tolist(), batch.loss_mask.tolist()  # type: ignore[union-attr]
     slow, share = slow_loss(new.tolist(), old, mask, advantages, low, high)
@@ -217,7 +223,7 @@ def test_micro_batches_add_up_to_the_mini_batch(
     made: tuple[Experience, Tensor, list[float]], clip: float, data: st.DataObject
 ) -> None:
     batch, new, _ = made
-    part = SequenceClip(clip, clip, kl_coefficient=0.1)
+    part = by_sequence(clip, clip, kl_coefficient=0.1)
     whole, metrics = run(part, batch, new)
     whole.backward()
     order = data.draw(st.permutations(range(len(batch))))
@@ -246,7 +252,7 @@ def test_an_unmoved_policy_has_ratio_exactly_one_and_the_plain_gradient(
     batch, _, advantages = made
     new = batch.old_logprobs.clone().requires_grad_()  # type: ignore[union-attr]
     assert (sequence_ratios(new, batch.old_logprobs, batch.loss_mask) == 1).all()  # type: ignore[arg-type]
-    loss, metrics = run(SequenceClip(3e-4, 4e-4), batch, new)
+    loss, metrics = run(by_sequence(3e-4, 4e-4), batch, new)
     loss.backward()
     assert metrics["clip_fraction"].item() == 0.0
     plain = batch.old_logprobs.clone().requires_grad_()  # type: ignore[union-attr]
@@ -260,7 +266,7 @@ def test_observations_and_padding_get_no_gradient(rubbish: float) -> None:
     """Whatever stands there: prompt, an observation in the middle, padding after the shorter row."""
     rows, masks = [[0.3, 9.0, -0.1], [0.2]], [[True, False, True], [True]]
     clean, new = experience(rows, (1.0, 0.0), masks=masks)
-    part = SequenceClip(0.2, 0.2, kl_coefficient=0.1)
+    part = by_sequence(0.2, 0.2, kl_coefficient=0.1)
     wanted, wanted_metrics = run(part, clean, new)
     wanted.backward()
     spoiled = {
@@ -281,7 +287,7 @@ def test_observations_and_padding_get_no_gradient(rubbish: float) -> None:
 
 def test_a_clipped_trajectory_loses_all_its_tokens_and_no_other_does() -> None:
     batch, new = experience(([0.9, -0.1], [0.0, 0.3, -0.3]), (1.0, 0.0))
-    loss, metrics = run(SequenceClip(0.2, 0.2), batch, new)
+    loss, metrics = run(by_sequence(0.2, 0.2), batch, new)
     loss.backward()
     assert metrics["clip_fraction"].item() == 0.5  # of trajectories, not of tokens (2 of 5)
     assert new.grad is not None
@@ -293,7 +299,7 @@ def test_a_clipped_trajectory_loses_all_its_tokens_and_no_other_does() -> None:
 def test_trajectories_far_from_the_old_policy_give_finite_numbers() -> None:
     for far in (1e4, -1e4):
         batch, new = experience(([far, far], [0.1]), (1.0, 0.0))
-        loss, _ = run(SequenceClip(0.2, 0.2), batch, new)
+        loss, _ = run(by_sequence(0.2, 0.2), batch, new)
         loss.backward()
         assert torch.isfinite(loss)
         assert torch.isfinite(new.grad).all()  # type: ignore[arg-type]
@@ -304,8 +310,8 @@ def test_a_trajectory_without_generated_tokens_changes_nothing() -> None:
     rows, masks = ([0.1, 0.2], [0.5], [0.3]), [[True, True], [False], [True]]
     batch, new = experience(rows, (0.0,) * 3, masks=masks, advantages=[1.0, 5.0, -1.0])
     without = batch.rows([0, 2])
-    loss, metrics = run(SequenceClip(0.2, 0.2), batch, new)
-    shorter, others = run(SequenceClip(0.2, 0.2), without, new[[0, 2]])
+    loss, metrics = run(by_sequence(0.2, 0.2), batch, new)
+    shorter, others = run(by_sequence(0.2, 0.2), without, new[[0, 2]])
     assert loss.item() == pytest.approx(shorter.item())
     assert metrics["clip_fraction"].item() == others["clip_fraction"].item()
     assert Normalizer.of(batch.loss_mask).sequences == 2
@@ -313,7 +319,7 @@ def test_a_trajectory_without_generated_tokens_changes_nothing() -> None:
 
 def test_kl_is_a_mean_of_trajectory_means() -> None:
     batch, new = experience(([0.0], [0.0, 0.0, 1.0]), (0.0, 0.0), advantages=[0.0, 0.0])
-    found = run(SequenceClip(0.2, 0.2, kl_coefficient=0.5), batch, new)[0].item()
+    found = run(by_sequence(0.2, 0.2, kl_coefficient=0.5), batch, new)[0].item()
     far = math.exp(-0.25) + 0.25 - 1, math.exp(-1.25) + 1.25 - 1  # k3 with ref - logp = -0.25, and -1.25 for the last
     assert found == near(0.5 * (far[0] + (2 * far[0] + far[1]) / 3) / 2)
 
@@ -321,13 +327,7 @@ def test_kl_is_a_mean_of_trajectory_means() -> None:
 def test_the_generator_is_corrected_for_by_the_trajectory() -> None:
     batch, new = experience(([0.05, 0.05], [-0.02] * 4), (1.0, 0.0))
     off = replace(batch, sampler_logprobs=batch.sampler_logprobs - 0.3)
-    plain = run(SequenceClip(0.2, 0.2), batch, new)[0].item()
-    assert run(SequenceClip(0.2, 0.2), off, new)[0].item() == pytest.approx(math.exp(0.3) * plain)
-    assert run(SequenceClip(0.2, 0.2, importance_cap=1.1), off, new)[0].item() == pytest.approx(1.1 * plain)
-    assert run(SequenceClip(0.2, 0.2, importance_cap=None), off, new)[0].item() == pytest.approx(plain)
-
-
-@pytest.mark.parametrize("change", [{"clip_low": 1.2}, {"clip_high": -1.0}, {"kl_coefficient": -1.0}])
-def test_bounds_are_checked(change: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(change))):
-        SequenceClip(**({"clip_low": 0.2, "clip_high": 0.2} | change))
+    plain = run(by_sequence(0.2, 0.2), batch, new)[0].item()
+    assert run(by_sequence(0.2, 0.2), off, new)[0].item() == pytest.approx(math.exp(0.3) * plain)
+    assert run(by_sequence(0.2, 0.2, importance_cap=1.1), off, new)[0].item() == pytest.approx(1.1 * plain)
+    assert run(by_sequence(0.2, 0.2, importance_cap=None), off, new)[0].item() == pytest.approx(plain)

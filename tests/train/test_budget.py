@@ -13,14 +13,19 @@ from safetensors.torch import load_file
 from tasks.engine import DivergedError
 from tasks.generate.plain import PlainGenerator
 from tasks.rewards import on_last_token
-from tasks.rl.filters import MixedOutcomes, Successful
-from tasks.rl.method import Imitation, NoAdvantage
-from tasks.rl.samplers import GoldAnswers, IndependentGroup
+from tasks.rl.advantages.constant import ConstantAdvantage
+from tasks.rl.filters.mixed_outcomes import MixedOutcomes
+from tasks.rl.filters.successful import Successful
+from tasks.rl.losses import LossSum
+from tasks.rl.losses.imitation import Imitation
+from tasks.rl.samplers.gold_answers import GoldAnswers
+from tasks.rl.samplers.independent_group import IndependentGroup
 from tasks.train.health import CollapseConf
 from tasks.train.loop import Trainer
 from tasks.types import Action, Scores, Trajectory, Turn
 from tests.tiny import EvenFirst, Shelf, make_model, make_player, make_tokenizer, make_trainer
 
+IMITATION = LossSum((Imitation(),))
 OFF: dict[str, Any] = {
     "patience": 2, "min_valid_action_rate": None, "max_approx_kl": None, "max_validation_drop": None,
     "max_skipped": None,
@@ -218,8 +223,8 @@ def test_gradients_that_are_not_finite_stop_the_run_where_collapse_is_watched(
 def test_rejection_sampling_plays_the_start_policy_to_the_end(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, num_steps=4)
     trainer.method = replace(
-        trainer.method, sampler=IndependentGroup(4, from_start=True), filter=Successful("em"), loss=Imitation(),
-        advantage=NoAdvantage(),
+        trainer.method, sampler=IndependentGroup(4, from_start=True), filter=Successful("em"), loss=IMITATION,
+        advantage=ConstantAdvantage(),
     )  # fmt: skip
     tokenizer = make_tokenizer()
     start = make_model(tokenizer)
@@ -240,7 +245,7 @@ def test_rejection_sampling_plays_the_start_policy_to_the_end(tmp_path: Path) ->
 
 def test_supervised_steps_raise_the_likelihood_of_the_gold_answer(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, num_steps=8, rewards=(EvenFirst(),))
-    trainer.method = replace(trainer.method, sampler=GoldAnswers(), loss=Imitation(), advantage=NoAdvantage())
+    trainer.method = replace(trainer.method, sampler=GoldAnswers(), loss=IMITATION, advantage=ConstantAdvantage())
     trainer.run()
     losses = [metrics["loss"] for metrics in steps_of(trainer)]
     assert losses[-1] < 0.7 * losses[0]

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from tasks.rewards import on_last_token
-from tasks.rl.filters import KeepAll, MixedOutcomes, Successful
+from tasks.rl.filters.keep_all import KeepAll
+from tasks.rl.filters.mixed_outcomes import MixedOutcomes
+from tasks.rl.filters.successful import Successful
 from tasks.train.health import CollapseConf
 from tasks.train.loop import Trainer
 from tasks.types import Action, Question, Scores, Trajectory, Turn

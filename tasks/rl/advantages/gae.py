@@ -1,19 +1,23 @@
-"""How much better than expected: GAE over tokens or turns, whitening, comparison inside a group. Arithmetic only.
+"""PPO's advantage: generalised advantage estimation with a critic, over tokens or turns, whitened.
 
-Shapes: B sequences, T response tokens, N trajectories. Sources: search_r1 section 4, dspo section 5, pica section 4.
+Shapes: B sequences, T response tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from tasks.conf import require
+from tasks.rl.experience import Experience, Tokens
+from tasks.rl.logprobs import k1
+
 
 def gae(rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation over the tokens of each response.
+    """Generalised advantage estimation over the tokens of each response (arXiv:1506.02438, Eq. 16).
 
     delta_t = r_t + gamma V_{t+1} - V_t,  A_t = delta_t + gamma lam A_{t+1},  V after the last token = 0.
     Observation tokens inside a response are time steps like any other (as in the released code); padding
@@ -63,60 +67,6 @@ def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, (advantages - chosen.mean()) * torch.rsqrt(var + 1e-8), torch.zeros_like(advantages))
 
 
-def group_normalized(
-    scores: Tensor, group_ids: Sequence[str], eps: float = 1e-6, spread: Literal["sample", "population"] = "sample"
-) -> Tensor:
-    """(score - group mean) / (group std + eps); a group of one keeps its score; equal scores give exactly 0.
-
-    Args:
-        scores: [N], one per trajectory.
-        group_ids: N globally unique prompt ids.
-        eps: added to the standard deviation.
-        spread: std with n-1 (`sample`: Search-R1, R-Search, DSPO) or n (`population`: SLATE) in the denominator.
-
-    Returns:
-        [N] advantages.
-
-    >>> group_normalized(torch.tensor([1., 0.]), ["q", "q"])
-    tensor([ 0.7071, -0.7071])
-    """
-    result = torch.empty_like(scores)
-    for rows in _members(scores, group_ids):
-        own = scores[rows]
-        if len(rows) == 1:
-            result[rows] = own
-        elif bool((own == own[0]).all()):
-            result[rows] = torch.zeros_like(own)  # A mean of equal floats can differ from them by one ulp.
-        else:
-            result[rows] = (own - own.mean()) / (own.std(unbiased=spread == "sample") + eps)
-    return result
-
-
-def leave_one_out(scores: Tensor, group_ids: Sequence[str]) -> Tensor:
-    """score - mean of the group's other scores (RLOO); a group of one keeps its score.
-
-    Args and returns as `group_normalized`.
-
-    >>> leave_one_out(torch.tensor([1., 0., 0.]), ["q", "q", "q"])
-    tensor([ 1.0000, -0.5000, -0.5000])
-    """
-    result = torch.empty_like(scores)
-    for rows in _members(scores, group_ids):
-        own = scores[rows]
-        result[rows] = own if len(rows) == 1 else (own - own.mean()) * (len(rows) / (len(rows) - 1))
-    return result
-
-
-def _members(scores: Tensor, group_ids: Sequence[str]) -> list[list[int]]:
-    """Rows of each group."""
-    if len(group_ids) != len(scores):
-        raise ValueError(f"{len(scores)} scores but {len(group_ids)} group ids: expected one id per score.")
-    members: dict[str, list[int]] = {}
-    for i, group in enumerate(group_ids):
-        members.setdefault(group, []).append(i)
-    return list(members.values())
-
-
 def turn_gae(rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     """GAE whose time steps are turns: one advantage a turn, given to each of its generated tokens.
 
@@ -133,7 +83,7 @@ def turn_gae(rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, l
     before = torch.nn.functional.pad(loss_mask, (1, 0))[:, :-1]
     starts = loss_mask & ~before
     numbers = starts.cumsum(-1)  # [B, T], 1 from the first turn on
-    num_turns = max(int(numbers.max()), 1) if numbers.numel() else 1  # At least one column, perhaps of nobody.
+    num_turns = max(int(numbers.max()), 1) if numbers.numel() else 1  # Avoid a zero-width tensor.
     alive = loss_mask.flip(-1).cumsum(-1).flip(-1) > 0
     shape = (len(rewards), num_turns + 1)
     per_turn = rewards.new_zeros(shape).scatter_add_(1, numbers, torch.where(alive, rewards, 0.0))[:, 1:]
@@ -142,3 +92,56 @@ def turn_gae(rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, l
     advantages, returns = gae(per_turn, baseline, exists, gamma, lam)
     spread = [torch.nn.functional.pad(one, (1, 0)).gather(1, numbers) for one in (advantages, returns)]
     return torch.where(loss_mask, spread[0], 0.0), torch.where(loss_mask, spread[1], 0.0)
+
+
+@dataclass(frozen=True)
+class TokenGae:
+    """Token rewards minus a k1 KL penalty, GAE with a critic, whitened (Search-R1, arXiv:2503.09516).
+
+    Attributes:
+        gamma, lam: discount and trace decay.
+        kl_coefficient: weight of k1 = old - ref in the token reward; 0 needs no reference.
+        whiten_over: tokens that give the whitening statistics; `response` (observations included) is as released.
+        per: a time step is a token, or a turn.
+    """
+
+    gamma: float
+    lam: float
+    kl_coefficient: float
+    whiten_over: Tokens = "generated"
+    per: Literal["token", "turn"] = "token"
+    needs_values: ClassVar[bool] = True
+    compares_group: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require(0 <= self.gamma <= 1, "gamma", self.gamma, "a number in [0, 1]")
+        require(0 <= self.lam <= 1, "lam", self.lam, "a number in [0, 1]")
+        require(self.kl_coefficient >= 0, "kl_coefficient", self.kl_coefficient, "0 or more")
+
+    @property
+    def needs_reference(self) -> bool:
+        """Only with a KL penalty."""
+        return self.kl_coefficient > 0
+
+    @property
+    def needs_old_logprobs(self) -> bool:
+        """Only with a KL penalty."""
+        return self.kl_coefficient > 0
+
+    def __call__(self, experience: Experience) -> Experience:
+        """Advantages and returns [N, T]."""
+        assert experience.values is not None
+        rewards, mask = experience.rewards, experience.loss_mask
+        if self.kl_coefficient:
+            assert experience.ref_logprobs is not None
+            assert experience.old_logprobs is not None
+            rewards = rewards - self.kl_coefficient * k1(experience.old_logprobs, experience.ref_logprobs, mask)
+
+        estimate = gae if self.per == "token" else turn_gae
+        raw, returns = estimate(rewards, experience.values * experience.response_mask, mask, self.gamma, self.lam)
+
+        over = mask if self.whiten_over == "generated" else experience.response_mask
+        return replace(experience, advantages=whiten(raw, over), returns=returns)
+
+
+PART = TokenGae

@@ -1,0 +1,25 @@
+"""Everything that was played is trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tasks.types import Scores, Trajectory
+
+
+@dataclass(frozen=True)
+class KeepAll:
+    """Keeps every trajectory; `failed` ones never reach a filter."""
+
+    max_rounds: ClassVar[int] = 1
+    score_parts: ClassVar[tuple[str, ...]] = ()
+    compares_group: ClassVar[bool] = False
+
+    def keep(self, trajectories: Sequence[Trajectory], scores: Sequence[Scores]) -> list[int]:
+        """See `Filter`."""
+        return list(range(len(trajectories)))
+
+
+PART = KeepAll

@@ -1,0 +1,43 @@
+"""Dynamic sampling: only groups in which some members did better than others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tasks.conf import require
+from tasks.rl.filters import by_group
+from tasks.types import Scores, Trajectory
+
+
+@dataclass(frozen=True)
+class MixedOutcomes:
+    """Keeps groups with both better and worse outcomes (DAPO, arXiv:2503.14476, Eq. 11).
+
+    For a reward R of 0 or 1 and a group of G members: 0 < sum of R < G.
+
+    Attributes:
+        part: the reward part that tells success, so that a length penalty cannot make a group look mixed.
+        max_rounds: bound of the refill; 10 as in verl's DAPO scripts.
+    """
+
+    part: str
+    max_rounds: int = 10
+    compares_group: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require(self.max_rounds >= 1, "max_rounds", self.max_rounds, "at least 1")
+
+    @property
+    def score_parts(self) -> tuple[str, ...]:
+        """The part that tells success."""
+        return (self.part,)
+
+    def keep(self, trajectories: Sequence[Trajectory], scores: Sequence[Scores]) -> list[int]:
+        """See `Filter`."""
+        values = by_group(trajectories, [score.parts[self.part] for score in scores])
+        return [i for i, t in enumerate(trajectories) if min(values[t.group_id]) < max(values[t.group_id])]
+
+
+PART = MixedOutcomes

@@ -1,0 +1,45 @@
+"""A penalty on the distance from the start policy, as GRPO has it in the loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from tasks.conf import require
+from tasks.rl.experience import Experience
+from tasks.rl.logprobs import k3
+from tasks.rl.losses import Aggregation, Normalizer, aggregate
+
+
+@dataclass(frozen=True)
+class ReferenceKl:
+    """coefficient * mean of the k3 estimate of KL(policy || reference) (GRPO, arXiv:2402.03300, Eq. 4).
+
+    Attributes:
+        coefficient: weight of the term.
+        aggregation: over tokens or over trajectories.
+    """
+
+    coefficient: float
+    aggregation: Aggregation = "token_mean"
+    needs_reference: ClassVar[bool] = True
+    needs_entropy_gradient: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        # A term of weight 0 would still cost a forward pass of the reference.
+        require(
+            self.coefficient > 0, "coefficient", self.coefficient, "more than 0; null in place of the term for none"
+        )
+
+    def __call__(
+        self, batch: Experience, logprobs: Tensor, entropy: Tensor, normalizer: Normalizer
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `LossTerm`."""
+        assert batch.ref_logprobs is not None
+        penalty = k3(logprobs, batch.ref_logprobs, batch.loss_mask)
+        return self.coefficient * aggregate(penalty, batch.loss_mask, self.aggregation, normalizer), {}
+
+
+PART = ReferenceKl

@@ -1,0 +1,36 @@
+"""Each question is played several times, each time on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tasks.agent.rollout import Player
+from tasks.conf import require
+from tasks.generate import Sampling
+from tasks.types import Question, Trajectory
+
+
+@dataclass(frozen=True)
+class IndependentGroup:
+    """`size` independent trajectories per question.
+
+    Attributes:
+        size: 1 for PPO, a group for GRPO.
+        from_start: the start policy plays, not the one under training (rejection sampling).
+    """
+
+    size: int
+    from_start: bool = False
+    has_logprobs: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require(self.size >= 1, "size", self.size, "at least 1")
+
+    def sample(self, player: Player, questions: Sequence[Question], sampling: Sampling) -> list[Trajectory]:
+        """See `Sampler`."""
+        return player.play(questions, self.size, sampling)
+
+
+PART = IndependentGroup

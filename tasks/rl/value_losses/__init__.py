@@ -1,0 +1,22 @@
+"""The critic's loss, one file for each kind."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from tasks.rl.experience import Experience
+from tasks.rl.losses import Normalizer
+
+
+class ValueLoss(Protocol):
+    """The critic's loss of one micro-batch; its values over the micro-batches add up to the mini-batch's."""
+
+    def mask(self, batch: Experience) -> Tensor:
+        """[B, T] tokens that count."""
+        ...
+
+    def __call__(self, batch: Experience, values: Tensor, normalizer: Normalizer) -> Tensor:
+        """A scalar; `values` [B, T]; `normalizer` is of this loss's mask."""
+        ...
