@@ -1,14 +1,16 @@
-"""Atomic checkpoints: tensors in safetensors, the rest in JSON, a checksum of both; torn ones are skipped.
+"""Atomic checkpoints: a folder of files with a checksum of each; torn ones are skipped.
 
-A checkpoint is a folder `step-<n>` made beside and renamed. `manifest.json` is written last and holds the
-sha256 of every other file. Nothing is unpickled, so a checkpoint from elsewhere can hold no code.
+A checkpoint is a folder `step-<n>` made beside and renamed. Engine and loop write what files they like into it;
+`manifest.json` is written last and holds the sha256 of every one. Tensors are stored as safetensors and all else as
+JSON: nothing is unpickled, so a checkpoint from elsewhere can hold no code.
 """
 
 from __future__ import annotations
 
 import logging
 import shutil
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,49 +22,33 @@ from torch import Tensor
 from tasks.store import DataError, read_json, replacing_folder, sha256, write_json
 
 log = logging.getLogger(__name__)
-_FILES = {"tensors.safetensors", "values.json"}
+_MANIFEST = "manifest.json"
+_TENSORS, _VALUES = "tensors.safetensors", "values.json"
 
 
-@dataclass
-class State:
-    """Everything a restart needs to continue exactly.
-
-    Attributes:
-        step: steps done.
-        tensors: flat name -> tensor (weights, optimizer moments, RNG states).
-        values: JSON-ready rest (data position, counters, optimizer scalars, settings in force).
-    """
-
-    step: int
-    tensors: dict[str, Tensor]
-    values: dict[str, Any]
-
-
-def save(folder: Path, state: State, keep: int = 2) -> Path:
-    """Write `folder/step-<n>` atomically, then delete all but the newest `keep` checkpoints.
+@contextmanager
+def writing(folder: Path, step: int, keep: int = 2) -> Iterator[Path]:
+    """A folder to fill, which becomes `folder/step-<n>` when the block ends; all but the newest `keep` are deleted.
 
     Raises:
         OSError: the disk is full or unwritable; nothing half-written stays and older checkpoints are untouched.
     """
-    path = folder / f"step-{state.step:08d}"
+    path = folder / f"step-{step:08d}"
     for unfinished in folder.glob(".step-*"):  # What a killed run was writing; a folder has one writer.
         shutil.rmtree(unfinished, ignore_errors=True)
+
     try:
         with replacing_folder(path) as work:
-            # Copies, because safetensors refuses shared memory; on the CPU, because a GPU has no room for two.
-            tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in state.tensors.items()}
-            save_file(tensors, work / "tensors.safetensors")
-            write_json(work / "values.json", {"step": state.step, "values": state.values})
-            files = {f.name: sha256(f) for f in sorted(work.iterdir())}
-            write_json(work / "manifest.json", {"files": files})
+            yield work
+            write_json(work / _MANIFEST, {"files": {name: sha256(work / name) for name in _names(work)}})
     except (OSError, RuntimeError, SafetensorError) as error:
         raise OSError(
             f"{path}: the checkpoint could not be written ({error}). Free disk space and start again: "
             f"the run continues from the checkpoint before this one."
         ) from error
+
     for old in steps(folder)[:-keep]:
         shutil.rmtree(folder / f"step-{old:08d}", ignore_errors=True)
-    return path
 
 
 def steps(folder: Path) -> list[int]:
@@ -70,34 +56,57 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(p.name[5:]) for p in folder.glob("step-*") if p.name[5:].isdigit())
 
 
-def latest(folder: Path) -> State | None:
+def latest(folder: Path) -> Path | None:
     """The newest sound checkpoint, None if there is none; a torn one is reported and skipped."""
     for step in reversed(steps(folder)):
         path = folder / f"step-{step:08d}"
         try:
-            return load(path)
+            check(path)
         except DataError as error:
             log.warning("%s Skipped; an older checkpoint is used.", error)
+        else:
+            return path
     return None
 
 
-def load(path: Path) -> State:
-    """Read one checkpoint folder.
+def check(path: Path) -> None:
+    """Whether one checkpoint folder is what was written.
 
     Raises:
-        DataError: a file is missing, or its checksum differs from the manifest's.
+        DataError: a file is missing or not in the manifest, or its checksum differs from the manifest's.
     """
-    manifest = read_json(path / "manifest.json")
+    manifest = read_json(path / _MANIFEST)
     files = manifest.get("files") if isinstance(manifest, dict) else None
-    if not isinstance(files, dict) or set(files) != _FILES:
-        raise DataError(f"{path}: manifest.json does not list {' and '.join(sorted(_FILES))}, the checkpoint is torn.")
-    for name, expected in files.items():
-        if not (path / name).is_file():
+    if not isinstance(files, dict) or not files:
+        raise DataError(f"{path}: {_MANIFEST} does not list the files of a checkpoint, the checkpoint is torn.")
+    present = _names(path)
+    for name in sorted({*files, *present}):
+        if name not in present:
             raise DataError(f"{path}: {name} is missing, the checkpoint is torn.")
-        if sha256(path / name) != expected:
+        if name not in files:
+            raise DataError(f"{path}: {_MANIFEST} does not list {name}, the checkpoint is torn.")
+        if sha256(path / name) != files[name]:
             raise DataError(f"{path}: {name} does not match its checksum, the checkpoint is torn.")
-    record = read_json(path / "values.json")
-    return State(record["step"], load_file(path / "tensors.safetensors"), record["values"])
+
+
+def _names(path: Path) -> list[str]:
+    """Every file in and below a folder but its manifest, relative to it."""
+    found = (p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file())
+    return sorted(name for name in found if name != _MANIFEST)
+
+
+def write_state(folder: Path, tensors: Mapping[str, Tensor], values: Any) -> None:
+    """Write tensors by flat names, and JSON-ready values beside them, into `folder` (made where it is missing)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # Copies, because safetensors refuses shared memory; on the CPU, because a GPU has no room for two.
+    copies = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
+    save_file(copies, folder / _TENSORS)
+    write_json(folder / _VALUES, values)
+
+
+def read_state(folder: Path) -> tuple[dict[str, Tensor], Any]:
+    """Inverse of `write_state`."""
+    return load_file(folder / _TENSORS), read_json(folder / _VALUES)
 
 
 def pack_optimizer(optimizer: torch.optim.Optimizer, prefix: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import pickle
@@ -16,8 +17,9 @@ import pytest
 import torch
 
 from tasks import checkpoint
-from tasks.checkpoint import State
-from tasks.store import DataError
+from tasks.store import DataError, sha256
+
+State = tuple[dict[str, torch.Tensor], dict[str, object]]
 
 
 def state(step: int, size: int = 300) -> State:
@@ -26,16 +28,27 @@ def state(step: int, size: int = 300) -> State:
         "rng": torch.get_rng_state(),
         "half": torch.ones(3).bfloat16(),
     }
-    return State(step, tensors, {"position": step, "history": [0.1, 1e-17, 3], "name": "é"})
+    return tensors, {"position": step, "history": [0.1, 1e-17, 3], "name": "é"}
+
+
+def save(folder: Path, step: int, written: State | None = None) -> Path:
+    """A checkpoint of two states, one in a folder of its own."""
+    tensors, values = written or state(step)
+    with checkpoint.writing(folder, step) as work:
+        checkpoint.write_state(work, tensors, values)
+        checkpoint.write_state(work / "engine", tensors, values)
+    return folder / f"step-{step:08d}"
+
+
+def load(path: Path) -> State:
+    checkpoint.check(path)
+    return checkpoint.read_state(path)
 
 
 def same(a: State, b: State) -> bool:
-    return (
-        a.step == b.step
-        and a.values == b.values
-        and a.tensors.keys() == b.tensors.keys()
-        and all(torch.equal(t, b.tensors[n]) and t.dtype == b.tensors[n].dtype for n, t in a.tensors.items())
-    )
+    (tensors, values), (others, other_values) = a, b
+    alike = (torch.equal(t, others[n]) and t.dtype == others[n].dtype for n, t in tensors.items())
+    return values == other_values and tensors.keys() == others.keys() and all(alike)
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -44,18 +57,16 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 def test_round_trip_is_exact(tmp_path: Path) -> None:
     written = state(7)
-    path = checkpoint.save(tmp_path, written)
+    path = save(tmp_path, 7, written)
+    assert checkpoint.latest(tmp_path) == path
     assert path.name == "step-00000007"
-    assert same(checkpoint.load(path), written)
-    found = checkpoint.latest(tmp_path)
-    assert found is not None
-    assert same(found, written)
+    assert same(load(path), written)
+    assert same(checkpoint.read_state(path / "engine"), written)
 
 
 def test_views_and_shared_memory(tmp_path: Path) -> None:
     base = torch.arange(12.0).reshape(3, 4)
-    path = checkpoint.save(tmp_path, State(1, {"a": base, "b": base.T, "c": base[1]}, {}))
-    found = checkpoint.load(path).tensors
+    found, _ = load(save(tmp_path, 1, ({"a": base, "b": base.T, "c": base[1]}, {})))
     assert torch.equal(found["b"], base.T)
     assert torch.equal(found["c"], base[1])
 
@@ -63,10 +74,10 @@ def test_views_and_shared_memory(tmp_path: Path) -> None:
 def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path / "absent") is None
     for step in (1, 2, 3, 10):
-        checkpoint.save(tmp_path, state(step))
+        save(tmp_path, step)
     assert checkpoint.steps(tmp_path) == [3, 10]
-    checkpoint.save(tmp_path, state(10, 5))  # written again after a resume from before it
-    assert checkpoint.load(tmp_path / "step-00000010").tensors["weights/a"].numel() == 5
+    save(tmp_path, 10, state(10, 5))  # written again after a resume from before it
+    assert load(tmp_path / "step-00000010")[0]["weights/a"].numel() == 5
 
 
 def flip(place: int) -> Callable[[Path], None]:
@@ -86,17 +97,16 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("name", ["tensors.safetensors", "values.json", "manifest.json"])
+@pytest.mark.parametrize("name", ["tensors.safetensors", "values.json", "manifest.json", "engine/tensors.safetensors"])
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_torn_checkpoint_is_reported_and_the_older_one_used(
     tmp_path: Path, name: str, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    checkpoint.save(tmp_path, state(1))
-    DAMAGE[kind](checkpoint.save(tmp_path, state(2)) / name)
+    older = save(tmp_path, 1)
+    DAMAGE[kind](save(tmp_path, 2) / name)
     with caplog.at_level(logging.WARNING):
         found = checkpoint.latest(tmp_path)
-    assert found is not None
-    assert same(found, state(1))
+    assert found == older
     (record,) = caplog.records
     assert "step-00000002" in record.getMessage()
     assert "an older checkpoint is used" in record.getMessage()
@@ -104,7 +114,7 @@ def test_a_torn_checkpoint_is_reported_and_the_older_one_used(
 
 def test_every_flipped_byte_of_a_manifest_is_found(tmp_path: Path) -> None:
     """One that only changes white space may pass; what is loaded is then what was written."""
-    path = checkpoint.save(tmp_path, state(1, 3)) / "manifest.json"
+    path = save(tmp_path, 1, state(1, 3)) / "manifest.json"
     sound = path.read_bytes()
     for place in range(len(sound)):
         for bit in (0x01, 0x20, 0x80):
@@ -112,36 +122,42 @@ def test_every_flipped_byte_of_a_manifest_is_found(tmp_path: Path) -> None:
             data[place] ^= bit
             path.write_bytes(data)
             try:
-                assert same(checkpoint.load(path.parent), state(1, 3))
+                assert same(load(path.parent), state(1, 3))
             except DataError:
                 continue
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"files": []}', '{"files": {}}', '{"files": {"values.json": ""}}', "3"])
 def test_a_manifest_that_vouches_for_nothing(tmp_path: Path, text: str) -> None:
-    path = checkpoint.save(tmp_path, state(1))
+    path = save(tmp_path, 1)
     (path / "manifest.json").write_text(text)
     with pytest.raises(DataError, match=r"manifest\.json does not list"):
-        checkpoint.load(path)
+        checkpoint.check(path)
     assert checkpoint.latest(tmp_path) is None
+
+
+def test_a_file_that_the_manifest_does_not_know(tmp_path: Path) -> None:
+    """It came there in another way than by writing the checkpoint."""
+    path = save(tmp_path, 1)
+    (path / "engine" / "more.json").write_text("{}")
+    with pytest.raises(DataError, match=r"manifest\.json does not list engine/more\.json"):
+        checkpoint.check(path)
 
 
 def test_nothing_is_unpickled(tmp_path: Path) -> None:
     """A pickle in a tensor file's place, with a manifest that vouches for it, runs no code."""
-    import json
 
     class Trap:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return os.mkdir, (str(tmp_path / "sprung"),)
 
-    path = checkpoint.save(tmp_path, state(1))
+    path = save(tmp_path, 1)
     (path / "tensors.safetensors").write_bytes(pickle.dumps(Trap()))
-    from tasks.store import sha256
-
-    files = {name: sha256(path / name) for name in ("tensors.safetensors", "values.json")}
-    (path / "manifest.json").write_text(json.dumps({"files": files}))
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["tensors.safetensors"] = sha256(path / "tensors.safetensors")
+    (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(Exception, match=r"(?i)header"):
-        checkpoint.load(path)
+        load(path)
     assert not (tmp_path / "sprung").exists()
 
 
@@ -161,23 +177,23 @@ def file_limit(size: int) -> Iterator[None]:
 @pytest.mark.parametrize("limit", [0, 100, 4000, 65536])
 def test_a_full_disk_harms_nothing(tmp_path: Path, limit: int) -> None:
     folder = tmp_path / "checkpoints"
-    checkpoint.save(folder, state(1))
-    checkpoint.save(folder, state(2))
+    save(folder, 1)
+    save(folder, 2)
     before = tree(folder)
     with (
         file_limit(limit),
         pytest.raises(OSError, match=r"step-00000003: the checkpoint could not be written .*Free disk"),
     ):
-        checkpoint.save(folder, state(3, 40_000))
+        save(folder, 3, state(3, 40_000))
     assert tree(folder) == before
     assert sorted(p.name for p in folder.iterdir()) == ["step-00000001", "step-00000002"]
-    checkpoint.save(folder, state(3, 40_000))
+    save(folder, 3, state(3, 40_000))
     assert checkpoint.steps(folder) == [2, 3]
 
 
 @pytest.mark.parametrize("name", ["values.json", "manifest.json"])
 def test_a_disk_that_fills_between_the_files(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint.save(tmp_path, state(1))
+    save(tmp_path, 1)
     before = tree(tmp_path)
     write = checkpoint.write_json
 
@@ -188,7 +204,7 @@ def test_a_disk_that_fills_between_the_files(tmp_path: Path, name: str, monkeypa
 
     monkeypatch.setattr(checkpoint, "write_json", full)
     with pytest.raises(OSError, match="No space left on device"):
-        checkpoint.save(tmp_path, state(2))
+        save(tmp_path, 2)
     assert tree(tmp_path) == before
 
 
@@ -197,7 +213,7 @@ def test_what_a_killed_run_was_writing_is_removed(tmp_path: Path) -> None:
     half.mkdir()
     (half / "tensors.safetensors").write_bytes(b"half")
     assert checkpoint.latest(tmp_path) is None
-    checkpoint.save(tmp_path, state(2))
+    save(tmp_path, 2)
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000002"]
 
 
@@ -222,14 +238,12 @@ def test_optimizer_round_trip(tmp_path: Path, make: Callable[..., torch.optim.Op
     assert checkpoint.pack_optimizer(optimizer, "o")[0] == {}  # nothing before the first step
     step(module, optimizer)
     tensors, scalars = checkpoint.pack_optimizer(optimizer, "policy/o")
-    path = checkpoint.save(
-        tmp_path, State(1, tensors | {f"w/{n}": p for n, p in module.named_parameters()}, {"o": scalars})
-    )
-    loaded = checkpoint.load(path)
+    weights = {f"w/{n}": p for n, p in module.named_parameters()}
+    loaded, values = load(save(tmp_path, 1, (tensors | weights, {"o": scalars})))
     with torch.no_grad():
         for name, parameter in other.named_parameters():
-            parameter.copy_(loaded.tensors[f"w/{name}"])
-    checkpoint.unpack_optimizer(second, "policy/o", loaded.tensors, loaded.values["o"])
+            parameter.copy_(loaded[f"w/{name}"])
+    checkpoint.unpack_optimizer(second, "policy/o", loaded, values["o"])
     assert pformat(second.state_dict()) == pformat(optimizer.state_dict())  # keys in any order
     for _ in range(2):
         step(module, optimizer)

@@ -66,9 +66,9 @@ class Fit:
         self.history: list[dict[str, Any]] = []
         self.phase_step = 0
         self.recent: list[float] = []
-        state = checkpoint.latest(scratch)
-        if state is not None:
-            self._restore(state)
+        newest = checkpoint.latest(scratch)
+        if newest is not None:
+            self._restore(newest)
 
     def run(self, name: str, conf: PhaseConf, sample: Callable[[int], Sequence[Example]]) -> None:
         """Train phase `name`; `sample(step in phase)` gives a step's examples and must depend on nothing else."""
@@ -117,18 +117,19 @@ class Fit:
         moments, scalars = checkpoint.pack_optimizer(self.optimizer, "optimizer")
         weights = {f"model/{k}": v for k, v in self.model.named_parameters()}
         values = {
-            "optimizer": scalars, "finished": self.finished, "phase_step": self.phase_step, "recent": self.recent,
-            "history": self.history,
+            "step": self.step, "optimizer": scalars, "finished": self.finished, "phase_step": self.phase_step,
+            "recent": self.recent, "history": self.history,
         }  # fmt: skip
-        checkpoint.save(self.scratch, checkpoint.State(self.step, weights | moments, values))
+        with checkpoint.writing(self.scratch, self.step) as folder:
+            checkpoint.write_state(folder, weights | moments, values)
 
-    def _restore(self, state: checkpoint.State) -> None:
+    def _restore(self, folder: Path) -> None:
+        tensors, values = checkpoint.read_state(folder)
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
-                parameter.copy_(state.tensors[f"model/{name}"])
-        values = state.values
-        checkpoint.unpack_optimizer(self.optimizer, "optimizer", state.tensors, values["optimizer"])
-        self.step, self.finished, self.history = state.step, values["finished"], values["history"]
+                parameter.copy_(tensors[f"model/{name}"])
+        checkpoint.unpack_optimizer(self.optimizer, "optimizer", tensors, values["optimizer"])
+        self.step, self.finished, self.history = values["step"], values["finished"], values["history"]
         self.phase_step, self.recent = values["phase_step"], values["recent"]
 
 

@@ -1,22 +1,25 @@
 """Forward, backward, optimizer step, state: what a trainer asks of the hardware.
 
-`plain.py` is one process on one device. An engine for many (DeepSpeed) answers the same protocol; the
-training loop knows no other. Engines know tensors, never methods, rewards or files of the pipeline.
+`plain.py` is one process on one device. An engine for many devices (DeepSpeed) answers the same protocol; the
+training loop knows no other. The engine owns the loop over micro-batches, so that several can run at once.
+Engines know tensors, never methods, rewards or files of the pipeline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Generic, Literal, Protocol, TypeVar
 
 from torch import Tensor
 
 from tasks.conf import require
 from tasks.rl.experience import Experience
+from tasks.rl.losses import Normalizer
 
 Dtype = Literal["auto", "float32", "bfloat16"]
+Plan = Sequence[Sequence[int]]  # Micro-batches, each a list of rows of the experience.
 
 
 class DivergedError(ValueError):
@@ -49,61 +52,108 @@ class OptimizerConf:
         require(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "a positive number")
 
 
+class PolicyLoss(Protocol):
+    """The policy's loss of one micro-batch, and what to report of it; `logprobs`, `entropy`: [B, T]."""
+
+    def __call__(
+        self, batch: Experience, logprobs: Tensor, entropy: Tensor, normalizer: Normalizer
+    ) -> tuple[Tensor, dict[str, Tensor]]: ...
+
+
+class ValueLoss(Protocol):
+    """The critic's loss of one micro-batch; `values`: [B, T]."""
+
+    def __call__(self, batch: Experience, values: Tensor, normalizer: Normalizer) -> Tensor: ...
+
+
+L = TypeVar("L", PolicyLoss, ValueLoss)
+
+
+@dataclass(frozen=True)
+class Objective(Generic[L]):
+    """What one update minimises. It is made of values alone, so that it can be pickled and sent to other processes.
+
+    Attributes:
+        loss: of a micro-batch; the losses of all micro-batches add up to the update's.
+        normalizer: the denominators of the whole mini-batch.
+        entropy_gradient: whether the entropy carries gradient; a loss that only reports it saves the work.
+        is_first: no update came before, so the logprobs of this update's own forward pass are the old logprobs.
+    """
+
+    loss: L
+    normalizer: Normalizer
+    entropy_gradient: bool = True
+    is_first: bool = False
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one update reports.
+
+    Attributes:
+        metrics: of each micro-batch, in the order of the plan; the sum over micro-batches is the mini-batch's metric.
+        grad_norm: norm of the whole gradient before clipping.
+        logprobs: [N, T] those that `Objective.is_first` took as old ones, 0 in rows outside the plan; else None.
+    """
+
+    metrics: tuple[dict[str, float], ...]
+    grad_norm: float
+    logprobs: Tensor | None = None
+
+
 class Policy(Protocol):
-    """A causal LM under training."""
+    """A causal LM under training. A plan is a list of micro-batches, each a list of row numbers."""
 
-    def logprobs(self, batch: Experience, reference: bool = False) -> Tensor:
-        """[B, T] natural log of each generated token under the current (or the frozen start) policy, no gradient."""
-        ...
+    def logprobs(self, experience: Experience, plan: Plan, reference: bool = False) -> Tensor:
+        """[N, T] natural log of each generated token under the current (or the frozen start) policy, no gradient.
 
-    def accumulate(
-        self,
-        batch: Experience,
-        loss: Callable[[Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]],
-        entropy_gradient: bool = True,
-    ) -> dict[str, float]:
-        """Forward one micro-batch, call `loss(logprobs [B, T], entropy [B, T])`, add its gradient; returns its metrics.
-
-        `entropy_gradient`: whether the entropy carries gradient; a loss that only reports it saves the work.
+        Rows outside the plan, and tokens the policy did not write, are 0.
         """
         ...
 
-    def step(self) -> float:
-        """One optimizer step on the accumulated gradients, then cleared; returns their norm before clipping."""
+    def update(self, experience: Experience, plan: Plan, objective: Objective[PolicyLoss]) -> Update:
+        """Add up the gradients of all micro-batches, take one optimizer step, clear the gradients.
+
+        Raises:
+            DivergedError: the gradient is not finite; the weights have not moved.
+        """
+        ...
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight of the policy once, adapters merged, by its name in the exported model.
+
+        A tensor is valid until the next one is asked for.
+        """
         ...
 
     def export(self, folder: Path) -> None:
         """Write an ordinary Hugging Face model folder (weights and tokenizer; adapters merged)."""
         ...
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and JSON-ready values that `restore` continues from exactly."""
+    def save(self, folder: Path) -> None:
+        """Write everything that `load` continues from exactly, in files of the engine's own, into a new folder."""
         ...
 
-    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Inverse of `state`."""
+    def load(self, folder: Path) -> None:
+        """Inverse of `save`."""
         ...
 
 
 class Critic(Protocol):
     """A value function under training."""
 
-    def values(self, batch: Experience) -> Tensor:
-        """[B, T] estimate before each response token, no gradient; 0 elsewhere."""
+    def values(self, experience: Experience, plan: Plan) -> Tensor:
+        """[N, T] estimate before each response token, no gradient; 0 elsewhere and in rows outside the plan."""
         ...
 
-    def accumulate(self, batch: Experience, loss: Callable[[Tensor], Tensor]) -> float:
-        """Forward one micro-batch, call `loss(values [B, T])`, add its gradient; returns the loss."""
+    def update(self, experience: Experience, plan: Plan, objective: Objective[ValueLoss]) -> Update:
+        """As `Policy.update`; the metric is `value_loss`."""
         ...
 
-    def step(self) -> float:
-        """As `Policy.step`."""
+    def save(self, folder: Path) -> None:
+        """As `Policy.save`."""
         ...
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """As `Policy.state`."""
-        ...
-
-    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """As `Policy.restore`."""
+    def load(self, folder: Path) -> None:
+        """As `Policy.load`."""
         ...

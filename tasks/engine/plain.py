@@ -11,6 +11,7 @@ import copy
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 
 from tasks import checkpoint
 from tasks.base.settings import LoraConf
-from tasks.engine import DivergedError, Dtype, OptimizerConf
+from tasks.engine import DivergedError, Dtype, Objective, OptimizerConf, Plan, PolicyLoss, Update, ValueLoss
 from tasks.rl.experience import Experience
 from tasks.store import DataError, replacing_folder
 
@@ -124,14 +125,16 @@ class _Trainee:
         self.num_updates += 1
         return norm
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Trained weights, optimizer moments, counters."""
+    def save(self, folder: Path) -> None:
+        """Write trained weights, optimizer moments and counters."""
         moments, scalars = checkpoint.pack_optimizer(self.optimizer, "optimizer")
         weights = {f"weights/{name}": p for name, p in self.trained.items()}
-        return weights | moments, {"optimizer": scalars, "num_updates": self.num_updates}
+        values = {"optimizer": scalars, "num_updates": self.num_updates}
+        checkpoint.write_state(folder, weights | moments, values)
 
-    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Inverse of `state`."""
+    def load(self, folder: Path) -> None:
+        """Inverse of `save`."""
+        tensors, values = checkpoint.read_state(folder)
         with torch.no_grad():
             for name, parameter in self.trained.items():
                 parameter.copy_(tensors[f"weights/{name}"])
@@ -179,16 +182,16 @@ class PlainPolicy(_Trainee):
         return self.module.get_base_model() if self.lora.rank else self.module  # type: ignore[operator]
 
     @torch.no_grad()
-    def logprobs(self, batch: Experience, reference: bool = False) -> Tensor:
+    def logprobs(self, experience: Experience, plan: Plan, reference: bool = False) -> Tensor:
         """See `Policy.logprobs`."""
         model = self.causal_lm
-        plain: AbstractContextManager[Any] = nullcontext()
+        without_adapters: AbstractContextManager[Any] = nullcontext()
         if reference and self.lora.rank:
-            plain = self.module.disable_adapter()  # type: ignore[operator]
+            without_adapters = self.module.disable_adapter()  # type: ignore[operator]
         elif reference:
             model = self.reference
-        with plain, self.autocast():
-            return self._forward(model, batch.to(self.device))[0].cpu()
+        with without_adapters, self.autocast():
+            return _by_row(experience, plan, lambda batch: self._forward(model, batch.to(self.device))[0])
 
     @torch.no_grad()
     def sequence_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -202,17 +205,32 @@ class PlainPolicy(_Trainee):
             found.append(logprobs.gather(-1, ids[0, 1:, None])[:, 0].tolist())
         return found
 
+    def update(self, experience: Experience, plan: Plan, objective: Objective[PolicyLoss]) -> Update:
+        """See `Policy.update`."""
+        old = torch.zeros_like(experience.rewards) if objective.is_first else None
+        metrics = tuple(self.accumulate(experience, rows, objective, old) for rows in plan)
+        return Update(metrics, self.step(), old)
+
     def accumulate(
-        self, batch: Experience, loss: Callable[[Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]],
-        entropy_gradient: bool = True,
-    ) -> dict[str, float]:  # fmt: skip
-        """See `Policy.accumulate`."""
+        self, experience: Experience, rows: Sequence[int], objective: Objective[PolicyLoss], old: Tensor | None = None
+    ) -> dict[str, float]:
+        """Forward one micro-batch and add its gradient; returns its metrics.
+
+        `old` [N, T]: takes the logprobs of this forward pass, which are then the old logprobs, too.
+        """
+        batch = experience.rows(rows)
         with self.autocast(), self.recomputing():
-            logprobs, entropy = self._forward(self.causal_lm, batch.to(self.device), entropy_gradient)
-        value, metrics = loss(logprobs, entropy)
-        if value.requires_grad:  # False where no token of the micro-batch was generated.
-            value.backward()
-        return {name: float(m) for name, m in metrics.items()}
+            logprobs, entropy = self._forward(self.causal_lm, batch.to(self.device), objective.entropy_gradient)
+
+        if old is not None:
+            own = logprobs.detach().cpu()
+            batch = replace(batch, old_logprobs=own)
+            old[list(rows), : own.shape[1]] = own
+
+        loss, metrics = objective.loss(batch.to(self.device), logprobs, entropy, objective.normalizer)
+        if loss.requires_grad:  # False where no token of the micro-batch was generated.
+            loss.backward()
+        return {name: float(metric) for name, metric in metrics.items()}
 
     def _forward(self, model: Any, batch: Experience, entropy_gradient: bool = True) -> tuple[Tensor, Tensor]:
         hidden = model.get_decoder()(input_ids=batch.ids[:, :-1], use_cache=False).last_hidden_state
@@ -222,13 +240,21 @@ class PlainPolicy(_Trainee):
         )
         return _scatter(logprobs, chosen), _scatter(entropy, chosen)
 
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Policy.weights`; a tied output head is its embedding and does not come again."""
+        for name, parameter in self._merged().named_parameters():
+            yield name, parameter.detach()
+
     def export(self, folder: Path) -> None:
         """See `Policy.export`; atomic."""
-        model = self.causal_lm
-        if self.lora.rank:
-            model = copy.deepcopy(self.module).merge_and_unload()  # type: ignore[operator]
         with replacing_folder(folder) as work:
-            export_folder(model, self.tokenizer, work)
+            export_folder(self._merged(), self.tokenizer, work)
+
+    def _merged(self) -> Any:
+        """The causal LM without adapters; where there are any, a copy into which they are merged."""
+        if not self.lora.rank:
+            return self.causal_lm
+        return copy.deepcopy(self.module).merge_and_unload()  # type: ignore[operator]
 
 
 def export_folder(model: Any, tokenizer: Any, folder: Path) -> None:
@@ -259,18 +285,27 @@ class PlainCritic(_Trainee):
         super().__init__(nn.ModuleDict({"decoder": decoder, "head": head}).eval(), conf, dtype)
 
     @torch.no_grad()
-    def values(self, batch: Experience) -> Tensor:
+    def values(self, experience: Experience, plan: Plan) -> Tensor:
         """See `Critic.values`."""
         with self.autocast():
-            return self._forward(batch.to(self.device)).cpu()
+            return _by_row(experience, plan, lambda batch: self._forward(batch.to(self.device)))
 
-    def accumulate(self, batch: Experience, loss: Callable[[Tensor], Tensor]) -> float:
-        """See `Critic.accumulate`."""
+    def update(self, experience: Experience, plan: Plan, objective: Objective[ValueLoss]) -> Update:
+        """See `Critic.update`."""
+        metrics = tuple(self.accumulate(experience, rows, objective) for rows in plan)
+        return Update(metrics, self.step())
+
+    def accumulate(
+        self, experience: Experience, rows: Sequence[int], objective: Objective[ValueLoss]
+    ) -> dict[str, float]:
+        """Forward one micro-batch and add its gradient; returns its metrics."""
+        batch = experience.rows(rows)
         with self.autocast(), self.recomputing():
             values = self._forward(batch.to(self.device))
-        value = loss(values)
-        value.backward()
-        return float(value.detach())
+
+        loss = objective.loss(batch.to(self.device), values, objective.normalizer)
+        loss.backward()
+        return {"value_loss": float(loss.detach())}
 
     def _forward(self, batch: Experience) -> Tensor:
         modules = self.module
@@ -278,6 +313,15 @@ class PlainCritic(_Trainee):
         hidden = modules["decoder"](input_ids=batch.ids[:, :-1], use_cache=False).last_hidden_state
         values = modules["head"](hidden)[..., 0].float()
         return nn.functional.pad(values, (1, 0)) * batch.response_mask
+
+
+def _by_row(experience: Experience, plan: Plan, forward: Callable[[Experience], Tensor]) -> Tensor:
+    """[N, T] on the CPU: what `forward` gives for each micro-batch, at its rows; 0 in rows outside the plan."""
+    table = torch.zeros_like(experience.rewards)
+    for rows in plan:
+        batch = experience.rows(rows)
+        table[list(rows), : batch.ids.shape[1]] = forward(batch).cpu()
+    return table
 
 
 def token_logprobs(head: Any, hidden: Tensor, targets: Tensor, entropy_gradient: bool = True) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ import torch
 from tasks import checkpoint, text
 from tasks.agent.rollout import Player, RolloutCost
 from tasks.conf import plain, require
-from tasks.engine import Critic, DivergedError, Dtype, OptimizerConf, Policy
+from tasks.engine import Critic, DivergedError, Dtype, Objective, OptimizerConf, Policy, Update
 from tasks.generate import Generator, Sampling
 from tasks.records import schema
 from tasks.records.trajectories import trajectory_row
@@ -383,7 +383,7 @@ class Trainer:
         found = [0.0] * len(pairs)
         for some in microbatches(lengths, range(len(rows)), self.conf.max_batch_tokens):
             batch = collate([rows[i] for i in some], [Scores(0.0, ())] * len(some))
-            logprobs = self.policy.logprobs(batch, reference=True)
+            logprobs = self.policy.logprobs(batch, [range(len(batch))], reference=True)
             means = logprobs.sum(-1) / batch.loss_mask.sum(-1).clamp(min=1)
             for i, mean in zip(some, means.tolist(), strict=True):
                 found[i] = mean
@@ -400,23 +400,16 @@ class Trainer:
             microbatches(experience.lengths.tolist(), rows, self.conf.max_batch_tokens)
             for rows in minibatches(len(experience), self.conf.minibatches, f"{self.seed}/minibatch/{step}")
         ]
-        old, ref, values = (torch.zeros_like(experience.rewards) for _ in range(3))
+        everything = [rows for mini in self._plan for rows in mini]
         if self._takes_sampler:
-            old.copy_(experience.sampler_logprobs)
-        for number, rows in ((n, micro) for n, mini in enumerate(self._plan) for micro in mini):
-            batch = experience.rows(rows)
-            width = batch.ids.shape[1]
-            if not self._takes_sampler and (number > 0 or not self._own_old_logprobs):
-                old[rows, :width] = self.policy.logprobs(batch)
-            if self.method.needs_reference:
-                ref[rows, :width] = self.policy.logprobs(batch, reference=True)
-            if self.critic is not None:
-                values[rows, :width] = self.critic.values(batch)
-        experience = replace(
-            experience, old_logprobs=old,
-            ref_logprobs=ref if self.method.needs_reference else None,
-            values=values if self.critic is not None else None,
-        )  # fmt: skip
+            old = experience.sampler_logprobs.clone()
+        else:
+            later = [rows for mini in self._plan[1:] for rows in mini]
+            old = self.policy.logprobs(experience, later if self._own_old_logprobs else everything)
+        needs_reference, critic = self.method.needs_reference, self.critic
+        ref = self.policy.logprobs(experience, everything, reference=True) if needs_reference else None
+        values = critic.values(experience, everything) if critic is not None else None
+        experience = replace(experience, old_logprobs=old, ref_logprobs=ref, values=values)
         return self.method.advantage(experience)
 
     @property
@@ -434,11 +427,10 @@ class Trainer:
         norms, value_norms = [], []
         for epoch in range(self.conf.epochs):
             for number, mini in enumerate(self._plan):
-                self._update_policy(experience, mini, sums, epoch == number == 0 and self._own_old_logprobs)
-                norms.append(self.policy.step())
+                is_first = epoch == number == 0 and self._own_old_logprobs
+                norms.append(self._update_policy(experience, mini, sums, is_first))
                 if self.critic is not None:
-                    self._update_critic(self.critic, experience, mini, sums)
-                    value_norms.append(self.critic.step())
+                    value_norms.append(self._update_critic(self.critic, experience, mini, sums))
         updates = len(norms)
         sampler = self.method.sampler
         metrics = self._gap(experience) if sampler.has_logprobs and not sampler.from_start else {}
@@ -458,36 +450,31 @@ class Trainer:
         return {"logprob_gap_mean": float(gap.mean()), "logprob_gap_max": float(gap.max())}
 
     def _update_policy(
-        self, experience: Experience, mini: list[list[int]], sums: dict[str, float], fresh: bool
-    ) -> None:
-        """Accumulate one mini-batch's gradient; `fresh`: its logprobs are the old ones and are kept as such."""
-        normalizer = Normalizer.of(experience.loss_mask[[r for micro in mini for r in micro]])
-        method_loss = self.method.loss
-        for rows in mini:
-            batch = experience.rows(rows)
-
-            def loss(logprobs: Any, entropy: Any, batch: Experience = batch, rows: list[int] = rows) -> Any:
-                if fresh:
-                    batch = replace(batch, old_logprobs=logprobs.detach().cpu())
-                    experience.old_logprobs[rows, : batch.ids.shape[1]] = batch.old_logprobs  # type: ignore[index, assignment]
-                return method_loss(batch.to(logprobs.device), logprobs, entropy, normalizer)
-
-            for name, value in self.policy.accumulate(batch, loss, method_loss.needs_entropy_gradient).items():
-                sums[name] = sums.get(name, 0.0) + value
+        self, experience: Experience, mini: list[list[int]], sums: dict[str, float], is_first: bool
+    ) -> float:
+        """One update, its metrics added to `sums`; returns the gradient's norm."""
+        rows = [row for micro in mini for row in micro]
+        loss = self.method.loss
+        normalizer = Normalizer.of(experience.loss_mask[rows])
+        update = self.policy.update(
+            experience, mini, Objective(loss, normalizer, loss.needs_entropy_gradient, is_first)
+        )  # fmt: skip
+        if update.logprobs is not None:
+            assert experience.old_logprobs is not None
+            experience.old_logprobs[rows] = update.logprobs[rows]
+        _add(sums, update)
+        return update.grad_norm
 
     def _update_critic(
         self, critic: Critic, experience: Experience, mini: list[list[int]], sums: dict[str, float]
-    ) -> None:
+    ) -> float:
+        """As `_update_policy`."""
         value_loss = self.method.value_loss
         assert value_loss is not None
-        normalizer = Normalizer.of(value_loss.mask(experience.rows([r for micro in mini for r in micro])))
-        for rows in mini:
-            batch = experience.rows(rows)
-
-            def loss(values: Any, batch: Experience = batch) -> Any:
-                return value_loss(batch.to(values.device), values, normalizer)
-
-            sums["value_loss"] = sums.get("value_loss", 0.0) + critic.accumulate(batch, loss)
+        normalizer = Normalizer.of(value_loss.mask(experience.rows([row for micro in mini for row in micro])))
+        update = critic.update(experience, mini, Objective(value_loss, normalizer))
+        _add(sums, update)
+        return update.grad_norm
 
     def _hand_over(self, step: int) -> None:
         """New weights for a generator that holds its own copy."""
@@ -555,21 +542,14 @@ class Trainer:
         schema.write(self.scratch / "trajectories" / f"{step:08d}.jsonl", rows)
 
     def _save(self) -> None:
-        tensors, values = self.policy.state()
-        record: dict[str, Any] = {"policy": values}
-        flat = {f"policy/{name}": t for name, t in tensors.items()}
-        if self.critic is not None:
-            critic_tensors, record["critic"] = self.critic.state()
-            flat |= {f"critic/{name}": t for name, t in critic_tensors.items()}
-        flat["rng/torch"] = torch.get_rng_state()
         progress = self.progress
-        record["settings"] = self._settings()
-        record["progress"] = {
-            "history": progress.history, "cost": vars(progress.cost), "num_trajectories": progress.num_trajectories,
-            "num_failed": progress.num_failed, "num_draws": progress.num_draws, "stopped": progress.stopped,
-            "selected_step": progress.selected_step,
-        }  # fmt: skip
-        checkpoint.save(self.scratch / "checkpoints", checkpoint.State(progress.step, flat, record))
+        record = vars(progress) | {"cost": vars(progress.cost)}
+        with checkpoint.writing(self.scratch / "checkpoints", progress.step) as folder:
+            self.policy.save(folder / "policy")
+            if self.critic is not None:
+                self.critic.save(folder / "critic")
+            values = {"settings": self._settings(), "progress": record}
+            checkpoint.write_state(folder / "run", {"rng/torch": torch.get_rng_state()}, values)
         for folder in self._best.glob("*"):
             if folder.name != str(progress.selected_step):
                 shutil.rmtree(folder)
@@ -585,23 +565,24 @@ class Trainer:
         return cast(dict[str, Any], json.loads(json.dumps(settings, default=lambda part: type(part).__qualname__)))
 
     def _resume(self) -> None:
-        state = checkpoint.latest(self.scratch / "checkpoints")
-        if state is None:
+        folder = checkpoint.latest(self.scratch / "checkpoints")
+        if folder is None:
             return
-        if (found := state.values["settings"]) != (ours := self._settings()):
+        tensors, values = checkpoint.read_state(folder / "run")
+        if (found := values["settings"]) != (ours := self._settings()):
             differ = [name for name in ours if found.get(name) != ours[name]]
             raise DataError(
                 f"{self.scratch / 'checkpoints'}: made with other settings ({', '.join(differ)}) than this run's. "
                 f"Continue with those, or delete the folder to start anew."
             )
-        self.policy.restore(_under("policy/", state.tensors), state.values["policy"])
+        self.policy.load(folder / "policy")
         if self.critic is not None:
-            self.critic.restore(_under("critic/", state.tensors), state.values["critic"])
-        torch.set_rng_state(state.tensors["rng/torch"])
-        record = state.values["progress"]
-        self.progress = Progress(state.step, **record | {"cost": RolloutCost(**record["cost"])})
+            self.critic.load(folder / "critic")
+        torch.set_rng_state(tensors["rng/torch"])
+        record = values["progress"]
+        self.progress = Progress(**record | {"cost": RolloutCost(**record["cost"])})
         self.player.cost = self.progress.cost
-        self._hand_over(state.step)
+        self._hand_over(self.progress.step)
 
 
 def whole_groups(trajectories: Sequence[Trajectory], size: int) -> list[Trajectory]:
@@ -610,5 +591,8 @@ def whole_groups(trajectories: Sequence[Trajectory], size: int) -> list[Trajecto
     return [t for t in trajectories if size == 1 or members[t.group_id] > 1]
 
 
-def _under(prefix: str, tensors: dict[str, Any]) -> dict[str, Any]:
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+def _add(sums: dict[str, float], update: Update) -> None:
+    """Add the metrics of every micro-batch, one after another: their order decides the last bits."""
+    for metrics in update.metrics:
+        for name, value in metrics.items():
+            sums[name] = sums.get(name, 0.0) + value

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from tasks.base.settings import LoraConf
+from tasks.engine import DivergedError, Objective
 from tasks.engine import plain as engine
 from tasks.engine.plain import PlainCritic, load_policy
 from tasks.generate import Sampling
@@ -67,7 +70,23 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: 
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def weighted(logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def whole(batch: Experience) -> list[list[int]]:
+    """The plan of one micro-batch with every row."""
+    return [list(range(len(batch)))]
+
+
+def accumulate(policy: Any, batch: Experience, loss: Any) -> dict[str, float]:
+    """The gradient of one micro-batch with every row; returns the metrics."""
+    (rows,) = whole(batch)
+    found: dict[str, float] = policy.accumulate(batch, rows, Objective(loss, Normalizer.of(batch.loss_mask)))
+    return found
+
+
+def likelihood(batch: Experience, logprobs: Tensor, *_: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    return -(logprobs * batch.loss_mask).sum(), {}
+
+
+def weighted(_batch: Any, logprobs: Tensor, entropy: Tensor, _normalizer: Any) -> tuple[Tensor, dict[str, Tensor]]:
     weights = torch.linspace(0.5, 2, logprobs.shape[1])
     loss = (weights * logprobs).sum() - 0.3 * (entropy * weights.flip(0)).sum()
     return loss, {"loss": loss.detach()}
@@ -84,10 +103,10 @@ def test_logprobs_entropy_and_gradients_equal_a_full_softmax(
     slow = copy.deepcopy(model)
     policy, batch = make_policy(model, tokenizer), batch_of()
     wanted, entropy = naive(slow, batch)
-    torch.testing.assert_close(policy.logprobs(batch), wanted.detach(), rtol=0, atol=1e-5)
-    loss, _ = weighted(wanted, entropy)
+    torch.testing.assert_close(policy.logprobs(batch, whole(batch)), wanted.detach(), rtol=0, atol=1e-5)
+    loss, _ = weighted(None, wanted, entropy, None)
     loss.backward()
-    metrics = policy.accumulate(batch, weighted)
+    metrics = accumulate(policy, batch, weighted)
     assert metrics["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
     assert_same(gradients(policy.module), gradients(slow))
 
@@ -101,10 +120,10 @@ def test_recomputing_activations_changes_no_gradient_and_is_done(tokenizer: Any)
     for name, policy in (("kept", kept), ("saving", saving)):
         mlp = policy.module.get_decoder().layers[0].mlp  # type: ignore[operator]
         mlp.register_forward_pre_hook(lambda *_, name=name: runs.__setitem__(name, runs[name] + 1))
-        policy.accumulate(batch, weighted)
+        accumulate(policy, batch, weighted)
     assert runs == {"kept": 1, "saving": 2}
     assert_same(gradients(saving.module), gradients(kept.module), 0.0)
-    assert torch.equal(saving.logprobs(batch), kept.logprobs(batch))
+    assert torch.equal(saving.logprobs(batch, whole(batch)), kept.logprobs(batch, whole(batch)))
     assert not any(m.training for m in saving.module.modules())
     played = [
         PlainGenerator(p.causal_lm, tokenizer, True)
@@ -116,13 +135,13 @@ def test_recomputing_activations_changes_no_gradient_and_is_done(tokenizer: Any)
     critic = PlainCritic(make_model(tokenizer), optimizer(), "float32", keep_activations=False)
     count: list[int] = []
     critic.module["decoder"].layers[0].mlp.register_forward_pre_hook(lambda *_: count.append(1))  # type: ignore[index, union-attr, operator]
-    critic.accumulate(batch, lambda values: values.sum())
+    accumulate(critic, batch, lambda batch, values, normalizer: values.sum())
     assert len(count) == 2
 
 
 def prepared(policy: Any, batch: Experience, algorithm: str = "grpo", **changes: Any) -> tuple[Any, Experience]:
     method = make_method(algorithm, policy.tokenizer, **changes)
-    old = policy.logprobs(batch)
+    old = policy.logprobs(batch, whole(batch))
     batch = replace(batch, old_logprobs=old - 0.1, ref_logprobs=old + 0.2, sampler_logprobs=old * batch.loss_mask)
     return method, method.advantage(batch)
 
@@ -136,12 +155,8 @@ def test_micro_batches_add_up_to_the_mini_batch(tokenizer: Any, aggregation: str
         method, batch = prepared(policy, batch_of(7), aggregation=aggregation, entropy_coefficient=0.01)
         normalizer = Normalizer.of(batch.loss_mask)
         plan = microbatches(batch.lengths.tolist(), range(7), max_tokens)
-        sums: dict[str, float] = {}
-        for rows in plan:
-            part = batch.rows(rows)
-            metrics = policy.accumulate(part, lambda lp, e, p=part, m=method, n=normalizer: m.loss(p, lp, e, n))
-            for name, value in metrics.items():
-                sums[name] = sums.get(name, 0.0) + value
+        each = [policy.accumulate(batch, rows, Objective(method.loss, normalizer)) for rows in plan]
+        sums = {name: sum(metrics[name] for metrics in each) for name in each[0]}
         results.append((len(plan), sums, gradients(policy.module)))
     assert [n for n, *_ in results] == [2, 5, 7] or results[0][0] < results[1][0] < results[2][0]
     for _, sums, found in results[1:]:
@@ -164,17 +179,51 @@ def test_masked_tokens_get_no_gradient(tokenizer: Any) -> None:
                 old_logprobs=torch.where(off, torch.full_like(batch.rewards, float("nan")), batch.old_logprobs),
                 ids=torch.where(torch.arange(batch.ids.shape[1]) >= batch.lengths[:, None], 99, batch.ids),
             )
-        normalizer = Normalizer.of(batch.loss_mask)
-        policy.accumulate(batch, lambda lp, e, m=method, b=batch, n=normalizer: m.loss(b, lp, e, n))
+        accumulate(policy, batch, method.loss)
         found.append(gradients(policy.module))
     assert_same(found[1], found[0], 0.0)
     nothing = replace(batch_of(), loss_mask=torch.zeros_like(batch_of().loss_mask))
     policy = make_policy(make_model(tokenizer), tokenizer)
     before = copy.deepcopy(policy.module.state_dict())
     method, batch = prepared(policy, nothing)
-    policy.accumulate(batch, lambda lp, e: method.loss(batch, lp, e, Normalizer.of(batch.loss_mask)))
-    assert policy.step() == 0.0
+    assert policy.update(batch, whole(batch), Objective(method.loss, Normalizer.of(batch.loss_mask))).grad_norm == 0.0
     assert all(torch.equal(t, before[n]) for n, t in policy.module.state_dict().items())
+
+
+def test_an_update_is_one_step_on_the_gradients_of_all_its_micro_batches(tokenizer: Any) -> None:
+    """Rows outside the plan take no part; the first update reports the very logprobs it took as old ones."""
+    policy, slow = (make_policy(make_model(tokenizer), tokenizer) for _ in range(2))
+    method, batch = prepared(policy, batch_of(7), entropy_coefficient=0.01)
+    plan = [[4, 1], [6], [0, 3]]
+    rows = [row for micro in plan for row in micro]
+    objective = Objective(method.loss, Normalizer.of(batch.loss_mask[rows]), is_first=True)
+    old = slow.logprobs(batch, plan)
+    assert not old[[2, 5]].any()
+
+    moved = replace(batch, old_logprobs=old)
+    metrics = tuple(slow.accumulate(moved, micro, replace(objective, is_first=False)) for micro in plan)
+    norm = slow.step()
+    done = policy.update(batch, plan, objective)
+
+    assert done.logprobs is not None
+    assert torch.equal(done.logprobs, old)
+    assert (done.metrics, done.grad_norm) == (metrics, norm)
+    assert policy.update(batch, plan, replace(objective, is_first=False)).logprobs is None
+    assert not policy.logprobs(batch, [])[0].any()
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_an_objective_can_be_sent_to_another_process(tokenizer: Any, algorithm: str) -> None:
+    policy, twin = (make_policy(make_model(tokenizer), tokenizer) for _ in range(2))
+    batch = replace(batch_of(), values=torch.zeros_like(batch_of().rewards))
+    method, batch = prepared(policy, batch, algorithm)
+    objective = Objective(method.loss, Normalizer.of(batch.loss_mask), is_first=True)
+    sent = pickle.loads(pickle.dumps(objective))
+    assert sent == objective
+    assert policy.update(batch, whole(batch), objective).metrics == twin.update(batch, whole(batch), sent).metrics
+    assert all(torch.equal(p, twin.trained[n]) for n, p in policy.trained.items())
+    of_values = Objective(method.value_loss, Normalizer.of(batch.loss_mask))
+    assert pickle.loads(pickle.dumps(of_values)) == of_values
 
 
 def test_the_last_target_of_a_row_is_the_last_position_read(tokenizer: Any) -> None:
@@ -187,7 +236,7 @@ def test_the_last_target_of_a_row_is_the_last_position_read(tokenizer: Any) -> N
         out.last_hidden_state.register_hook(seen.append)
 
     model.get_decoder().register_forward_hook(watch)
-    policy.accumulate(batch, weighted)
+    accumulate(policy, batch, weighted)
     (gradient,) = seen
     touched = gradient.abs().sum(-1) > 0
     assert torch.equal(touched, batch.loss_mask[:, 1:])
@@ -196,8 +245,7 @@ def test_the_last_target_of_a_row_is_the_last_position_read(tokenizer: Any) -> N
 def update(policy: Any, steps: int = 2) -> None:
     batch = batch_of()
     for _ in range(steps):
-        policy.accumulate(batch, lambda lp, e: (-(lp * batch.loss_mask).sum(), {}))
-        policy.step()
+        policy.update(batch, whole(batch), Objective(likelihood, Normalizer.of(batch.loss_mask)))
 
 
 @pytest.mark.parametrize("rank", [0, 4])
@@ -206,12 +254,12 @@ def test_reference_stays_and_policy_moves(tokenizer: Any, rank: int) -> None:
     start = make_model(tokenizer)
     policy, batch = make_policy(make_model(tokenizer), tokenizer, rank=rank), batch_of()
     wanted = naive(start, batch)[0].detach()
-    first = policy.logprobs(batch)
-    assert torch.equal(first, policy.logprobs(batch, reference=True))
+    first = policy.logprobs(batch, whole(batch))
+    assert torch.equal(first, policy.logprobs(batch, whole(batch), reference=True))
     torch.testing.assert_close(first, wanted, rtol=0, atol=1e-5)
     update(policy)
-    torch.testing.assert_close(policy.logprobs(batch, reference=True), wanted, rtol=0, atol=1e-5)
-    assert float((policy.logprobs(batch) - wanted).abs().max()) > 0.01
+    torch.testing.assert_close(policy.logprobs(batch, whole(batch), reference=True), wanted, rtol=0, atol=1e-5)
+    assert float((policy.logprobs(batch, whole(batch)) - wanted).abs().max()) > 0.01
 
 
 def test_adapters_only_are_trained_and_start_alike(tokenizer: Any) -> None:
@@ -235,10 +283,10 @@ def test_exported_folder_is_an_ordinary_model(tmp_path: Path, rank: int, kind: d
     tokenizer = make_tokenizer()
     policy, batch = make_policy(make_model(tokenizer, **kind), tokenizer, rank=rank), batch_of()
     update(policy)
-    before = policy.logprobs(batch)
+    before = policy.logprobs(batch, whole(batch))
     policy.export(tmp_path / "policy")
     policy.export(tmp_path / "again")
-    assert torch.equal(policy.logprobs(batch), before)  # exporting merges a copy
+    assert torch.equal(policy.logprobs(batch, whole(batch)), before)  # exporting merges a copy
     names = sorted(p.name for p in (tmp_path / "policy").iterdir())
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(names)
     assert not any("adapter" in name for name in names)
@@ -246,6 +294,9 @@ def test_exported_folder_is_an_ordinary_model(tmp_path: Path, rank: int, kind: d
         data = (tmp_path / "policy" / name).read_bytes()
         assert data == (tmp_path / "again" / name).read_bytes()
         assert str(tmp_path).encode() not in data
+    stored, given = load_file(tmp_path / "policy" / "model.safetensors"), list(policy.weights())
+    assert sorted(name for name, _ in given) == sorted(stored)
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in given)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy").eval()
     assert not any("lora" in name for name, _ in model.named_parameters())
     torch.testing.assert_close(naive(model, batch)[0].detach(), before, rtol=0, atol=2e-5)
@@ -286,12 +337,12 @@ def test_critic_values_stand_before_their_tokens(tokenizer: Any) -> None:
     """The value at t is read from the state that has seen tokens 0 ... t - 1; 0 off the response."""
     model = make_model(tokenizer)
     critic, batch = PlainCritic(model, optimizer(), "float32"), batch_of()
-    assert float(critic.values(batch).abs().max()) == 0.0  # the head begins at 0
+    assert float(critic.values(batch, whole(batch)).abs().max()) == 0.0  # the head begins at 0
     head = critic.module["head"]  # type: ignore[index]
     with torch.no_grad():
         head.weight.copy_(torch.linspace(-1, 1, 32)[None])  # type: ignore[union-attr, operator]
         head.bias.fill_(0.25)  # type: ignore[union-attr, operator]
-    values = critic.values(batch)
+    values = critic.values(batch, whole(batch))
     for row, length in enumerate(batch.lengths.tolist()):
         for t in range(batch.ids.shape[1]):
             if t >= length or not batch.response_mask[row, t]:
@@ -306,11 +357,14 @@ def test_critic_learns_its_targets_and_leaves_the_policy_alone(tokenizer: Any) -
     model = make_model(tokenizer)
     before = copy.deepcopy(model.state_dict())
     critic, batch = PlainCritic(model, optimizer(), "float32"), batch_of()
-    target = batch.loss_mask.float() * 0.7
     losses = []
+
+    def far(batch: Experience, values: Tensor, _normalizer: Any) -> Tensor:
+        return ((values - 0.7)[batch.loss_mask] ** 2).mean()
+
     for _ in range(30):
-        losses.append(critic.accumulate(batch, lambda values: ((values - target)[batch.loss_mask] ** 2).mean()))
-        critic.step()
+        done = critic.update(batch, whole(batch), Objective(far, Normalizer.of(batch.loss_mask)))
+        losses.append(done.metrics[0]["value_loss"])
     assert losses[0] == pytest.approx(0.49)
     assert losses[-1] < 0.02
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
@@ -320,9 +374,9 @@ def test_critic_learns_its_targets_and_leaves_the_policy_alone(tokenizer: Any) -
 def test_a_gradient_that_is_no_number_takes_no_step(tokenizer: Any, bad: float) -> None:
     policy, batch = make_policy(make_model(tokenizer), tokenizer), batch_of()
     before = copy.deepcopy(policy.module.state_dict())
-    policy.accumulate(batch, lambda lp, e: (bad * lp.sum(), {}))
-    with pytest.raises(ValueError, match=r"the gradient norm is (nan|inf) after 0 updates"):
-        policy.step()
+    objective = Objective(lambda batch, lp, *_: (bad * lp.sum(), {}), Normalizer.of(batch.loss_mask))
+    with pytest.raises(DivergedError, match=r"the gradient norm is (nan|inf) after 0 updates"):
+        policy.update(batch, whole(batch), objective)
     assert all(torch.equal(t, before[n]) for n, t in policy.module.state_dict().items())
     assert policy.num_updates == 0
 
@@ -340,8 +394,8 @@ def test_warm_up_clipping_and_cleared_gradients(tokenizer: Any) -> None:
 
     policy.optimizer.register_step_pre_hook(measure)
     for _ in range(6):
-        policy.accumulate(batch, lambda lp, e: (100 * lp.sum(), {}))
-        assert policy.step() > 0.5  # reported before clipping
+        objective = Objective(lambda batch, lp, *_: (100 * lp.sum(), {}), Normalizer.of(batch.loss_mask))
+        assert policy.update(batch, whole(batch), objective).grad_norm > 0.5  # reported before clipping
         rates.append(policy.optimizer.param_groups[0]["lr"])
         assert all(p.grad is None for p in policy.trained.values())
     assert clipped == pytest.approx([0.5] * 6, rel=1e-3)
@@ -349,21 +403,20 @@ def test_warm_up_clipping_and_cleared_gradients(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 4])
-def test_state_and_restore_continue_exactly(tokenizer: Any, rank: int) -> None:
-    whole = make_policy(make_model(tokenizer), tokenizer, rank=rank)
-    update(whole, 4)
+def test_save_and_load_continue_exactly(tokenizer: Any, tmp_path: Path, rank: int) -> None:
+    unbroken = make_policy(make_model(tokenizer), tokenizer, rank=rank)
+    update(unbroken, 4)
     half = make_policy(make_model(tokenizer), tokenizer, rank=rank)
     update(half, 2)
-    tensors, values = half.state()
-    saved = {n: t.clone() for n, t in tensors.items()}, copy.deepcopy(values)
+    half.save(tmp_path / "half")
     update(half, 1)  # what was saved does not follow
     rest = make_policy(make_model(tokenizer), tokenizer, rank=rank)
-    rest.restore(*saved)
+    rest.load(tmp_path / "half")
     update(rest, 2)
-    assert all(torch.equal(p, rest.trained[n]) for n, p in whole.trained.items())
-    assert rest.num_updates == whole.num_updates == 4
-    reference = batch_of()
-    assert torch.equal(rest.logprobs(reference, reference=True), whole.logprobs(reference, reference=True))
+    assert all(torch.equal(p, rest.trained[n]) for n, p in unbroken.trained.items())
+    assert rest.num_updates == unbroken.num_updates == 4
+    batch = batch_of()
+    assert torch.equal(*(p.logprobs(batch, whole(batch), reference=True) for p in (rest, unbroken)))
 
 
 def test_bfloat16_forward_float32_weights(tokenizer: Any) -> None:
@@ -371,17 +424,16 @@ def test_bfloat16_forward_float32_weights(tokenizer: Any) -> None:
     exact = make_policy(make_model(tokenizer, sharpness=2.0), tokenizer)
     half = make_policy(make_model(tokenizer, sharpness=2.0), tokenizer, dtype="bfloat16")
     critic, batch = PlainCritic(make_model(tokenizer), optimizer(), "bfloat16"), batch_of()
-    old = half.logprobs(batch)
+    old = half.logprobs(batch, whole(batch))
     assert old.dtype == torch.float32
-    gap = (old - exact.logprobs(batch)).abs().max()
+    gap = (old - exact.logprobs(batch, whole(batch))).abs().max()
     assert 0 < float(gap) < 0.1  # bfloat16 keeps 8 bits: relative error 0.4% per operation
-    kept: list[Tensor] = []
-    half.accumulate(batch, lambda lp, e: (kept.append(lp.detach()) or lp.sum(), {}))  # type: ignore[func-returns-value]
-    assert torch.equal(kept[0], old)
-    half.step()
-    critic.accumulate(batch, lambda values: ((values - 1) ** 2).mean())
-    critic.step()
-    assert critic.values(batch).dtype == torch.float32
+    normalizer = Normalizer.of(batch.loss_mask)
+    done = half.update(batch, whole(batch), Objective(likelihood, normalizer, is_first=True))
+    assert done.logprobs is not None
+    assert torch.equal(done.logprobs, old)
+    critic.update(batch, whole(batch), Objective(lambda batch, values, n: ((values - 1) ** 2).mean(), normalizer))
+    assert critic.values(batch, whole(batch)).dtype == torch.float32
     assert all(p.dtype == torch.float32 for p in [*half.trained.values(), *critic.trained.values()])
 
 
@@ -398,5 +450,5 @@ def test_generator_and_trainer_agree(tokenizer: Any) -> None:
                 for p, c in zip(((1, 2, 3, 4),) * 2 + ((9,),) * 2, calls, strict=True)
             ]
             batch = collate(rows, [Scores(0.0, ())] * 4)
-            torch.testing.assert_close(policy.logprobs(batch), batch.sampler_logprobs, rtol=0, atol=1e-5)
+            torch.testing.assert_close(policy.logprobs(batch, whole(batch)), batch.sampler_logprobs, rtol=0, atol=1e-5)
             update(policy)

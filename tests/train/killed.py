@@ -27,7 +27,7 @@ def main(scratch: str, algorithm: str, moment: str, number: str) -> None:
     digest = checkpoint.sha256
 
     def hashing(path: Path) -> Any:
-        if path.name == "values.json":
+        if path.parts[-2:] == ("run", "values.json"):
             count("save")
         return digest(path)
 

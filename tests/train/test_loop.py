@@ -107,7 +107,7 @@ def test_a_torn_newest_checkpoint_costs_steps_and_nothing_else(tmp_path: Path) -
     with pytest.raises(CutError):
         make_trainer(tmp_path / "cut", num_steps=6, log=cut_after(6)).run()  # checkpoints 2 and 4 are there
     assert checkpoint.steps(tmp_path / "cut" / "checkpoints") == [2, 4]
-    torn = tmp_path / "cut" / "checkpoints" / "step-00000004" / "tensors.safetensors"
+    torn = tmp_path / "cut" / "checkpoints" / "step-00000004" / "policy" / "tensors.safetensors"
     torn.write_bytes(torn.read_bytes()[:1000])
     assert_equal(outcome(run(tmp_path / "cut", num_steps=6)), outcome(whole))
 
@@ -178,7 +178,8 @@ def test_checkpoints_of_other_settings_are_refused_a_longer_run_is_not(tmp_path:
     run(tmp_path, num_steps=2)
     kept = checkpoint.latest(tmp_path / "checkpoints")
     assert kept is not None
-    assert kept.values["settings"]["train"]["policy"]["lr"] == optimizer().lr
+    _, values = checkpoint.read_state(kept / "run")
+    assert values["settings"]["train"]["policy"]["lr"] == optimizer().lr
     with pytest.raises(DataError, match=r"made with other settings \(train\) than this run's"):
         run(tmp_path, num_steps=2, policy=optimizer(lr=3e-3))
     with pytest.raises(DataError, match=r"other settings \(seed\)"):
