@@ -1,19 +1,19 @@
 """Great Expectations suites for files that stages hand on: questions, passages, hops, trajectories, results.
 
 A guard, not a reader: rows are taken as they are, so that a file spoilt by hand or by a bug is described
-as a whole, not refused at its first row. Files are streamed in batches; only 20 bytes a row stay in memory:
-its file, its number and a hash of its key. Great Expectations is imported nowhere else, and only when a check
-runs (about 3 s); files of one kind are checked together, because each suite and its pages cost half a second.
+as a whole, not refused at its first row. What one field of a score or trajectory may hold is said by its schema
+(`tasks/records`); here stand the rules between fields and between rows. Files are streamed in batches; only 20 bytes
+a row stay in memory: its file, its number and a hash of its key. Great Expectations is imported nowhere else, and only
+when a check runs (about 3 s); files of one kind are checked together, because each suite and its pages cost half a
+second.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-import math
 import os
 import shutil
-import typing
 import warnings
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -26,9 +26,12 @@ import numpy as np
 from tasks.data.decomposition import REFERENCE
 from tasks.data.ingest import contains, key_of
 from tasks.data.records import GOLD_METHODS, SPLITS, known_fields, shown
+from tasks.records import schema
+from tasks.records.scores import ScoreRow
+from tasks.records.trajectories import TrajectoryRow
 from tasks.store import DataError, Row, dump, read_jsonl
 from tasks.text import normalize
-from tasks.types import MAX_HOPS, ActionKind, Hop, Passage, Question, Status
+from tasks.types import MAX_HOPS, Hop, Passage, Question
 
 if TYPE_CHECKING:
     import pandas
@@ -38,10 +41,7 @@ Cells = dict[str, Any]
 Place = tuple[str, int]  # A file and the number of a row, from 1.
 
 BATCH_ROWS = 20_000
-MODES = ("greedy", "sampled")
 _EXAMPLES = 5
-# Rounding of a log-softmax may lift the logprob of a certain token a little above 0.
-_LOGPROB_ROUNDING = 1e-4
 _ROWS = "number of rows"
 
 
@@ -304,66 +304,33 @@ def _augmented(corpus_keys: np.ndarray | None) -> Suite:
 
 
 def _trajectories(_: np.ndarray | None) -> Suite:
-    names = ("question_id", "question", "dataset", "policy", "prompt")
-
     def cells(row: Row) -> Cells:
-        answers, step, turns = _texts(row.get("answers")), row.get("step"), _objects(row.get("turns"))
+        fault = schema.fault(TrajectoryRow, row)
         return {
-            **{name: _text(row.get(name)) for name in names},
-            "answers": None if answers is None else len(answers),
-            "hops": _exact(row.get("hops"), int),
-            "seed": _number(row.get("seed")),
-            "step": 0 if step is None else -1 if _number(step) is None else step,
-            "mode": _exact(row.get("mode"), str),
-            "status": _exact(row.get("status"), str),
-            "answer": row.get("answer"),
-            "outcome": _number(row.get("outcome")),
-            "turns": None if turns is None else len(turns),
-            "turn_fault": _turns_fault(turns or []),
+            "schema_fault": fault,
+            "status": None if fault else row["status"],
+            "answer": None if fault else row["answer"],
+            "turn_fault": None if fault else _turns_fault(row["turns"]),
         }
 
     rules = (
-        *map(_filled, names),
-        _filled("answers", "a list of texts"),
-        _between("answers", 1, meaning="at least one answer"),
-        _one_of("hops", range(1, MAX_HOPS + 1)),
-        _filled("seed", "a number"),
-        _between("seed", 0),
-        _between("step", 0, meaning="null or a number from 0"),
-        _one_of("mode", MODES),
-        _one_of("status", typing.get_args(Status)),
+        _absent("schema_fault", "a row as tasks/records/trajectories.py describes it"),
         _when(_filled("answer"), 'status == "answered"', "an answer where status is answered"),
-        _filled("outcome", "a finite number"),
-        _filled("turns", "a list of objects"),
         _absent("turn_fault", "turns whose tokens, logprobs and advantages agree"),
     )
     return Suite(cells, rules, ())
 
 
 def _results(_: np.ndarray | None) -> Suite:
-    counts = ("searches", "actions", "valid_actions", "generated_tokens", "prefill_tokens")
+    names = ("split", "em", "f1", "subem", "searches", "actions", "valid_actions", "status")
 
     def cells(row: Row) -> Cells:
-        recall = row.get("recall")
-        return {
-            **{name: _text(row.get(name)) for name in ("question_id", "dataset")},
-            **{name: _exact(row.get(name), str) for name in ("split", "mode", "status")},
-            **{name: _number(row.get(name)) for name in ("em", "f1", "subem", *counts)},
-            "hops": _exact(row.get("hops"), int),
-            "recall": 0 if recall is None else -1 if _number(recall) is None else recall,
-        }
+        fault = schema.fault(ScoreRow, row)
+        return {"schema_fault": fault, **{name: None if fault else row[name] for name in names}}
 
     rules = (
-        *map(_filled, ("question_id", "dataset")),
+        _absent("schema_fault", "a row as tasks/records/scores.py describes it"),
         _one_of("split", ("dev", "test")),
-        _one_of("hops", range(1, MAX_HOPS + 1)),
-        _one_of("mode", MODES),
-        _one_of("status", typing.get_args(Status)),
-        *(_one_of(name, (0.0, 1.0)) for name in ("em", "subem")),
-        *(_filled(name, "a finite number") for name in ("em", "f1", "subem", *counts)),
-        _between("f1", 0, 1),
-        _between("recall", 0, 1, meaning="null or a number from 0 to 1"),
-        *(_between(name, 0) for name in counts),
         _at_least("actions", "valid_actions"),
         _at_least("valid_actions", "searches"),
         _at_least("f1", "em"),
@@ -392,11 +359,6 @@ def _texts(value: object) -> list[str] | None:
 
 def _objects(value: object) -> list[Row] | None:
     return value if isinstance(value, list) and all(isinstance(item, dict) for item in value) else None
-
-
-def _number(value: object) -> float | None:
-    right = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return typing.cast(float, value) if right else None
 
 
 def _exact(value: object, kind: type) -> object:
@@ -440,26 +402,16 @@ def _turns_fault(turns: list[Row]) -> str | None:
 
 
 def _turn_fault(turn: Row) -> str | None:
-    """What is wrong with one turn of a trajectory, in words."""
-    kind, tokens, logprobs, advantages = (turn.get(name) for name in ("kind", "tokens", "logprobs", "advantages"))
-    if kind not in typing.get_args(ActionKind):
-        return f"kind {kind!r}"
-    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
-        return "tokens is not a list of texts"
-    for name, values in (("logprobs", logprobs), ("advantages", advantages)):
-        if name == "advantages" and values is None:
-            continue
-        if not isinstance(values, list) or any(_number(value) is None for value in values):
-            return f"{name} is not a list of finite numbers"
-        if len(values) != len(tokens):
-            return f"{len(tokens)} tokens but {len(values)} {name}"
-    assert isinstance(logprobs, list)
-    if any(value > _LOGPROB_ROUNDING for value in logprobs):
-        return f"logprob {max(logprobs)} above 0"
-    if _number(turn.get("reward")) is None:
-        return f"reward {turn.get('reward')!r}"
-    if turn.get("executed") not in ((True, False) if kind == "search" else (False,)):
-        return f"executed {turn.get('executed')!r} of kind {kind!r}"
+    """What does not agree between the fields of one turn, in words."""
+    tokens, kind = turn["tokens"], turn["kind"]
+    if (tokens is None) is (turn.get("text") is None):
+        return "text is given where tokens are null, and only there"
+    for name in ("logprobs", "advantages"):
+        values = turn[name]
+        if values is not None and len(values) != len(tokens or ()):
+            return f"{len(tokens or ())} tokens but {len(values)} {name}"
+    if turn["executed"] and kind != "search":
+        return f"executed True of kind {kind!r}"
     return None
 
 
@@ -603,8 +555,8 @@ def _add_failure(tally: _Tally, result: Any, rows: dict[Place, Row]) -> None:
             tally.examples.append((place, " and ".join(found)))
 
 
-_DERIVED = frozenset({"unknown_passage_id", "unknown_field", "hop_fault", "turn_fault"})
+_DERIVED = frozenset({"unknown_passage_id", "unknown_field", "hop_fault", "turn_fault", "schema_fault"})
 
 
 def _cell(value: object, is_derived: bool) -> str:
-    return shown(value) if is_derived else "nothing"
+    return shown(value, 100) if is_derived else "nothing"

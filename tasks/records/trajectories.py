@@ -11,6 +11,8 @@ from tasks.records.schema import Count, Flag, Number, Text, row
 from tasks.records.scores import Hops
 from tasks.types import ActionKind, Episode, Mode, Question, Scores, Status, Trajectory, Turn
 
+Logprob = Annotated[Number, Field(le=1e-4)]  # Rounding of a log-softmax may lift a certain token a little above 0.
+
 
 @row
 class HitRow:
@@ -43,7 +45,7 @@ class TurnRow:
     reward: Number
     tokens: list[str] | None
     advantages: list[Number] | None
-    logprobs: list[Number] | None
+    logprobs: list[Logprob] | None
     text: Annotated[str | None, Field(exclude_if=lambda text: text is None)] = None
     observation: str
     hits: list[HitRow]

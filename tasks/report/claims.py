@@ -242,7 +242,7 @@ def _played(ours: Mapping[int, Run], theirs: Mapping[int, Run], name: str, num_r
 
 
 def _scores(run: Run, name: str) -> dict[str, float | None]:
-    return {row["question_id"]: METRICS[name](row) for row in run.scores["greedy"]}
+    return {row.question_id: METRICS[name](row) for row in run.scores["greedy"]}
 
 
 def _answers(run: Run, name: str) -> bool:
@@ -251,7 +251,7 @@ def _answers(run: Run, name: str) -> bool:
 
 def _spread(runs: Mapping[int, Run]) -> float:
     """Standard deviation of exact match over seeds, NaN for one seed."""
-    means = [statistics.fmean(float(row["em"]) for row in run.scores["greedy"]) for run in runs.values()]
+    means = [statistics.fmean(row.em for row in run.scores["greedy"]) for run in runs.values()]
     return statistics.stdev(means) if len(means) > 1 else math.nan
 
 

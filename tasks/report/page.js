@@ -401,13 +401,13 @@
   const TAGS = ["think", "search", "answer", "information", "evidence", "original_evidence", "tool_call"];
   // Split the policy's tokens into blocks by tag pair; a token belongs to the block in which it starts.
   function blocksOf(turn) {
-    const text = turn.tokens.join("");
+    const text = turn.pieces.join("");
     const spans = [];
     const pattern = new RegExp(`<(${TAGS.join("|")})>[\\s\\S]*?(?:</\\1>|$)`, "g");
     for (let match = pattern.exec(text); match; match = pattern.exec(text)) spans.push([match.index, match.index + match[0].length, match[1]]);
     const blocks = [];
     let offset = 0;
-    turn.tokens.forEach((token, i) => {
+    turn.pieces.forEach((token, i) => {
       const span = spans.find(([start, end]) => offset >= start && offset < end);
       const kind = span ? span[2] : "other", key = span ? span[0] : -1;
       const last = blocks[blocks.length - 1];
@@ -423,6 +423,11 @@
   function viewer() {
     const rows = data.trajectories;
     if (!rows.length) return;
+    for (const t of rows) {
+      if (t.step !== null) t.mode = "training";
+      // A system without tokens leaves text, which is cut at its tags.
+      for (const turn of t.turns) turn.pieces = turn.tokens || turn.text.split(/(<\/?\w+>)/).filter(Boolean);
+    }
     const modes = [...new Set(rows.map((t) => t.mode))];
     const hops = [...new Set(rows.map((t) => t.hops))].sort((a, b) => a - b);
     const best = order.filter((policy) => find(policy, "em")).sort((a, b) => find(b, "em").value - find(a, "em").value)[0] || order[0];
@@ -467,7 +472,7 @@
       const box = h("div", { class: "tokens" });
       let tag = false;
       for (const i of indices) {
-        const token = turn.tokens[i];
+        const token = turn.pieces[i];
         const advantage = turn.advantages && turn.advantages[i], logprob = turn.logprobs && turn.logprobs[i];
         let background = null;
         if (shade === "advantage" && known(advantage) && scale > 0) background = `rgba(var(--${advantage >= 0 ? "plus" : "minus"}), ${(0.72 * Math.min(1, Math.abs(advantage) / scale)).toFixed(3)})`;
@@ -478,7 +483,7 @@
       }
       box.addEventListener("pointermove", (event) => {
         const i = event.target.getAttribute && event.target.getAttribute("data-i");
-        if (i === null || i === undefined) { hideTip(); return; }
+        if (i === null || i === undefined || !turn.tokens) { hideTip(); return; }
         const advantage = turn.advantages && turn.advantages[i], logprob = turn.logprobs && turn.logprobs[i];
         showTip([`token ${JSON.stringify(turn.tokens[i])}`, known(advantage) ? `advantage ${advantage.toFixed(4)}` : null, known(logprob) ? `logprob ${logprob.toFixed(4)}  (p = ${Math.exp(logprob).toFixed(3)})` : null].filter(Boolean).join("\n"), event.clientX, event.clientY);
       });
@@ -487,21 +492,21 @@
     }
     function retrieved(turn) {
       if (turn.hits.length) {
-        return h("div", { class: "block information" }, h("h4", {}, "information"), turn.hits.map((hit) => h("div", { class: "doc" }, hit.gold && h("span", { class: "gold" }, "gold"), h("b", {}, hit.title),
-          h("span", { class: "meta" }, `${hit.id}, score ${short(hit.score)}`), h("p", {}, hit.text))));
+        return h("div", { class: "block information" }, h("h4", {}, "information"), turn.hits.map((hit) => h("div", { class: "doc" }, hit.is_gold && h("span", { class: "gold" }, "gold"), h("b", {}, hit.title),
+          h("span", { class: "meta" }, `${hit.passage_id}, score ${short(hit.score)}`), h("p", {}, hit.text))));
       }
       return turn.observation.trim() ? h("div", { class: `block ${turn.kind === "invalid" ? "invalid" : "information"}` }, h("h4", {}, "environment"), h("p", { class: "plain" }, turn.observation.trim())) : null;
     }
     function trajectory(t) {
       const scale = Math.max(0, ...t.turns.flatMap((turn) => (turn.advantages || []).filter(known).map(Math.abs)));
       const right = t.outcome > 0;
-      const goldIds = new Set(t.gold), seen = new Set(t.turns.flatMap((turn) => turn.hits.map((hit) => hit.id)).filter((id) => goldIds.has(id)));
+      const goldIds = new Set(t.gold_passage_ids), seen = new Set(t.turns.flatMap((turn) => turn.hits.map((hit) => hit.passage_id)).filter((id) => goldIds.has(id)));
       const shade = shadeOf(t);
       const turns = t.turns.map((turn, k) => {
         const advantages = (turn.advantages || []).filter(known);
         return h("div", { class: "turn" },
           h("aside", {}, h("strong", {}, `Turn ${k + 1}`), h("div", {}, turn.kind), h("div", { class: turn.reward > 0 ? "up" : turn.reward < 0 ? "down" : "" }, `reward ${short(turn.reward)}`),
-            advantages.length > 0 && h("div", {}, `adv. ${signed((advantages.reduce((a, b) => a + b, 0) / advantages.length).toFixed(2))}`), h("div", {}, `${turn.tokens.length} tokens`)),
+            advantages.length > 0 && h("div", {}, `adv. ${signed((advantages.reduce((a, b) => a + b, 0) / advantages.length).toFixed(2))}`), turn.tokens && h("div", {}, `${turn.tokens.length} tokens`)),
           h("div", {}, blocksOf(turn).map((block) => h("div", { class: `block ${["think", "search", "answer"].includes(block.kind) ? block.kind : "other"}` }, h("h4", {}, BLOCK_NAME[block.kind] || block.kind), tokens(turn, block.tokens, t, scale))), retrieved(turn)));
       });
       const siblings = rows.filter((other) => other !== t && other.question_id === t.question_id).slice(0, 12);
@@ -514,7 +519,7 @@
           h("span", { class: "range" }, [title(t.policy), `seed ${t.seed}`, t.step !== null ? `step ${t.step}` : t.mode, t.dataset, `${t.hops} ${t.hops === 1 ? "hop" : "hops"}`, t.question_id].join(" \u00b7 "))),
         shade === "advantage" && scale > 0 && h("div", { class: "scale" }, `advantage ${signed((-scale).toFixed(2))}`, h("i", { class: "advantage" }), signed(scale.toFixed(2))),
         shade === "surprise" && h("div", { class: "scale" }, "certain", h("i", { class: "surprise" }), "surprising (p < 0.02)"),
-        h("details", {}, h("summary", {}, "Prompt"), h("div", { class: "block prompt" }, h("p", { class: "plain" }, t.prompt))), turns,
+        t.prompt !== null && h("details", {}, h("summary", {}, "Prompt"), h("div", { class: "block prompt" }, h("p", { class: "plain" }, t.prompt))), turns,
         siblings.length > 0 && h("div", { class: "siblings" }, "Same question:", siblings.map((other) => h("button", { onclick: () => jump(other) }, swatch(other.policy),
           `${title(other.policy)}, seed ${other.seed}, ${other.step !== null ? `step ${other.step}` : other.mode} ${other.outcome > 0 ? "\u2713" : "\u2717"}`))));
     }

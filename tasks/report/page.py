@@ -13,45 +13,22 @@ import heapq
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from tasks.data.ingest import fault_lines
+from tasks.records import schema
+from tasks.records.metrics import MetricRow
+from tasks.records.trajectories import HitRow, TrajectoryRow, TurnRow
 from tasks.report.augmentation import augmentation_line, funnel
 from tasks.report.table import ALL, BASE, COMPARED, Results, Run, recall_metrics, spread, training_seconds
-from tasks.report.training import metrics_row
-from tasks.store import DataError, Row, digest, read_jsonl, replacing
+from tasks.store import DataError, Row, digest, replacing
 
 HERE = Path(__file__).parent
 MAX_POINTS = 400  # Points a learning curve keeps; the rest are thinned out evenly.
 MAX_TEXT = 4000  # Characters kept of one passage, prompt or observation.
-
-_TRAJECTORY_FIELDS: dict[str, tuple[type, ...]] = {
-    "question_id": (str,),
-    "question": (str,),
-    "answers": (list,),
-    "dataset": (str,),
-    "hops": (int,),
-    "mode": (str,),
-    "status": (str,),
-    "answer": (str, type(None)),
-    "prompt": (str,),
-    "outcome": (int, float),
-    "turns": (list,),
-}
-_TURN_FIELDS: dict[str, tuple[type, ...]] = {
-    "kind": (str,),
-    "content": (str,),
-    "executed": (bool,),
-    "reward": (int, float),
-    "tokens": (list,),
-    "advantages": (list, type(None)),
-    "logprobs": (list, type(None)),
-    "observation": (str,),
-    "hits": (list,),
-}
 
 
 def write_page(
@@ -178,7 +155,7 @@ def read_curve(path: Path) -> Row:
     Raises:
         DataError: a row is not {"step": int, "metrics": {name: number}}.
     """
-    rows = [metrics_row(row, path, number) for number, row in read_jsonl(path)]
+    rows = [(row.step, row.metrics) for _, row in schema.read(MetricRow, path)]
     counts: dict[str, int] = {}
     for _, metrics in rows:
         for name in metrics:
@@ -189,14 +166,12 @@ def read_curve(path: Path) -> Row:
     kept = [row for i, row in enumerate(rows) if i % stride == 0 or i == last or rare & row[1].keys()]
     columns: Row = {"step": [step for step, _ in kept]}
     for name in sorted(counts):
-        columns[name] = [_number(metrics.get(name), 6) for _, metrics in kept]
+        columns[name] = [None if (value := metrics.get(name)) is None else _rounded(value, 6) for _, metrics in kept]
     return columns
 
 
-def _number(value: float | None, digits: int) -> float | int | None:
-    """Rounded to significant digits; null for what JSON cannot say (NaN, infinity)."""
-    if value is None or not math.isfinite(value):
-        return None
+def _rounded(value: float, digits: int) -> float:
+    """The value with so many significant digits; counts stay as they are."""
     return value if isinstance(value, int) else float(f"{value:.{digits}g}")
 
 
@@ -249,39 +224,39 @@ def _trajectories(results: Results, artifacts: Path, policy: str, limit: int) ->
     sources = [("evaluate", policy)] + ([("train", policy)] if policy != BASE else [])
     for kind, name in sources:
         paths = {seed: artifacts / kind / f"{name}-{seed}" / "trajectories.jsonl" for seed in results.seeds}
-        for seed, row in sample_trajectories(paths, limit):
-            yield {**row, "policy": policy, "seed": seed, "source": kind}
+        yield from map(schema.plain, sample_trajectories(paths, limit))
 
 
-def sample_trajectories(paths: Mapping[int, Path], limit: int) -> list[tuple[int, Row]]:
-    """At most `limit` trajectories, spread over seed, mode and hops; the same for the same files.
+def sample_trajectories(paths: Mapping[int, Path], limit: int) -> list[TrajectoryRow]:
+    """At most `limit` trajectories, spread over seed, mode and hops, cut to what the viewer shows.
 
-    Questions are ordered by a hash of their id, so that different policies show the same ones; the last third
-    of the places goes to both outcomes in equal shares, so that a rare success or failure is there to see.
-    Memory holds at most `limit` rows per seed, mode, hops and outcome.
+    The same files give the same trajectories. Questions are ordered by a hash of their id, so that different policies
+    show the same ones; the last third of the places goes to both outcomes in equal shares, so that a rare success or
+    failure is there to see. Memory holds at most `limit` rows per seed, mode, hops and outcome.
 
     Raises:
-        DataError: a file is missing, or a field of any row or of a chosen turn is missing or mistyped.
+        DataError: a file is missing, or a row is not one of `TrajectoryRow`.
     """
-    strata: dict[tuple[Any, ...], list[tuple[int, int, Row]]] = {}
+    strata: dict[tuple[Any, ...], list[tuple[int, int, TrajectoryRow]]] = {}
     for seed, path in paths.items():
-        for number, row in read_jsonl(path):
-            _check(row, _TRAJECTORY_FIELDS, f"{path}: row {number}")
-            order = -int(digest(row["question_id"], row.get("step")), 16)
-            heap = strata.setdefault((seed, row["mode"], row["hops"], row["outcome"] > 0), [])
+        for number, row in schema.read(TrajectoryRow, path):
+            order = -int(digest(row.question_id, row.step), 16)
+            heap = strata.setdefault((seed, row.mode, row.hops, row.outcome > 0), [])
             push = heapq.heappush if len(heap) < limit else heapq.heappushpop
             push(heap, (order, -number, row))
-    whole: dict[tuple[Any, ...], list[tuple[int, int, Row]]] = {}
+    whole: dict[tuple[Any, ...], list[tuple[int, int, TrajectoryRow]]] = {}
     for key, heap in strata.items():
         whole.setdefault(key[:3], []).extend(heap)
-    chosen: dict[tuple[int, int], Row] = {}
+    chosen: dict[tuple[int, int], TrajectoryRow] = {}
     _take(whole, chosen, limit - limit // 3)
     _take(strata, chosen, limit)
-    return [(seed, _slim(row, f"{paths[seed]}: row {number}")) for (seed, number), row in chosen.items()]
+    return [_slim(row, f"{paths[seed]}: row {number}") for (seed, number), row in chosen.items()]
 
 
 def _take(
-    strata: Mapping[tuple[Any, ...], Sequence[tuple[int, int, Row]]], chosen: dict[tuple[int, int], Row], limit: int
+    strata: Mapping[tuple[Any, ...], Sequence[tuple[int, int, TrajectoryRow]]],
+    chosen: dict[tuple[int, int], TrajectoryRow],
+    limit: int,
 ) -> None:
     """Fill `chosen` ((seed, row number) -> row) to `limit`, one of each stratum in turn."""
     queues = [(key[0], sorted(rows, key=lambda item: item[:2])) for key, rows in sorted(strata.items())]
@@ -292,72 +267,41 @@ def _take(
                 chosen[seed, -number] = row
 
 
-def _slim(row: Row, where: str) -> Row:
-    step = row.get("step")
-    return {
-        "question_id": row["question_id"],
-        "question": _clip(row["question"]),
-        "answers": [_clip(str(answer)) for answer in row["answers"]],
-        "gold": [str(passage) for passage in row.get("gold_passage_ids") or []],
-        "dataset": row["dataset"],
-        "hops": row["hops"],
-        "step": step if isinstance(step, int) else None,
-        "mode": row["mode"] if step is None else "training",
-        "status": row["status"],
-        "answer": None if row["answer"] is None else _clip(row["answer"]),
-        "prompt": _clip(row["prompt"]),
-        "outcome": _number(row["outcome"], 4),
-        "turns": [_slim_turn(turn, f"{where}: turns[{i}]") for i, turn in enumerate(row["turns"])],
-    }
+def _slim(row: TrajectoryRow, where: str) -> TrajectoryRow:
+    return replace(
+        row,
+        question=_clip(row.question),
+        answers=[_clip(answer) for answer in row.answers],
+        answer=None if row.answer is None else _clip(row.answer),
+        prompt=None if row.prompt is None else _clip(row.prompt),
+        outcome=_rounded(row.outcome, 4),
+        turns=[_slim_turn(turn, f"{where}: turns[{i}]") for i, turn in enumerate(row.turns)],
+    )
 
 
-def _slim_turn(turn: Any, where: str) -> Row:
-    _check(turn, _TURN_FIELDS, where)
-    tokens = [str(token) for token in turn["tokens"]]
-    return {
-        "kind": turn["kind"],
-        "executed": turn["executed"],
-        "reward": _number(turn["reward"], 4),
-        "tokens": tokens,
-        "advantages": _per_token(turn["advantages"], tokens, f"{where}: advantages"),
-        "logprobs": _per_token(turn["logprobs"], tokens, f"{where}: logprobs"),
-        "observation": "" if turn["hits"] else _clip(turn["observation"]),
-        "hits": [_slim_hit(hit, f"{where}: hits[{i}]") for i, hit in enumerate(turn["hits"])],
-    }
+def _slim_turn(turn: TurnRow, where: str) -> TurnRow:
+    return replace(
+        turn,
+        content=_clip(turn.content),
+        reward=_rounded(turn.reward, 4),
+        advantages=_per_token(turn.advantages, turn.tokens, f"{where}: advantages"),
+        logprobs=_per_token(turn.logprobs, turn.tokens, f"{where}: logprobs"),
+        text=None if turn.text is None else _clip(turn.text),
+        observation="" if turn.hits else _clip(turn.observation),
+        hits=[_slim_hit(hit) for hit in turn.hits],
+    )
 
 
-def _slim_hit(hit: Any, where: str) -> Row:
-    _check(hit, {"passage_id": (str,), "title": (str,), "text": (str,), "score": (int, float)}, where)
-    return {
-        "id": hit["passage_id"],
-        "title": _clip(hit["title"]),
-        "text": _clip(hit["text"]),
-        "score": _number(hit["score"], 4),
-        "gold": bool(hit.get("is_gold")),
-    }
+def _slim_hit(hit: HitRow) -> HitRow:
+    return replace(hit, title=_clip(hit.title), text=_clip(hit.text), score=_rounded(hit.score, 4))
 
 
-def _per_token(values: Sequence[float] | None, tokens: Sequence[str], where: str) -> list[float | int | None] | None:
+def _per_token(values: Sequence[float] | None, tokens: Sequence[str] | None, where: str) -> list[float] | None:
     if not values:
         return None
-    if len(values) != len(tokens):
-        raise DataError(f"{where}: found {len(values)} values for {len(tokens)} tokens, expected one a token.")
-    return [_number(value, 4) for value in values]
-
-
-def _check(row: Any, wanted: Mapping[str, tuple[type, ...]], where: str) -> None:
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: found {type(row).__name__}, expected a JSON object.")
-    for name, kinds in wanted.items():
-        if name not in row:
-            raise DataError(f"{where}: field {name!r} is missing. Run the stage that wrote the file again.")
-        if not isinstance(row[name], kinds):
-            expected = " or ".join(_kind_names(kinds))
-            raise DataError(f"{where}: {name}={row[name]!r:.80}, expected {expected}.")
-
-
-def _kind_names(kinds: Iterable[type]) -> list[str]:
-    return ["null" if kind is type(None) else kind.__name__ for kind in kinds]
+    if len(values) != len(tokens or ()):
+        raise DataError(f"{where}: found {len(values)} values for {len(tokens or ())} tokens, expected one a token.")
+    return [_rounded(value, 4) for value in values]
 
 
 def _clip(text: str) -> str:

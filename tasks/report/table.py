@@ -16,8 +16,10 @@ from typing import Any
 
 from tasks.data.ingest import fault_lines
 from tasks.evaluate.statistics import Values, bootstrap_means, differences
+from tasks.records import schema
+from tasks.records.scores import ScoreRow
 from tasks.report.augmentation import augmentation_line, funnel, read_augmentation
-from tasks.store import DataError, Row, read_json, read_jsonl, replacing
+from tasks.store import DataError, Row, read_json, replacing
 
 BASE = "base"
 ALL = "all"
@@ -27,39 +29,22 @@ TITLES = {BASE: "base"}
 SHARES = ("em", "f1", "subem", "recall", "valid_action_rate", "answered", "failed")  # Metrics between 0 and 1.
 PAIRED = ("em", "f1", "subem", "recall")  # Metrics that are also reported as a difference to the base policy.
 
-_FIELDS: dict[str, tuple[type, ...]] = {
-    "question_id": (str,),
-    "dataset": (str,),
-    "hops": (int,),
-    "mode": (str,),
-    "em": (int, float),
-    "f1": (int, float),
-    "subem": (int, float),
-    "searches": (int,),
-    "actions": (int,),
-    "valid_actions": (int,),
-    "recall": (int, float, type(None)),
-    "status": (str,),
-    "generated_tokens": (int,),
-    "prefill_tokens": (int,),
-}
+
+def _valid_action_rate(row: ScoreRow) -> float | None:
+    return row.valid_actions / row.actions if row.actions else None
 
 
-def _valid_action_rate(row: Row) -> float | None:
-    return row["valid_actions"] / row["actions"] if row["actions"] else None
-
-
-METRICS: dict[str, Callable[[Row], float | None]] = {
-    "em": lambda row: row["em"],
-    "f1": lambda row: row["f1"],
-    "subem": lambda row: row["subem"],
-    "recall": lambda row: row["recall"],
-    "searches": lambda row: row["searches"],
+METRICS: dict[str, Callable[[ScoreRow], float | None]] = {
+    "em": lambda row: row.em,
+    "f1": lambda row: row.f1,
+    "subem": lambda row: row.subem,
+    "recall": lambda row: row.recall,
+    "searches": lambda row: row.searches,
     "valid_action_rate": _valid_action_rate,
-    "answered": lambda row: float(row["status"] == "answered"),
-    "failed": lambda row: float(row["status"] == "failed"),
-    "generated_tokens": lambda row: row["generated_tokens"],
-    "prefill_tokens": lambda row: row["prefill_tokens"],
+    "answered": lambda row: float(row.status == "answered"),
+    "failed": lambda row: float(row.status == "failed"),
+    "generated_tokens": lambda row: row.generated_tokens,
+    "prefill_tokens": lambda row: row.prefill_tokens,
 }
 """Metric -> value of one row of `scores.jsonl`; None where it does not apply (no gold passage, no action)."""
 
@@ -75,7 +60,7 @@ class Run:
     policy: str
     seed: int
     summary: Row
-    scores: Mapping[str, Sequence[Row]]
+    scores: Mapping[str, Sequence[ScoreRow]]
     training: Row | None
 
     @property
@@ -245,44 +230,32 @@ def _read_summary(path: Path, needed: Iterable[str], expected: Mapping[str, obje
     return summary
 
 
-def read_scores(path: Path) -> dict[str, list[Row]]:
-    """Rows of `scores.jsonl` by mode; fields and types checked, one row per question and mode.
+def read_scores(path: Path) -> dict[str, list[ScoreRow]]:
+    """Rows of `scores.jsonl` by mode; one row per question and mode.
 
     Raises:
         DataError: a bad row, a question twice, modes with different questions, or no row at all.
     """
-    scores: dict[str, list[Row]] = {}
+    scores: dict[str, list[ScoreRow]] = {}
     seen: set[tuple[str, str]] = set()
-    for number, row in read_jsonl(path):
-        _check_row(row, path, number)
-        key = (row["mode"], row["question_id"])
+    for number, row in schema.read(ScoreRow, path):
+        key = (row.mode, row.question_id)
         if key in seen:
             raise DataError(f"{path}: row {number}: question {key[1]!r} appears twice in mode {key[0]!r}.")
         seen.add(key)
-        scores.setdefault(row["mode"], []).append(row)
+        scores.setdefault(row.mode, []).append(row)
     if "greedy" not in scores:
         raise DataError(f"{path}: found no row of mode 'greedy', expected one a question. Run the stage again.")
     for mode, rows in scores.items():
-        if {row["question_id"] for row in rows} != {row["question_id"] for row in scores["greedy"]}:
+        if {row.question_id for row in rows} != {row.question_id for row in scores["greedy"]}:
             raise DataError(f"{path}: mode {mode!r} has other questions than 'greedy'. Run the stage again.")
     return scores
-
-
-def _check_row(row: Row, path: Path, number: int) -> None:
-    for name, kinds in _FIELDS.items():
-        if name not in row:
-            raise DataError(f"{path}: row {number}: field {name!r} is missing. Run the stage again.")
-        value = row[name]
-        bad_number = isinstance(value, float) and not math.isfinite(value)
-        if not isinstance(value, kinds) or isinstance(value, bool) or bad_number:
-            expected = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
-            raise DataError(f"{path}: row {number}: {name}={value!r}, expected {expected}.")
 
 
 def _same_data(runs: Sequence[Run], manifest: Any, artifacts: Path) -> str:
     first = runs[0]
     sha: str = first.summary["data_sha256"]
-    ids = {row["question_id"] for row in first.scores["greedy"]}
+    ids = {row.question_id for row in first.scores["greedy"]}
     for run in runs:
         where = artifacts / "evaluate" / f"{run.policy}-{run.seed}"
         if run.summary["data_sha256"] != sha:
@@ -290,7 +263,7 @@ def _same_data(runs: Sequence[Run], manifest: Any, artifacts: Path) -> str:
                 f"{where / 'summary.json'}: data_sha256={run.summary['data_sha256']!r}, but {first.stage} has {sha!r}: "
                 "the two were evaluated on different data. Run `dvc repro` to bring all of them up to date."
             )
-        if {row["question_id"] for row in run.scores["greedy"]} != ids:
+        if {row.question_id for row in run.scores["greedy"]} != ids:
             raise DataError(
                 f"{where / 'scores.jsonl'}: found other questions than in {first.stage}. Run `dvc repro` again."
             )
@@ -461,19 +434,19 @@ def _modes(runs: Sequence[Run]) -> list[str]:
 
 
 def _values(run: Run, mode: str, metric: str) -> Values:
-    return {row["question_id"]: METRICS[metric](row) for row in run.scores[mode]}
+    return {row.question_id: METRICS[metric](row) for row in run.scores[mode]}
 
 
-def groups(rows: Sequence[Row]) -> list[tuple[str, str, list[str]]]:
+def groups(rows: Sequence[ScoreRow]) -> list[tuple[str, str, list[str]]]:
     """(dataset, hops, question ids) of every part of the table: all, each dataset, each hop count, and both."""
-    datasets = sorted({row["dataset"] for row in rows})
-    hops = sorted({row["hops"] for row in rows})
+    datasets = sorted({row.dataset for row in rows})
+    hops = sorted({row.hops for row in rows})
     keys: list[tuple[str, int | str]] = [(ALL, ALL), *((ALL, h) for h in hops), *((d, ALL) for d in datasets)]
     if len(datasets) > 1:
         keys += [(dataset, h) for dataset in datasets for h in hops]
     found = []
     for dataset, hop in keys:
-        ids = [r["question_id"] for r in rows if dataset in (ALL, r["dataset"]) and hop in (ALL, r["hops"])]
+        ids = [row.question_id for row in rows if dataset in (ALL, row.dataset) and hop in (ALL, row.hops)]
         if ids:
             found.append((dataset, str(hop), ids))
     return found
@@ -566,7 +539,7 @@ def markdown(results: Results) -> str:
         "## Exact match by number of hops",
         _markdown_table(*_breakdown(results, "hops", sorted({c.hops for c in results.cells} - {ALL}, key=int))),
         "## Exact match by dataset",
-        _markdown_table(*_breakdown(results, "dataset", sorted({r["dataset"] for r in runs[0].scores["greedy"]}))),
+        _markdown_table(*_breakdown(results, "dataset", sorted({row.dataset for row in runs[0].scores["greedy"]}))),
         "## Training cost, mean over seeds",
         _markdown_table(*_costs(results)),
         "## Retriever alone, the question as query",
@@ -590,7 +563,7 @@ def failed_searches(results: Results) -> list[str]:
         counts = []
         for mode in ("greedy", "sampled"):
             rows = [row for run in results.runs if run.policy == policy for row in run.scores.get(mode, ())]
-            failed = sum(row["status"] == "failed" for row in rows)
+            failed = sum(row.status == "failed" for row in rows)
             counts += [f"{failed:,} of {len(rows):,} {mode}"] if failed else []
         if counts:
             parts.append(f"{results.title(policy)} {', '.join(counts)}")

@@ -7,12 +7,14 @@ must be well formed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tasks.store import DataError, Row, read_jsonl
+from tasks.records import schema
+from tasks.records.metrics import MetricRow
+from tasks.store import DataError, Row
 
 if TYPE_CHECKING:
     from tasks.report.table import Run
@@ -33,7 +35,7 @@ class Track:
 
     policy: str
     seed: int
-    rows: tuple[tuple[int, Row], ...]
+    rows: tuple[tuple[int, Mapping[str, float | None]], ...]
     stopped: Row | None
     says_stopped: bool
     selected_step: int | None
@@ -67,8 +69,8 @@ def read_tracks(runs: Sequence[Run], artifacts: Path) -> tuple[Track, ...]:
 
 def _track(run: Run, summary: Row, folder: Path) -> Track:
     path = folder / "metrics.jsonl"
-    lines = read_jsonl(path) if path.is_file() else ()
-    rows = tuple(metrics_row(row, path, number) for number, row in lines)
+    lines = schema.read(MetricRow, path) if path.is_file() else ()
+    rows = tuple((row.step, row.metrics) for _, row in lines)
     stopped, selected = summary.get("stopped"), summary.get("selected_step")
     where = folder / "summary.json"
     if stopped is not None and not (
@@ -89,19 +91,3 @@ def _group_size(summary: Row) -> int | None:
     method = settings.get("method") if isinstance(settings, dict) else None
     size = method.get("group_size") if isinstance(method, dict) else None
     return size if isinstance(size, int) else None
-
-
-def metrics_row(row: Row, path: Path, number: int) -> tuple[int, Row]:
-    """(step, metrics) of one row of `metrics.jsonl`.
-
-    Raises:
-        DataError: the row is not {"step": int, "metrics": {name: number}}.
-    """
-    step: Any = row.get("step")
-    metrics: Any = row.get("metrics")
-    if not isinstance(step, int) or not isinstance(metrics, dict):
-        raise DataError(f"{path}: row {number}: expected {{'step': integer, 'metrics': object}}, found {row!r:.120}.")
-    for name, value in metrics.items():
-        if isinstance(value, bool) or not isinstance(value, int | float | None):
-            raise DataError(f"{path}: row {number}: metric {name!r} is {value!r}, expected a number.")
-    return step, metrics

@@ -58,6 +58,7 @@ def test_valid_rows_pass(kind: Kind, run_check: Callable[..., dict[str, Any]], t
     assert any("index" in page.lower() and kind in page for page in pages)
 
 
+SCHEMA = "a row as tasks/records/"
 # For each kind: a change of one field, then the column, the found value and the rule that the message must name.
 VIOLATIONS: dict[Kind, list[tuple[Row, str, str, str]]] = {
     "questions": [
@@ -94,27 +95,34 @@ VIOLATIONS: dict[Kind, list[tuple[Row, str, str, str]]] = {
         ({"split": "train"}, "unknown_field", "'split'", "only the fields question_id, hops"),
     ],
     "results": [
-        ({"em": 0.5}, "em", "0.5 (float)", "one of 0.0, 1.0"),
-        ({"f1": float("nan")}, "f1", "nan (float)", "a finite number"),
+        ({"em": 0.5}, "schema_fault", "em: found 0.5 (float), expected 0 or 1", SCHEMA),
+        ({"f1": float("nan")}, "schema_fault", "f1: found nan (float), expected a finite number", SCHEMA),
+        ({"hops": True}, "schema_fault", "hops: found True, expected a whole number", SCHEMA),
         ({"split": "train"}, "split", "'train'", "one of 'dev', 'test'"),
         ({"status": "failed"}, "em", "1.0 (float)", "0 where status is failed"),
         ({"valid_actions": 3}, "actions/valid_actions", "2 (int) and 3 (int)", "actions not below valid_actions"),
-        ({"recall": 1.5}, "recall", "1.5 (float)", "null or a number from 0 to 1"),
-        ({"searches": -1}, "searches", "-1 (int)", "0 or more"),
+        ({"recall": 1.5}, "schema_fault", "recall: found 1.5 (float), expected 1.0 or less", SCHEMA),
+        ({"searches": -1}, "schema_fault", "searches: found -1 (int), expected 0 or more", SCHEMA),
     ],
     "trajectories": [
         ({"turns": [TURN | {"logprobs": [-1.0]}]}, "turn_fault", "'turn 0: 2 tokens but 1 logprobs'", "turns whose"),
         (
             {"turns": [TURN, TURN | {"logprobs": [0.1, 0.0]}]},
+            "schema_fault",
+            "turns[1].logprobs[0]: found 0.1 (float), expected 0.0001",
+            SCHEMA,
+        ),
+        (
+            {"turns": [TURN | {"tokens": None}]},
             "turn_fault",
-            "'turn 1: logprob 0.1 above 0'",
+            "turn 0: text is given where tokens are null",
             "turns whose",
         ),
         ({"turns": [TURN | {"kind": "answer"}]}, "turn_fault", "turn 0: executed True of kind 'answer'", "turns whose"),
-        ({"turns": None}, "turns", "None", "a list of objects"),
+        ({"turns": None}, "schema_fault", "turns: found None, expected a list", SCHEMA),
         ({"answer": None}, "answer", "None", "an answer where status is answered"),
-        ({"outcome": None}, "outcome", "None", "a finite number"),
-        ({"step": -2}, "step", "-2 (int)", "null or a number from 0"),
+        ({"outcome": None}, "schema_fault", "outcome: found None, expected a number", SCHEMA),
+        ({"step": -2}, "schema_fault", "step: found -2 (int), expected 0 or more", SCHEMA),
     ],
 }
 
@@ -174,7 +182,7 @@ def test_several_files_are_checked_together_and_named_one_by_one(tmp_path: Path)
     with pytest.raises(DataError) as error:
         check("results", paths, tmp_path / "docs", batch_rows=3)
     half, empty, repeated, _ = str(error.value).split("\n")
-    assert half.startswith(f"{paths[1]}: row 1, 2, 3, 4: column 'em': found 0.5 (float), expected one of 0.0, 1.0")
+    assert half.startswith(f"{paths[1]}: row 1, 2, 3, 4: column 'schema_fault': found 'em: found 0.5 (float), expect")
     assert empty.startswith(f"{paths[3]}: expected at least one row")
     assert repeated.startswith(f"{paths[2]}: row 1, 2: column 'question_id/mode': found 'd/1', 'greedy', expected no")
     paths[3].write_text(lines([SCORE | {"em": 0.5, "question_id": f"e/{n}"} for n in range(4)]), encoding="utf-8")
@@ -182,7 +190,7 @@ def test_several_files_are_checked_together_and_named_one_by_one(tmp_path: Path)
         check("results", [paths[1], paths[3]], tmp_path / "docs")
     first, second, _ = str(error.value).split("\n")
     assert first.startswith(f"{paths[1]}: row 1, 2, 3, 4: column")
-    assert second.startswith(f"{paths[3]}: row 1 and 3 more, here or in later files: column 'em'")
+    assert second.startswith(f"{paths[3]}: row 1 and 3 more, here or in later files: column 'schema_fault'")
 
 
 def test_ids_must_be_in_the_corpus(run_check: Callable[..., dict[str, Any]], tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ def _trajectory(policy: str, seed: int, row: Row, question: Row, step: int | Non
         "policy": policy,
         "seed": seed,
         "step": step,
-        "mode": "training" if step is not None else row["mode"],
+        "mode": row["mode"],
         "status": row["status"],
         "answer": row["answer"] if row["status"] == "answered" else None,
         "prompt": "Answer the given question. Reason inside <think> and </think>, search with <search> query "

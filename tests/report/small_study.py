@@ -57,7 +57,7 @@ def small(root: Path, runs: Mapping[str, Given], seeds: Sequence[int] = (0, 1)) 
 
 def _score(number: int, em: float) -> Row:
     return {
-        "question_id": f"q{number:03d}", "dataset": "world", "hops": 1, "mode": "greedy", "em": em, "f1": em,
-        "subem": em, "searches": 1, "actions": 1, "valid_actions": 1, "recall": None, "status": "answered",
-        "generated_tokens": 1, "prefill_tokens": 1,
+        "question_id": f"q{number:03d}", "dataset": "world", "split": "test", "hops": 1, "type": None,
+        "mode": "greedy", "em": em, "f1": em, "subem": em, "searches": 1, "actions": 1, "valid_actions": 1,
+        "recall": None, "status": "answered", "generated_tokens": 1, "prefill_tokens": 1, "answer": "x",
     }  # fmt: skip

@@ -115,7 +115,7 @@ def test_a_missing_file_of_metrics_is_no_curve_and_a_malformed_one_an_error(tmp_
     path.unlink()
     assert read_tracks(results.runs, tmp_path / "artifacts")[0].rows == ()
     write_jsonl(path, [{"step": 1, "metrics": {"entropy": "high"}}])
-    with pytest.raises(DataError, match=r"metrics\.jsonl: row 1: metric 'entropy' is 'high'"):
+    with pytest.raises(DataError, match=r"metrics\.jsonl: row 1: metrics\.entropy: found 'high', expected a num"):
         read_tracks(results.runs, tmp_path / "artifacts")
 
 

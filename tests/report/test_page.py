@@ -112,17 +112,17 @@ def test_trajectories_are_bounded_spread_and_stable(artifacts: Path):
     chosen = sample_trajectories(paths, 24)
     assert len(chosen) == 24
     assert chosen == sample_trajectories(paths, 24)
-    kinds = {(seed, row["mode"], row["hops"]) for seed, row in chosen}
+    kinds = {(row.seed, row.mode, row.hops) for row in chosen}
     assert len(kinds) == 2 * 2 * 3
-    assert {row["outcome"] for _, row in chosen} == {0.0, 1.0}
-    assert len({(seed, row["mode"], row["question_id"]) for seed, row in chosen}) == 24
+    assert {row.outcome for row in chosen} == {0.0, 1.0}
+    assert len({(row.seed, row.mode, row.question_id) for row in chosen}) == 24
 
 
 def test_policies_show_the_same_questions(artifacts: Path):
     shown = []
     for policy in ("base", "search_r1_grpo"):
         rows = sample_trajectories({0: artifacts / "evaluate" / f"{policy}-0" / "trajectories.jsonl"}, 30)
-        shown.append({row["question_id"] for _, row in rows})
+        shown.append({row.question_id for row in rows})
     assert len(shown[0] & shown[1]) >= 8
 
 
@@ -135,9 +135,11 @@ def test_a_short_file_gives_what_it_has(artifacts: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"turns": None}, "turns=None, expected list"),
-        ({"turns": [1]}, r"turns\[0\]: found int"),
-        ({"prompt": 3}, "prompt=3, expected str"),
+        ({"turns": None}, "turns: found None, expected a list"),
+        ({"turns": [1]}, r"turns\[0\]: found 1 \(int\), expected a JSON object"),
+        ({"prompt": 3}, r"prompt: found 3 \(int\), expected text"),
+        ({"step": -1}, r"step: found -1 \(int\), expected 0 or more"),
+        ({"mood": "greedy"}, "unknown field 'mood'"),
     ],
 )
 def test_malformed_trajectories_are_refused(artifacts: Path, tmp_path: Path, change: dict[str, object], words: str):
@@ -167,7 +169,7 @@ def test_curves_are_thinned_but_keep_rare_points(tmp_path: Path):
 
 def test_malformed_metrics_are_refused(tmp_path: Path):
     write_jsonl(tmp_path / "metrics.jsonl", [{"step": 1, "metrics": {"loss": "low"}}])
-    with pytest.raises(DataError, match="row 1: metric 'loss' is 'low'"):
+    with pytest.raises(DataError, match=r"row 1: metrics\.loss: found 'low', expected a number"):
         read_curve(tmp_path / "metrics.jsonl")
 
 
