@@ -29,7 +29,11 @@ class Hop:
 
 @dataclass(frozen=True)
 class Question:
-    """One row of `questions.jsonl`; `answers[0]` is the main answer, the rest are aliases."""
+    """One row of `questions.jsonl`; `answers[0]` is the main answer, the rest are aliases.
+
+    `gold_passages` are the passages of `gold_passage_ids` that the corpus has, in that order. Only the stage `inputs`
+    fills them, for methods whose rewards read them.
+    """
 
     id: str
     dataset: str
@@ -44,6 +48,7 @@ class Question:
     gold_complete: bool = False
     silver_passage_ids: tuple[str, ...] = ()
     source: str = ""
+    gold_passages: tuple[Passage, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -239,10 +239,11 @@ def make_policy(
 class EvenFirst:
     """A bandit: 1 when the first token the policy wrote has an even id."""
 
-    needs: tuple[str, ...] = ()
+    reads: tuple[Any, ...] = ()
+    services: tuple[Any, ...] = ()
 
     def __call__(
-        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], resources: Any = None
+        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], services: Any = None
     ) -> list[Scores]:
         return [
             on_last_token(t, float(t.response_ids[0] % 2 == 0), em=float(t.response_ids[0] % 2 == 0))

@@ -12,7 +12,7 @@ from tasks.agent.grammar import SearchGrammar
 from tasks.conf import require
 from tasks.rewards import Reward
 from tasks.rewards.answer import AnswerReward
-from tasks.rewards.length import OverlongPenalty
+from tasks.rewards.overlong import OverlongPenalty
 from tasks.rl.advantages.group import GroupAdvantage
 from tasks.rl.filters.keep_all import KeepAll
 from tasks.rl.filters.mixed_outcomes import MixedOutcomes

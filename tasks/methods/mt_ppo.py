@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from tasks.agent.grammar import SearchGrammar
 from tasks.conf import require
 from tasks.methods import search_r1
-from tasks.rewards.turns import TurnRules
+from tasks.rewards.turn_rules import TurnRules
 from tasks.rl.method import Method
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conf(search_r1.Conf):
-    """Settings of `conf/method/mt_ppo.yaml`; the last two are those of `tasks.rewards.turns.TurnRules`."""
+    """Settings of `conf/method/mt_ppo.yaml`; the last two are those of `tasks.rewards.turn_rules.TurnRules`."""
 
     retrieval: float
     invalid: float

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-from tasks import text
 from tasks.agent.grammar import SearchGrammar
 from tasks.conf import require
 from tasks.methods import search_r1
-from tasks.rewards import EachReward, Resources, on_last_token
+from tasks.rewards.f1_or_format import F1OrFormat
 from tasks.rl.method import Method
-from tasks.types import Question, Scores, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,38 +20,6 @@ class Conf(search_r1.Conf):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 <= self.format_reward < 1, "format_reward", self.format_reward, "from 0, below a right answer's 1")
-
-
-@dataclass(frozen=True)
-class F1OrFormat(EachReward):
-    """F1 if above 0, else `format_reward` where the format is right, else 0; on the last token the policy wrote."""
-
-    format_reward: float
-
-    def score(self, trajectory: Trajectory, question: Question, resources: Resources) -> Scores:
-        """See `EachReward`."""
-        f1 = text.f1(trajectory.answer, question.answers)
-        is_right = is_well_formed(trajectory)
-        return on_last_token(trajectory, f1 or self.format_reward * is_right, f1=f1, format=float(is_right))
-
-
-def is_well_formed(trajectory: Trajectory) -> bool:
-    """Every turn valid, thought in every turn, tags in pairs, and one answer, not empty, at the end.
-
-    An answer that the grammar wants boxed and that is not is empty (`SearchGrammar.boxed`).
-    """
-    if trajectory.status != "answered" or not (trajectory.answer or "").strip():
-        return False
-    if any(turn.action.kind == "invalid" for turn in trajectory.turns):
-        return False
-    texts = [turn.text for turn in trajectory.turns]
-    return all(_is_turn(one) for one in texts) and "".join(texts).rstrip().endswith("</answer>")
-
-
-def _is_turn(written: str) -> bool:
-    """One thought, closed before one search or one answer."""
-    tags = re.findall(r"</?(?:think|search|answer|result)>", written)
-    return tags in [["<think>", "</think>", f"<{kind}>", f"</{kind}>"] for kind in ("search", "answer")]
 
 
 def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:

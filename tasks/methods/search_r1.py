@@ -15,7 +15,8 @@ from typing import Literal
 from tasks.agent.grammar import SearchGrammar
 from tasks.conf import require
 from tasks.rewards import Reward
-from tasks.rewards.answer import AnswerReward, FormatAnswerReward
+from tasks.rewards.answer import AnswerReward
+from tasks.rewards.format_answer import FormatAnswerReward
 from tasks.rl.advantages import Advantage
 from tasks.rl.advantages.gae import TokenGae
 from tasks.rl.advantages.group import GroupAdvantage

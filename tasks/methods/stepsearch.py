@@ -6,21 +6,16 @@ is not computed.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-from tasks import text
 from tasks.agent.grammar import SearchGrammar
 from tasks.conf import require
 from tasks.methods import search_r1
-from tasks.rewards import EachReward, Need, Resources, Reward, on_last_token
-from tasks.rewards.format import follows_search_rule
-from tasks.rewards.keys import KeyReward
+from tasks.rewards import Reward
+from tasks.rewards.key import KeyReward
 from tasks.rewards.steps import StepReward
+from tasks.rewards.sub_answer import SubAnswerReward
 from tasks.rl.method import Method
-from tasks.types import Question, Scores, Trajectory
-
-_SUB_ANSWER = re.compile(r"<sub_answer(\d{1,3})>(.*?)</sub_answer\1>", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,31 +43,6 @@ class Conf(search_r1.Conf):
         super().__post_init__()
         for name in ("key_weight", "gain", "penalty", "step_scale", "sub_answer_weight"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 (off) or more")
-
-
-@dataclass(frozen=True)
-class SubAnswerReward(EachReward):
-    """weight * (1/M) sum_i F1(sub-answer i, gold sub-answer i), on the last token; 0 in a wrong format.
-
-    A missing sub-answer scores 0; of several pairs with one number the last counts. The recommended reading of
-    stepsearch section 9.
-    """
-
-    weight: float
-
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        """Sub-answers."""
-        return ("decomposition",)
-
-    def score(self, trajectory: Trajectory, question: Question, resources: Resources) -> Scores:
-        """See `EachReward`."""
-        written = "".join(turn.text for turn in trajectory.turns)
-        given = {int(number): answer for number, answer in _SUB_ANSWER.findall(written)}
-        found = [text.f1(given.get(i), (hop.answer,)) for i, hop in enumerate(question.decomposition, 1)]
-        value = sum(found) / len(found) if found else 0.0
-        earned = value if follows_search_rule(trajectory) else 0.0
-        return on_last_token(trajectory, self.weight * earned, sub_answer=value)
 
 
 def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tasks.agent.grammar import SearchGrammar
 from tasks.conf import require
 from tasks.methods import search_r1
 from tasks.rewards.potential import AnswerPotential
 from tasks.rl.method import Method
+from tasks.services.start_policy import StartPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,5 +25,6 @@ class Conf(search_r1.Conf):
 
 def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:
     """See the module."""
-    rewards = (search_r1.answer_reward(conf), AnswerPotential(conf.potential_scale, grammar))
-    return search_r1.compose(conf, template, grammar, rewards)
+    outcome = search_r1.compose(conf, template, grammar, (search_r1.answer_reward(conf),))
+    rewards = (*outcome.rewards, AnswerPotential(conf.potential_scale))
+    return replace(outcome, rewards=rewards, services={"log_probs": StartPolicy()})

@@ -1,71 +1,62 @@
-"""How good was it? One file per kind of reward; a method adds up the ones it names.
+"""Rewards of trajectories, one file for each kind; a method adds up the kinds that its YAML names.
 
-A reward maps a list of trajectories and their questions to `Scores`: values placed on tokens. It reads
-the environment's record (turns, hits), never tags in observations, which a policy can forge.
+A reward maps trajectories and their questions to `Scores`: values placed on tokens. It reads the environment's record
+(turns, executed searches, hits) and what the policy wrote, never tags in observations, which a policy can forge.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
+from tasks.services import NO_SERVICES, Role, Services
 from tasks.types import Question, Scores, Trajectory
 
-Need = Literal["decomposition", "queries", "gold_passages", "likelihood"]
-Likelihood = Callable[[Sequence[tuple[Sequence[int], Sequence[int]]]], list[float]]
-"""(context ids, continuation ids) pairs -> mean natural log-probability of each continuation's tokens."""
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What a reward may use besides trajectories and questions; a reward says in `needs` what must be there.
-
-    Attributes:
-        gold_texts: text (without title) of each gold passage of the questions, by passage id.
-        likelihood: under a frozen copy of the start policy.
-        encode: text to token ids.
-    """
-
-    gold_texts: Mapping[str, str] = field(default_factory=dict)
-    likelihood: Likelihood | None = None
-    encode: Callable[[str], list[int]] | None = None
-
-
-NOTHING = Resources()
+Field = Literal["decomposition", "queries", "gold_passages"]
+"""What of a question a reward may read besides its text and answers: the stage `inputs` joins only what is read."""
 
 
 class Reward(Protocol):
-    """Scores a batch (so that a judge can be called once); unfinished trajectories are allowed."""
+    """Scores a batch, so that a model behind a service is asked once; unfinished trajectories are allowed."""
 
     @property
-    def needs(self) -> tuple[Need, ...]:
-        """What questions and resources must hold."""
+    def reads(self) -> tuple[Field, ...]:
+        """What of the questions it reads besides text and answers."""
+        ...
+
+    @property
+    def services(self) -> tuple[Role, ...]:
+        """The services it calls."""
         ...
 
     def __call__(
-        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], resources: Resources = NOTHING
+        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], services: Services = NO_SERVICES
     ) -> list[Scores]: ...
 
 
 class EachReward(ABC):
-    """A `Reward` that looks at one trajectory at a time."""
+    """A `Reward` that looks at one trajectory at a time and calls no service."""
 
     @property
-    def needs(self) -> tuple[Need, ...]:
-        """Nothing, unless a reward says otherwise."""
+    def reads(self) -> tuple[Field, ...]:
+        """Text and answers only, unless a reward says otherwise."""
+        return ()
+
+    @property
+    def services(self) -> tuple[Role, ...]:
+        """None."""
         return ()
 
     @abstractmethod
-    def score(self, trajectory: Trajectory, question: Question, resources: Resources) -> Scores:
+    def score(self, trajectory: Trajectory, question: Question) -> Scores:
         """Rewards of this trajectory."""
 
     def __call__(
-        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], resources: Resources = NOTHING
+        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], services: Services = NO_SERVICES
     ) -> list[Scores]:
         """One `Scores` per trajectory."""
-        return [self.score(t, question, resources) for t, question in zip(trajectories, questions, strict=True)]
+        return [self.score(t, question) for t, question in zip(trajectories, questions, strict=True)]
 
 
 def on_last_token(trajectory: Trajectory, value: float, **parts: float) -> Scores:
@@ -84,7 +75,7 @@ def on_turns(trajectory: Trajectory, values: Mapping[int, float], **parts: float
 
 
 def total(scores: Sequence[Scores]) -> Scores:
-    """The sum of several rewards of one trajectory; values at one token add up (methods README, decision 6)."""
+    """The sum of several rewards of one trajectory; values at one token add up."""
     placed: dict[int, float] = {}
     parts: dict[str, float] = {}
     for score in scores:

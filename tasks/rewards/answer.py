@@ -1,4 +1,4 @@
-"""Outcome rewards: the final answer against the golds, placed on the last token the policy wrote."""
+"""The final answer against the gold answers, placed on the last token the policy wrote."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tasks import text
-from tasks.rewards import EachReward, Resources, on_last_token
-from tasks.rewards.format import follows_search_rule, is_well_formed
+from tasks.conf import require
+from tasks.rewards import EachReward, on_last_token
+from tasks.rewards.format import follows_search_rule
 from tasks.types import Question, Scores, Trajectory
 
 METRICS = {"em": text.exact_match, "subem": text.substring_match, "f1": text.f1}
@@ -28,7 +29,10 @@ class AnswerReward(EachReward):
     gated: bool = False
     wrong_format: float = 0.0
 
-    def score(self, trajectory: Trajectory, question: Question, resources: Resources) -> Scores:
+    def __post_init__(self) -> None:
+        require(self.wrong_format <= 0, "wrong_format", self.wrong_format, "0 or less: a wrong format earns nothing")
+
+    def score(self, trajectory: Trajectory, question: Question) -> Scores:
         """See `EachReward`."""
         value = METRICS[self.metric](trajectory.answer, question.answers)
         earned = self.weight * value
@@ -39,34 +43,4 @@ class AnswerReward(EachReward):
         return on_last_token(trajectory, earned, **parts)
 
 
-@dataclass(frozen=True)
-class FormatAnswerReward(EachReward):
-    """Search-R1 v0.3's table: exact match with credit for structure, answer tag and retrieval (search_r1 section 3).
-
-    Attributes:
-        structure: s, reward of a valid structure without a right answer, and its penalty when missing.
-        answer_tag: f, reward of an answer in a broken structure.
-        retrieval: q, bonus when a gold answer was retrieved in a valid structure.
-    """
-
-    structure: float = 0.2
-    answer_tag: float = 0.1
-    retrieval: float = 0.0
-
-    def score(self, trajectory: Trajectory, question: Question, resources: Resources) -> Scores:
-        """See `EachReward`."""
-        em = text.exact_match(trajectory.answer, question.answers)
-        valid = is_well_formed(trajectory.response_text)
-        return on_last_token(trajectory, self._value(trajectory, question, em, valid), em=em)
-
-    def _value(self, trajectory: Trajectory, question: Question, em: float, valid: bool) -> float:
-        if em:
-            return 1.0 if valid else 1.0 - self.structure
-        if valid:
-            found = any(
-                text.substring_match(f"{hit.title} {hit.text}", question.answers)
-                for turn in trajectory.turns
-                for hit in turn.hits
-            )
-            return self.structure + (self.retrieval if found else 0.0)
-        return self.answer_tag if trajectory.answer is not None else 0.0
+PART = AnswerReward

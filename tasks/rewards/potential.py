@@ -1,19 +1,20 @@
 """TIPS: what a turn added to the likelihood of the gold answer under a frozen copy of the policy.
 
-Potential-based shaping: Phi_t is the mean log-probability of the gold answer's tokens after the trajectory up to and
-with turn t's observation, and turn t earns scale * (Phi_t - Phi_{t-1}). The terms telescope, so that what searching
-can earn is bounded whatever its length. Known from the method's own paper in outline only: scale is a setting.
+Phi_t is the mean log-probability of the gold answer's tokens after the trajectory up to and with turn t's observation,
+and turn t earns scale * (Phi_t - Phi_{t-1}). Known from the method's own paper in outline only: scale is a setting.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from tasks.agent.grammar import SearchGrammar
-from tasks.rewards import NOTHING, Need, Resources, on_turns
-from tasks.types import Action, Question, Scores, Trajectory, Turn
+from tasks.conf import require
+from tasks.rewards import Field
+from tasks.rewards.shaping import observed_turns, on_observed_turns
+from tasks.services import NO_SERVICES, LogProbs, Pair, Role, Services
+from tasks.types import Question, Scores, Trajectory
 
 
 @dataclass(frozen=True)
@@ -22,42 +23,51 @@ class AnswerPotential:
 
     Attributes:
         scale: weight of the difference.
-        grammar: how an answer is written.
+        opening: the text that opens an answer in the method's grammar.
     """
 
+    reads: ClassVar[tuple[Field, ...]] = ()
+    services: ClassVar[tuple[Role, ...]] = ("log_probs",)
+
     scale: float
-    grammar: SearchGrammar
-    needs: tuple[Need, ...] = ("likelihood",)
+    opening: str = "<answer>"
+
+    def __post_init__(self) -> None:
+        require(self.scale >= 0, "scale", self.scale, "0 or more")
 
     def __call__(
-        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], resources: Resources = NOTHING
+        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], services: Services = NO_SERVICES
     ) -> list[Scores]:
-        """One `Scores` per trajectory; all likelihoods are asked for in one call."""
-        assert resources.likelihood is not None
-        assert resources.encode is not None
-        pairs: list[tuple[Sequence[int], Sequence[int]]] = []
-        counts = []
-        for trajectory, question in zip(trajectories, questions, strict=True):
-            opening, answer = self._written(question.answers[0], resources)
-            ends = [0, *(turn.observation_end for turn in _observed(trajectory))]
-            pairs += [(trajectory.prompt_ids + trajectory.response_ids[:end] + opening, answer) for end in ends]
-            counts.append(len(ends))
-        found = iter(resources.likelihood(pairs))
-        scores = []
-        for trajectory, count in zip(trajectories, counts, strict=True):
-            potentials = [next(found) for _ in range(count)]
-            numbers = [i for i, turn in enumerate(trajectory.turns) if turn.observation_end > turn.end]
-            gains = [after - before for before, after in itertools.pairwise(potentials)]
-            values = {number: self.scale * gain for number, gain in zip(numbers, gains, strict=True)}
-            scores.append(on_turns(trajectory, values, potential=potentials[-1] - potentials[0]))
-        return scores
+        """One `Scores` per trajectory; all log-probabilities are asked for in one call.
 
-    def _written(self, answer: str, resources: Resources) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Ids of what opens an answer, and of the answer itself; encoded apart, so that the border is a token's."""
-        assert resources.encode is not None
-        opening, _, _ = self.grammar.render(Action("answer", "\0")).partition("\0")
-        return tuple(resources.encode(opening.rstrip())), tuple(resources.encode(f" {answer.strip()}"))
+        Raises:
+            ValueError: an answer was given that `opening` did not open.
+        """
+        model = services["log_probs"]
+        pairs = [self._pairs(model, t, question) for t, question in zip(trajectories, questions, strict=True)]
+        answers = iter(model.mean_logprobs([pair for of_one in pairs for pair in of_one]))
+        potentials = [[next(answers) for _ in of_one] for of_one in pairs]
+        return [on_observed_turns(t, phi, self.scale) for t, phi in zip(trajectories, potentials, strict=True)]
+
+    def _pairs(self, model: LogProbs, trajectory: Trajectory, question: Question) -> list[Pair]:
+        """The gold answer after the prompt, and after each observation.
+
+        What opens an answer and the answer itself are encoded apart, so that no token lies on the border.
+        """
+        self._check(trajectory)
+        opening = tuple(model.encode(self.opening))
+        answer = tuple(model.encode(f" {question.answers[0].strip()}"))
+        ends = [0, *(turn.observation_end for turn in observed_turns(trajectory))]
+        return [(trajectory.prompt_ids + trajectory.response_ids[:end] + opening, answer) for end in ends]
+
+    def _check(self, trajectory: Trajectory) -> None:
+        """An answer that `opening` did not open shows that the method's grammar writes answers otherwise."""
+        if trajectory.status == "answered" and self.opening not in trajectory.turns[-1].text:
+            written = trajectory.turns[-1].text[-80:]
+            raise ValueError(
+                f"rewards: potential: opening={self.opening!r}: found an answer without it ({written!r}). Give the "
+                "text that opens an answer in this method's grammar."
+            )
 
 
-def _observed(trajectory: Trajectory) -> list[Turn]:
-    return [turn for turn in trajectory.turns if turn.observation_end > turn.end]
+PART = AnswerPotential

@@ -13,7 +13,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from tasks import text
-from tasks.rewards import EachReward, Need, Resources, on_turns
+from tasks.conf import require
+from tasks.rewards import EachReward, Field, on_turns
 from tasks.types import Question, Scores, Trajectory
 
 _TOKEN = re.compile(r"\b\w\w+\b")
@@ -104,7 +105,7 @@ def ranked(rounds: Sequence[Sequence[Hashable]]) -> list[list[Hashable]]:
 class StepReward(EachReward):
     """scale * (gain * G^t - penalty * P^t) on the token that completes the t-th executed search.
 
-    Gold passages that no text is known of count as not there; with none at all G is 0 and P is as usual.
+    Gold passages that the corpus lacks do not count; with none at all G is 0 and P is as usual.
 
     Attributes:
         gain, penalty: 1 or 0, switches of the two terms (stepsearch section 9).
@@ -117,15 +118,18 @@ class StepReward(EachReward):
     scale: float = 1.0
     as_released: bool = False
 
+    def __post_init__(self) -> None:
+        for name in ("gain", "penalty", "scale"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "0 (off) or more")
+
     @property
-    def needs(self) -> tuple[Need, ...]:
+    def reads(self) -> tuple[Field, ...]:
         """Gold passages, unless their term is off."""
         return ("gold_passages",) if self.gain else ()
 
-    def score(self, trajectory: Trajectory, question: Question, resources: Resources) -> Scores:
+    def score(self, trajectory: Trajectory, question: Question) -> Scores:
         """See `EachReward`."""
-        known = (resources.gold_texts.get(passage) for passage in question.gold_passage_ids)
-        golds = tuple(one for one in known if one is not None)
+        golds = tuple(passage.text for passage in question.gold_passages)
         numbers = [i for i, turn in enumerate(trajectory.turns) if turn.executed]
         rounds = [trajectory.turns[i].hits for i in numbers]
         similarities = [
@@ -142,3 +146,6 @@ class StepReward(EachReward):
             for number, gain, share in zip(numbers, gains, repeated, strict=True)
         }
         return on_turns(trajectory, values, information_gain=sum(gains), redundancy=sum(repeated))
+
+
+PART = StepReward

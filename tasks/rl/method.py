@@ -6,18 +6,19 @@ which extra tensors it reads (`needs_values`, `needs_reference`); the loop compu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tasks.agent.grammar import SearchGrammar
 from tasks.conf import require
-from tasks.rewards import Need, Reward
+from tasks.rewards import Field, Reward
 from tasks.rl.advantages import Advantage
 from tasks.rl.filters import Filter
 from tasks.rl.losses import LossSum
 from tasks.rl.samplers import Sampler
 from tasks.rl.simulators import Simulator
 from tasks.rl.value_losses import ValueLoss
+from tasks.services import Kind, Role
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Method:
         value_loss: the critic's loss where the advantage needs values.
         temperature, top_p: of rollouts.
         simulator: answers searches during training in place of the search engine; None: the engine does.
+        services: which service plays each role that the rewards call.
     """
 
     template: str
@@ -44,20 +46,42 @@ class Method:
     temperature: float
     top_p: float
     simulator: Simulator | None = None
+    services: Mapping[Role, Kind] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._check_services()
         require(self.temperature >= 0, "temperature", self.temperature, "0 (greedy) or more")
         require(0 < self.top_p <= 1, "top_p", self.top_p, "a number in (0, 1]")
 
     @property
     def needs_reference(self) -> bool:
         """Whether a frozen copy of the start policy must be held."""
-        return self.advantage.needs_reference or self.loss.needs_reference or "likelihood" in self.needs
+        return self.advantage.needs_reference or self.loss.needs_reference or self._services_need_reference
 
     @property
-    def needs(self) -> tuple[Need, ...]:
-        """What the rewards together need."""
-        return tuple(dict.fromkeys(need for reward in self.rewards for need in reward.needs))
+    def reads(self) -> tuple[Field, ...]:
+        """What the rewards together read of a question."""
+        return tuple(dict.fromkeys(name for reward in self.rewards for name in reward.reads))
+
+    @property
+    def _services_need_reference(self) -> bool:
+        return any(kind.needs_reference for kind in self.services.values())
+
+    def _check_services(self) -> None:
+        """Every role that a reward calls is played by one service of that role, and no other service is named."""
+        called = {role: type(reward).__name__ for reward in self.rewards for role in reward.services}
+        for role, caller in called.items():
+            if role not in self.services:
+                raise ValueError(
+                    f"services: nobody plays {role}, which {caller} calls. Add {role}: and the name of a file of "
+                    "conf/service/ whose kind plays that role."
+                )
+        for role, kind in self.services.items():
+            if role not in called:
+                raise ValueError(f"services: {role} is named, but no part of this method calls it. Remove it.")
+            if kind.role != role:
+                found = f"{role} is a {type(kind).__name__}, which plays {kind.role}"
+                raise ValueError(f"services: {found}. Name a file of conf/service/ whose kind plays {role}.")
 
 
 def outcome_parts(names: Sequence[str], scores: Sequence[dict[str, float]]) -> dict[str, float]:

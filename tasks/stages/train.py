@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +16,11 @@ from tasks.data.records import read_passages
 from tasks.retrieval import Retriever
 from tasks.retrieval.generated import GeneratedRetriever
 from tasks.retrieval.writers import WorldWriter
-from tasks.rewards import Resources
 from tasks.runner import Context, run
+from tasks.services import Resources, opened
 from tasks.stages import parts
 from tasks.store import DataError, replacing_folder, write_json, write_jsonl
-from tasks.types import Question
+from tasks.types import Passage, Question
 
 if TYPE_CHECKING:
     from tasks.rl.method import Method
@@ -69,6 +70,7 @@ def body(ctx: Context, method: str, seed: int) -> None:
     training = [q for q in questions if q.split == "train"]
     prepared = prepare(composed, training, ctx.root, method)
     ctx.track_data("training", len(training))
+    running = Resources(ctx.root, ctx.scratch, policy, tokenizer, settings.max_batch_tokens)
     trainer = Trainer(
         conf=settings,
         method=composed,
@@ -84,10 +86,10 @@ def body(ctx: Context, method: str, seed: int) -> None:
         seed=seed,
         scratch=ctx.scratch,
         log=parts.Bar(ctx, settings.num_steps).log,
-        resources=prepared.resources,
     )
     try:
-        trainer.run()
+        with opened(composed.services, running) as trainer.services:
+            trainer.run()
     finally:
         generator.shutdown()
         if playing is not generator:
@@ -131,42 +133,41 @@ class Prepared:
     """What a method trains on besides the start policy.
 
     Attributes:
-        questions: training questions, with resolved reference queries where rewards read them.
-        resources: what rewards read.
+        questions: training questions with what rewards read: resolved hops and reference queries, gold passages.
         search: the search engine of training, None for the index.
-        missing: what rewards need and some questions lack -> how many lack it.
+        missing: what rewards read and some questions lack -> how many lack it.
     """
 
     questions: list[Question]
-    resources: Resources
     search: Retriever | None
     missing: dict[str, int]
 
 
 def prepare(method: Method, questions: list[Question], root: Path, name: str) -> Prepared:
-    """Read what the method's rewards and its simulator need.
+    """Read what the method's rewards read and its simulator needs.
 
     Raises:
-        DataError: not one training question has what a reward needs, or there is nobody to write documents.
+        DataError: not one training question has what a reward reads, or there is nobody to write documents.
     """
-    missing, texts = {}, {}
-    if "decomposition" in method.needs:
+    missing: dict[str, int] = {}
+    if "decomposition" in method.reads:
         hops = read_hops(root / parts.ARTIFACTS / "augment" / "hops.jsonl")
         questions = [replace(question, decomposition=hops.get(question.id, ())) for question in questions]
         missing["decomposition"] = sum(not question.decomposition for question in questions)
-    if "queries" in method.needs:
+    if "queries" in method.reads:
         missing["queries"] = sum(not any(hop.queries for hop in question.decomposition) for question in questions)
-    if "gold_passages" in method.needs:
+    if "gold_passages" in method.reads:
         wanted = {passage for question in questions for passage in question.gold_passage_ids}
         corpus = root / parts.ARTIFACTS / "data" / "corpus.jsonl"
-        texts = {passage.id: passage.text for passage in read_passages(corpus) if passage.id in wanted}
-        missing["gold_passages"] = sum(texts.keys().isdisjoint(question.gold_passage_ids) for question in questions)
+        known = {passage.id: passage for passage in read_passages(corpus) if passage.id in wanted}
+        questions = [replace(question, gold_passages=_known(question, known)) for question in questions]
+        missing["gold_passages"] = sum(not question.gold_passages for question in questions)
     for need, count in missing.items():
         if questions and count == len(questions):
             where = "artifacts/data" if need == "gold_passages" else "artifacts/augment/hops.jsonl"
             why = "" if need == "gold_passages" else " (what was rejected, and why, is in rejected.jsonl beside it)"
             raise DataError(
-                f"conf/method/{name}.yaml: its rewards need {need} of training questions, and none of the {count} has "
+                f"conf/method/{name}.yaml: its rewards read {need} of training questions, and none of the {count} has "
                 f"any in {where}{why}. Train it on data that has them (the generated world, MuSiQue)."
             )
         if count:
@@ -174,7 +175,11 @@ def prepare(method: Method, questions: list[Question], root: Path, name: str) ->
                 f"{count} of {len(questions)} training questions have no {need}: these earn nothing by it", flush=True
             )
     search = None if method.simulator is None else simulated(method.simulator.writer, root)
-    return Prepared(questions, Resources(gold_texts=texts), search, missing)
+    return Prepared(questions, search, missing)
+
+
+def _known(question: Question, passages: Mapping[str, Passage]) -> tuple[Passage, ...]:
+    return tuple(passages[name] for name in question.gold_passage_ids if name in passages)
 
 
 def simulated(writer: str, root: Path) -> Retriever:

@@ -29,10 +29,11 @@ from tasks.records import schema
 from tasks.records.trajectories import trajectory_row
 from tasks.retrieval import RetrievalError
 from tasks.retrieval.generated import GeneratedRetriever
-from tasks.rewards import Resources, total
+from tasks.rewards import total
 from tasks.rl.experience import Experience, collate, microbatches, minibatches
 from tasks.rl.losses import Normalizer
 from tasks.rl.method import Method
+from tasks.services import NO_SERVICES, Services
 from tasks.store import DataError, read_jsonl
 from tasks.train.health import CollapseConf, answer_metrics, rollout_metrics
 from tasks.types import Question, Scores, Trajectory
@@ -179,7 +180,7 @@ class Trainer:
         seed: of data order, draws and mini-batches.
         scratch: checkpoints, the best policy and recorded trajectories.
         log: receives (step, metrics).
-        resources: what the method's rewards need.
+        services: what the method's parts call, by role.
     """
 
     conf: TrainConf
@@ -194,7 +195,7 @@ class Trainer:
     seed: int
     scratch: Path
     log: Log
-    resources: Resources = field(default_factory=Resources)
+    services: Services = field(default_factory=lambda: NO_SERVICES)
     progress: Progress = field(default_factory=Progress)
 
     def run(self) -> Progress:
@@ -366,28 +367,8 @@ class Trainer:
         return [self.questions[i] for i in order[place * count : (place + 1) * count]]
 
     def _score(self, trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Scores]:
-        resources = replace(self.resources, likelihood=self._likelihood, encode=self._encode)
-        by_reward = [reward(trajectories, questions, resources) for reward in self.method.rewards]
+        by_reward = [reward(trajectories, questions, self.services) for reward in self.method.rewards]
         return [total(scores) for scores in zip(*by_reward, strict=True)]
-
-    def _encode(self, text_: str) -> list[int]:
-        return list(self.player.tokenizer.encode(text_, add_special_tokens=False))
-
-    def _likelihood(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
-        """See `tasks.rewards.Likelihood`; by the reference, in micro-batches."""
-        rows = [
-            Trajectory("", str(i), tuple(context), tuple(ids), (True,) * len(ids), (0.0,) * len(ids), (), "open")
-            for i, (context, ids) in enumerate(pairs)
-        ]
-        lengths = [len(context) + len(ids) for context, ids in pairs]
-        found = [0.0] * len(pairs)
-        for some in microbatches(lengths, range(len(rows)), self.conf.max_batch_tokens):
-            batch = collate([rows[i] for i in some], [Scores(0.0, ())] * len(some))
-            logprobs = self.policy.logprobs(batch, [range(len(batch))], reference=True)
-            means = logprobs.sum(-1) / batch.loss_mask.sum(-1).clamp(min=1)
-            for i, mean in zip(some, means.tolist(), strict=True):
-                found[i] = mean
-        return found
 
     def _experience(self, trajectories: Sequence[Trajectory], scores: Sequence[Scores], step: int) -> Experience:
         """Tensors of a step, with old (and reference) logprobs, values and advantages.

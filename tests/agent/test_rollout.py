@@ -11,7 +11,8 @@ from tasks.agent.rollout import RolloutConf
 from tasks.generate import Sampling
 from tasks.generate.plain import PlainGenerator, PlainSession
 from tasks.retrieval import RetrievalError
-from tasks.rewards.answer import AnswerReward, FormatAnswerReward
+from tasks.rewards.answer import AnswerReward
+from tasks.rewards.format_answer import FormatAnswerReward
 from tasks.rl.experience import collate
 from tasks.store import DataError
 from tasks.types import Hit, Trajectory

@@ -32,13 +32,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.rewards import on_last_token
+from tasks.rewards import EachReward, on_last_token
 from tasks.store import digest, read_jsonl
 from tasks.types import Question, Scores, Trajectory
 from tests.benchmarks.workload import (
@@ -148,7 +148,7 @@ def run_ours(folder: Path, workload: Workload) -> Measured:
         template=template,
         grammar=ToolCallGrammar(),
         sampler=IndependentGroup(workload.group_size),
-        rewards=(query_rewards,),
+        rewards=(QueryReward(),),
         filter=KeepAll(),
         advantage=GroupAdvantage(),
         loss=LossSum((PolicyClip(0.2, 0.2),)),
@@ -194,9 +194,12 @@ def run_ours(folder: Path, workload: Workload) -> Measured:
     return meter.measured(workload)
 
 
-def query_rewards(trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Scores]:
+class QueryReward(EachReward):
     """The reward of `SearchTool`, for our loop."""
-    return [on_last_token(t, reward(queries_of(t))) for t in trajectories]
+
+    def score(self, trajectory: Trajectory, question: Question) -> Scores:
+        """See `EachReward`."""
+        return on_last_token(trajectory, reward(queries_of(trajectory)))
 
 
 def _require_same_prompt(tokenizer: Any, template: str, question: str) -> None:

@@ -11,7 +11,8 @@ import pytest
 from tasks.agent.grammar import SearchGrammar
 from tasks.data.records import passage_row, question_row, to_passage, to_question
 from tasks.data.world import KINDS, RELATIONS, WorldConf, is_held_out, passages, questions, regions, write_world
-from tasks.rewards.answer import AnswerReward, FormatAnswerReward
+from tasks.rewards.answer import AnswerReward
+from tasks.rewards.format_answer import FormatAnswerReward
 from tasks.store import read_jsonl
 from tasks.text import exact_match, normalize
 from tasks.types import Trajectory, Turn

@@ -7,7 +7,8 @@ answer, so that its plays earn and lose.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,8 @@ from tasks.engine.plain import PlainCritic, PlainPolicy
 from tasks.generate.plain import PlainGenerator
 from tasks.retrieval.generated import GeneratedRetriever
 from tasks.retrieval.writers import WorldWriter
-from tasks.rewards import Resources
 from tasks.rl.filters.keep_all import KeepAll
+from tasks.services import Resources, opened
 from tasks.train.loop import TrainConf, Trainer
 from tasks.types import Action, Passage, Question
 from tests.base.small import SMALL
@@ -73,9 +74,13 @@ class Taught:
         self.search = retrieval.open_retriever(folder / "index", folder / "corpus.jsonl")
         self.passages: list[Passage] = list(read_passages(folder / "corpus.jsonl"))
         train = [q for q in read_questions(folder / "questions.jsonl") if q.split == "train" and q.hops <= 2]
-        self.questions: list[Question] = [replace(q, decomposition=tuple(hops_of(q))) for q in train[:6]]
-        self.folder = folder
+        self.questions: list[Question] = [self._with_inputs(q) for q in train[:6]]
+        self.folder, self.stack = folder, ExitStack()
         self.made: dict[str, tuple[Any, dict[str, torch.Tensor]]] = {}
+
+    def _with_inputs(self, question: Question) -> Question:
+        golds = tuple(p for p in self.passages if p.id in question.gold_passage_ids)
+        return replace(question, decomposition=tuple(hops_of(question)), gold_passages=golds)
 
     def policy(self, grammar_name: str) -> tuple[Any, Any]:
         """(model, tokenizer), a fresh copy each time."""
@@ -121,8 +126,10 @@ def _plans(question: Question, grammar_name: str) -> list[list[Step]]:
 
 
 @pytest.fixture(scope="module")
-def taught(tmp_path_factory: pytest.TempPathFactory) -> Taught:
-    return Taught(tmp_path_factory.mktemp("taught"))
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Taught]:
+    made = Taught(tmp_path_factory.mktemp("taught"))
+    with made.stack:
+        yield made
 
 
 def _trainer(taught: Taught, name: str, scratch: Path, log: Callable[[int, dict[str, float]], None]) -> Trainer:
@@ -144,12 +151,14 @@ def _trainer(taught: Taught, name: str, scratch: Path, log: Callable[[int, dict[
     search: Any = taught.search
     if method.simulator is not None:
         search = GeneratedRetriever(WorldWriter([(p.title, p.text) for p in taught.passages]))
+    resources = Resources(ROOT, scratch, policy, tokenizer, settings.max_batch_tokens)
+    services = taught.stack.enter_context(opened(method.services, resources))
     return Trainer(
         conf=settings, method=method, policy=policy, critic=critic, generator=generator,
         player=Player(budget, start or generator, tokenizer, search, method.grammar, TEMPLATE),
         validator=Player(budget, generator, tokenizer, taught.search, method.grammar, TEMPLATE),
         questions=taught.questions, validation=taught.questions[:2], seed=0, scratch=scratch, log=log,
-        resources=Resources(gold_texts={p.id: p.text for p in taught.passages}),
+        services=services,
     )  # fmt: skip
 
 

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from tasks import methods
-from tasks.rewards.answer import AnswerReward, FormatAnswerReward
+from tasks.rewards.answer import AnswerReward
+from tasks.rewards.format_answer import FormatAnswerReward
 from tasks.rl.advantages.gae import TokenGae
 from tasks.rl.advantages.group import GroupAdvantage
 from tasks.rl.losses import LossSum
@@ -133,7 +134,7 @@ def test_wrong_files(root: Path, values: dict[str, Any], message: str) -> None:
         ("dspo", {"group_size": 1}, "group_size=1: expected at least 2"),
         ("dspo", {"clip_low": 1.0}, "low=1.0"),
         ("dspo", {"filter_rounds": -1}, "filter_rounds=-1"),
-        ("dapo", {"overlong_buffer": 9999}, "overlong_buffer=9999"),
+        ("dapo", {"overlong_buffer": 9999}, "buffer=9999"),
         ("research", {"format_reward": 5.0}, "format_reward=5.0"),
         ("mt_ppo", {"invalid": 2.0}, "invalid=2.0"),
         ("mt_ppo", {"retrieval": -1.0}, "retrieval=-1.0"),

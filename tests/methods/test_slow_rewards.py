@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.methods.research import F1OrFormat
-from tasks.methods.stepsearch import SubAnswerReward
-from tasks.rewards.turns import TurnRules
+from tasks.rewards.f1_or_format import F1OrFormat
+from tasks.rewards.sub_answer import SubAnswerReward
+from tasks.rewards.turn_rules import TurnRules
 from tasks.types import Action, Hit, Hop, Question, Trajectory, Turn
 
 QUESTION = Question("q", "world", "train", "Who?", ("bristow hall",), 2)

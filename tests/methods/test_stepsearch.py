@@ -12,10 +12,10 @@ import yaml
 
 from tasks import methods
 from tasks.agent import grammar as grammars
-from tasks.methods.stepsearch import SubAnswerReward
 from tasks.rewards.answer import AnswerReward
-from tasks.rewards.keys import KeyReward
+from tasks.rewards.key import KeyReward
 from tasks.rewards.steps import StepReward
+from tasks.rewards.sub_answer import SubAnswerReward
 from tasks.types import Hop, Scores
 from tests.tiny import Shelf, play_script, question
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from tasks import methods
-from tasks.rewards.answer import AnswerReward, FormatAnswerReward
-from tasks.rewards.keys import KeyReward
-from tasks.rewards.length import OverlongPenalty
+from tasks.rewards.answer import AnswerReward
+from tasks.rewards.format_answer import FormatAnswerReward
+from tasks.rewards.key import KeyReward
+from tasks.rewards.overlong import OverlongPenalty
 from tasks.rewards.steps import StepReward
-from tasks.rewards.turns import TurnRules
+from tasks.rewards.turn_rules import TurnRules
 from tasks.rl.advantages.constant import ConstantAdvantage
 from tasks.rl.advantages.gae import TokenGae
 from tasks.rl.advantages.group import GroupAdvantage

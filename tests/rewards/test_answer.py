@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from tasks.agent.grammar import SearchGrammar, documents
 from tasks.rewards import on_last_token, total
-from tasks.rewards.answer import AnswerReward, FormatAnswerReward
+from tasks.rewards.answer import AnswerReward
+from tasks.rewards.format_answer import FormatAnswerReward
 from tasks.text import normalize
 from tasks.types import Hit, Question, Scores, Trajectory, Turn
 

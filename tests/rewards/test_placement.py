@@ -10,21 +10,23 @@ import pytest
 from tasks import methods
 from tasks.agent import grammar as grammars
 from tasks.agent.grammar import SearchGrammar
-from tasks.rewards import Resources, Reward, total
+from tasks.rewards import Reward, total
 from tasks.rewards.answer import AnswerReward
-from tasks.rewards.keys import KeyReward
-from tasks.rewards.length import OverlongPenalty
+from tasks.rewards.key import KeyReward
+from tasks.rewards.overlong import OverlongPenalty
 from tasks.rewards.steps import StepReward
-from tasks.rewards.turns import TurnRules
+from tasks.rewards.turn_rules import TurnRules
 from tasks.rl.experience import collate
-from tasks.types import Action, Hit, Hop, Scores, Trajectory
+from tasks.types import Action, Hit, Hop, Passage, Scores, Trajectory
 from tests.tiny import Library, play_script, question
 
 GOLD = Hit("g", 1.0, "Avenor", "Bristow rules Avenor .")
 OTHER = Hit("o", 1.0, "Hask", "Farrow rules Hask .")
 LIBRARY = {"gold": [OTHER, GOLD], "other": [OTHER], "more": [OTHER, OTHER]}
-ASKED = replace(question(), gold_passage_ids=("g",), decomposition=(Hop("Who?", "Bristow", "g", ("gold",)),))
-KNOWN = Resources(gold_texts={"g": GOLD.text})
+ASKED = replace(
+    question(), decomposition=(Hop("Who?", "Bristow", "g", ("gold",)),),
+    gold_passage_ids=("g",), gold_passages=(Passage("g", GOLD.title, GOLD.text),),
+)  # fmt: skip
 REWARDS: tuple[Reward, ...] = (
     AnswerReward("f1"), KeyReward(0.618), StepReward(), TurnRules(0.3, -0.2), OverlongPenalty(100, 99),
 )  # fmt: skip
@@ -80,12 +82,12 @@ def test_every_value_on_its_token(either: Any, name: str, closing: str) -> None:
     grammar = grammars.make(name, either)
     t = play_script(either, lines(grammar, ["other", "gold", "more"]), grammar, Library(by_query=LIBRARY), ASKED)
     assert [turn.action.kind for turn in t.turns] == ["search", "invalid", "search", "search", "answer"]
-    scores = [reward([t], [ASKED], KNOWN)[0] for reward in REWARDS]
+    scores = [reward([t], [ASKED])[0] for reward in REWARDS]
     check_places(either, t, closing, scores)
     steps, rules = scores[2], scores[3]
     ends = [turn.end - 1 for turn in t.turns]
     assert [place for place, _ in steps.placed] == [ends[0], ends[2], ends[3]]
-    similar = StepReward()([t], [ASKED], KNOWN)[0].placed[0][1]
+    similar = StepReward()([t], [ASKED])[0].placed[0][1]
     assert [value for _, value in steps.placed] == pytest.approx([similar, 1 - similar - 0.5, -1.0])
     assert rules.placed == ((ends[1], -0.2), (ends[2], 0.3))
     added = total(scores)
@@ -110,7 +112,7 @@ def test_merged_closing_tags(merging: Any) -> None:
     for turn, line in zip(t.turns, script, strict=True):
         if not isinstance(line, str):
             assert list(t.response_ids[turn.start : turn.end]) == line
-    scores = [reward([t], [ASKED], KNOWN)[0] for reward in REWARDS]
+    scores = [reward([t], [ASKED])[0] for reward in REWARDS]
     check_places(merging, t, "</search>", scores)
     assert scores[0].outcome == 1.0
     assert scores[1].outcome == pytest.approx(0.618)
@@ -129,7 +131,7 @@ def test_two_values_on_one_token_add_up(either: Any) -> None:
     third = t.turns[2]
     assert t.status == "open"
     assert (third.executed, t.last_generated) == (True, third.end - 1)
-    scores = [reward([t], [ASKED], KNOWN)[0] for reward in (StepReward(), OverlongPenalty(1, 1))]
+    scores = [reward([t], [ASKED])[0] for reward in (StepReward(), OverlongPenalty(1, 1))]
     (step_place, step_value), (outcome_place, outcome_value) = scores[0].placed[-1], scores[1].placed[0]
     assert step_place == outcome_place == t.last_generated
     assert outcome_value == -1.0
@@ -145,7 +147,7 @@ def test_a_composed_method_loses_no_value(either: Any, name: str) -> None:
     """The tensor of rewards holds what the rewards placed, at the same tokens."""
     method = methods.load(name, "laptop", tokenizer=either).method
     t = play_script(either, lines(method.grammar, ["other", "gold"]), method.grammar, Library(by_query=LIBRARY), ASKED)
-    scores = [reward([t], [ASKED], KNOWN)[0] for reward in method.rewards]
+    scores = [reward([t], [ASKED])[0] for reward in method.rewards]
     batch = collate([t], [total(scores)])
     wanted: dict[int, float] = {}
     for place, value in (pair for score in scores for pair in score.placed):

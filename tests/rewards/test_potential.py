@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tasks.agent.grammar import SearchGrammar
-from tasks.rewards import Resources
 from tasks.rewards.potential import AnswerPotential
+from tasks.services import Pair, Resources, Services, opened
+from tasks.services.start_policy import StartPolicy
 from tasks.types import Trajectory
 from tests.tiny import PLACES, Library, hit, logprobs_of, make_model, make_trainer, play_script, question
 
-REWARD = AnswerPotential(0.1, SearchGrammar())
+REWARD = AnswerPotential(0.1)
 END = "<think> so </think> <answer> Hask </answer>"
 LIBRARY = {place: [hit(f"{place} rules Hask .", place)] for place in PLACES}
 
@@ -28,10 +28,12 @@ def play(tokenizer: Any, *lines: str | list[int], **more: Any) -> Trajectory:
 
 
 @pytest.fixture
-def resources(tmp_path: Path) -> Resources:
-    """A real loop's, whose frozen policy is the tiny model; two rows fit a micro-batch, so there are several."""
-    trainer = make_trainer(tmp_path, max_batch_tokens=400)
-    return Resources(likelihood=trainer._likelihood, encode=trainer._encode)
+def services(tmp_path: Path) -> Iterator[Services]:
+    """A frozen policy that is the tiny model; two rows fit a micro-batch, so there are several."""
+    trainer = make_trainer(tmp_path)
+    resources = Resources(tmp_path, tmp_path, trainer.policy, trainer.player.tokenizer, max_batch_tokens=400)
+    with opened({"log_probs": StartPolicy()}, resources) as running:
+        yield running
 
 
 def slow_potential(model: Any, tokenizer: Any, t: Trajectory, end: int) -> float:
@@ -50,10 +52,10 @@ TRAJECTORIES: list[list[str | list[int]]] = [
 ]
 
 
-def test_agrees_with_plain_forwards(tokenizer: Any, resources: Resources) -> None:
+def test_agrees_with_plain_forwards(tokenizer: Any, services: Services) -> None:
     model = make_model(tokenizer)
     played = [play(tokenizer, *lines, max_turns=len(lines) - 1) for lines in TRAJECTORIES]
-    scores = REWARD(played, [question()] * len(played), resources)
+    scores = REWARD(played, [question()] * len(played), services)
     for t, score in zip(played, scores, strict=True):
         wanted: dict[int, float] = {}
         before = slow_potential(model, tokenizer, t, 0)
@@ -71,12 +73,12 @@ def test_agrees_with_plain_forwards(tokenizer: Any, resources: Resources) -> Non
     assert any(abs(value) > 1e-4 for score in scores for _, value in score.placed)  # so that it shows something
 
 
-def test_turns_telescope(tokenizer: Any, resources: Resources) -> None:
+def test_turns_telescope(tokenizer: Any, services: Services) -> None:
     """Their sum is scale * (last - first): what was said in between cannot pay."""
     model = make_model(tokenizer)
     for lines in (TRAJECTORIES[0], TRAJECTORIES[1], [search(place) for place in PLACES]):
         t = play(tokenizer, *lines, max_turns=7)
-        (score,) = REWARD([t], [question()], resources)
+        (score,) = REWARD([t], [question()], services)
         last = max(turn.observation_end for turn in t.turns if turn.observation)
         gained = slow_potential(model, tokenizer, t, last) - slow_potential(model, tokenizer, t, 0)
         assert sum(value for _, value in score.placed) == pytest.approx(0.1 * gained, abs=1e-5)
@@ -86,15 +88,33 @@ def test_turns_telescope(tokenizer: Any, resources: Resources) -> None:
 def test_all_likelihoods_are_asked_for_in_one_call_and_only_of_the_main_gold(tokenizer: Any) -> None:
     asked: list[list[tuple[list[int], str]]] = []
 
-    def likelihood(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
-        asked.append([(list(context), tokenizer.decode(list(ids))) for context, ids in pairs])
-        return [float(len(context)) for context, _ in pairs]
+    class Reader:
+        def encode(self, text: str) -> list[int]:
+            return list(tokenizer.encode(text))
+
+        def mean_logprobs(self, pairs: Sequence[Pair]) -> list[float]:
+            asked.append([(list(context), tokenizer.decode(list(ids))) for context, ids in pairs])
+            return [float(len(context)) for context, _ in pairs]
 
     t = play(tokenizer, search("Avenor"), END)
     other = question(1, answers=("Hask", "Elvane"))
-    scores = REWARD([t, t], [question(), other], Resources(likelihood=likelihood, encode=tokenizer.encode))
+    scores = REWARD([t, t], [question(), other], {"log_probs": Reader()})
     (pairs,) = asked
     assert [answer for _, answer in pairs] == [" Bristow", " Bristow", " Hask", " Hask"]
     assert all(tokenizer.decode(context).rstrip().endswith("<answer>") for context, _ in pairs)
     grown = t.turns[0].observation_end
     assert [score.placed for score in scores] == [((t.turns[0].end - 1, pytest.approx(0.1 * grown)),)] * 2
+
+
+def test_an_opening_that_opens_no_answer_is_refused(tokenizer: Any) -> None:
+    t = play(tokenizer, END)
+    with pytest.raises(ValueError, match=r"opening='<reply>': found an answer without it .* in this method's grammar"):
+        AnswerPotential(0.1, "<reply>")([t], [question()], {"log_probs": Never()})
+
+
+class Never:
+    def encode(self, text: str) -> list[int]:
+        raise AssertionError
+
+    def mean_logprobs(self, pairs: Sequence[Pair]) -> list[float]:
+        raise AssertionError

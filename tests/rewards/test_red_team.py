@@ -18,10 +18,10 @@ from tasks import methods
 from tasks.agent.grammar import SearchGrammar, ToolCallGrammar
 from tasks.base.tokenizer import build_tokenizer
 from tasks.generate import Call, Sampling
-from tasks.rewards import Resources
 from tasks.rl.samplers.gold_answers import GoldAnswers
+from tasks.services import Pair, Services
 from tasks.text import normalize
-from tasks.types import Action, Hit, Hop, Question, Trajectory
+from tasks.types import Action, Hit, Hop, Passage, Question, Trajectory
 from tests.tiny import Script, make_player, placed
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +40,7 @@ QUESTION = Question(
         Hop("Who is the mayor of Paris ?", "Anne Hidalgo", "g2", ("mayor of Paris",)),
     ),
     gold_passage_ids=("g1", "g2"),
+    gold_passages=tuple(Passage(hit.passage_id, hit.title, hit.text) for hit in PASSAGES[:2]),
 )  # fmt: skip
 STUFFED = "Jacques Chirac , Anne Hidalgo , Paris or Sarkozy"
 TEXTS = [
@@ -196,15 +197,17 @@ OUTCOME_ONLY = [
 ]
 
 
-def likelihood(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
-    """A reader that finds the answer likely where it has read it, wherever that was."""
-    return [-0.5 if RIGHT in tokenizer().decode(list(context)) else -3.0 for context, _ in pairs]
+class Reader:
+    """It finds the answer likely where it has read it, wherever that was."""
+
+    def encode(self, text: str) -> list[int]:
+        return list(tokenizer().encode(text))
+
+    def mean_logprobs(self, pairs: Sequence[Pair]) -> list[float]:
+        return [-0.5 if RIGHT in tokenizer().decode(list(context)) else -3.0 for context, _ in pairs]
 
 
-KNOWN = Resources(
-    gold_texts={hit.passage_id: hit.text for hit in PASSAGES[:2]}, likelihood=likelihood,
-    encode=lambda text: list(tokenizer().encode(text)),
-)  # fmt: skip
+SERVICES: Services = {"log_probs": Reader()}
 
 
 @functools.cache
@@ -227,7 +230,7 @@ def play(name: str, cheat: str | None, top_k: int = 1) -> Trajectory:
 def earned(name: str, cheat: str | None = None, top_k: int = 1) -> float:
     """What all rewards of the method place, together."""
     t = play(name, cheat, top_k)
-    return placed([reward([t], [QUESTION], KNOWN)[0] for reward in load(name).method.rewards])
+    return placed([reward([t], [QUESTION], SERVICES)[0] for reward in load(name).method.rewards])
 
 
 # Full marks -----------------------------------------------------------------------------------------------------------

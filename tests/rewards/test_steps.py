@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from tasks import methods
 from tasks.agent import grammar as grammars
-from tasks.rewards import Resources, on_last_token, on_turns, total
+from tasks.rewards import on_last_token, on_turns, total
 from tasks.rewards.steps import StepReward, cosines, information_gains, ranked, redundancies
 from tasks.rl.advantages.gae import gae
 from tasks.rl.experience import collate
 from tasks.text import normalize
-from tasks.types import Action, Hit, Trajectory, Turn
+from tasks.types import Action, Hit, Passage, Trajectory, Turn
 from tests.tiny import Library, play_script, question
 
 many = settings(max_examples=150)
@@ -177,8 +177,8 @@ def test_redundancies_agree_with_the_slow_ones(rounds: list[list[str]]) -> None:
 TEXTS = list(DOCUMENTS)
 HITS = [Hit(f"d{i}", 1.0, "Paris is the capital of France", text) for i, text in enumerate(TEXTS, 1)]
 LIBRARY = {"one": [HITS[0], HITS[1], HITS[2]], "two": [HITS[3], HITS[0], HITS[4]], "none": []}
-ASKED = replace(question(), gold_passage_ids=("g1", "g2"))
-KNOWN = Resources(gold_texts=dict(zip(("g1", "g2"), GOLDS, strict=True)))
+KNOWN = tuple(Passage(name, "", text) for name, text in zip(("g1", "g2"), GOLDS, strict=True))
+ASKED = replace(question(), gold_passage_ids=("g1", "g2"), gold_passages=KNOWN)
 END = "<think> so </think> <answer> Bristow </answer>"
 
 
@@ -192,9 +192,9 @@ def play(tokenizer: Any, *lines: str, **more: Any) -> Trajectory:
     )
 
 
-def paid(t: Trajectory, reward: StepReward | None = None, known: Resources = KNOWN, asked: Any = ASKED) -> Any:
+def paid(t: Trajectory, reward: StepReward | None = None, asked: Any = ASKED) -> Any:
     """Turn number -> value."""
-    (score,) = (reward or StepReward())([t], [asked], known)
+    (score,) = (reward or StepReward())([t], [asked])
     assert score.outcome == 0.0
     at = {turn.end - 1: i for i, turn in enumerate(t.turns)}
     return {at[place]: value for place, value in score.placed}
@@ -216,13 +216,13 @@ def test_golden_step_rewards(tokenizer: Any) -> None:
 
 
 def test_no_gold_passages(tokenizer: Any) -> None:
-    """Pitfall 1: G = 0, P as usual; a gold passage whose text is not known is as if not there."""
+    """Pitfall 1: G = 0, P as usual; a gold passage that the corpus lacks does not count."""
     t = play(tokenizer, search("one"), search("two"), END)
     penalty_only = {0: 0.0, 1: pytest.approx(-1 / 3)}
     assert paid(t, asked=question()) == penalty_only
-    assert paid(t, known=Resources()) == penalty_only
-    first = Resources(gold_texts={"g1": GOLDS[0]})
-    assert paid(t, known=first)[0] == pytest.approx(max(cosines(text, GOLDS[:1])[0] for text in TEXTS[:3]))
+    assert paid(t, asked=replace(ASKED, gold_passages=())) == penalty_only
+    first = replace(ASKED, gold_passages=KNOWN[:1])
+    assert paid(t, asked=first)[0] == pytest.approx(max(cosines(text, GOLDS[:1])[0] for text in TEXTS[:3]))
 
 
 def test_nothing_found(tokenizer: Any) -> None:
@@ -253,8 +253,8 @@ def test_a_truncated_observation_changes_no_step_reward(tokenizer: Any) -> None:
 
 
 def test_a_reward_asks_for_what_it_reads() -> None:
-    assert StepReward().needs == ("gold_passages",)
-    assert StepReward(gain=0).needs == ()
+    assert StepReward().reads == ("gold_passages",)
+    assert StepReward(gain=0).reads == ()
 
 
 # Placement ------------------------------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ def test_the_composed_method_pays_all_of_it(tokenizer: Any) -> None:
 
     def values(name: str) -> list[float]:
         method = methods.load(name, "laptop", tokenizer=tokenizer).method
-        score = total([reward([t], [ASKED], KNOWN)[0] for reward in method.rewards])
+        score = total([reward([t], [ASKED])[0] for reward in method.rewards])
         return [dict(score.placed).get(place, 0.0) for place in at]
 
     assert values("stepsearch") == near([0.353745, -0.038559, 1.0])  # no reference query here: keys earn 0

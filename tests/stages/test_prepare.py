@@ -53,7 +53,7 @@ def test_reference_queries_come_from_the_augmentation_and_texts_from_the_corpus(
     questions = [question(0), question(1, gold=())]
     found = prepare(method("stepsearch"), questions, root, "stepsearch")
     assert [q.decomposition for q in found.questions] == [HOPS, ()]
-    assert found.resources.gold_texts == {"p0": "Town 0 is ruled by Person 0."}
+    assert [q.gold_passages for q in found.questions] == [(PASSAGES[0],), ()]
     assert found.missing == {"decomposition": 1, "queries": 1, "gold_passages": 1}
     printed = capsys.readouterr().out
     assert "1 of 2 training questions have no decomposition: these earn nothing by it" in printed
@@ -69,7 +69,7 @@ def test_a_method_without_such_needs_reads_neither(tmp_path: Path) -> None:
     questions = [question(0, gold=())]
     found = prepare(method("search_r1_grpo"), questions, tmp_path, "search_r1_grpo")  # Nothing is there to be read.
     assert found.questions == questions
-    assert (found.missing, dict(found.resources.gold_texts), found.search) == ({}, {}, None)
+    assert (found.missing, found.search) == ({}, None)
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,13 @@ def test_a_method_without_such_needs_reads_neither(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_data_without_what_a_reward_needs_is_an_error(root: Path, name: str, need: str) -> None:
     write_hops(root, {})
-    with pytest.raises(DataError, match=rf"conf/method/{name}\.yaml: its rewards need {need} of training questions"):
+    with pytest.raises(DataError, match=rf"conf/method/{name}\.yaml: its rewards read {need} of training questions"):
         prepare(method(name), [question(0, gold=()), question(1, gold=())], root, name)
 
 
 def test_reference_queries_that_are_all_empty_are_an_error(root: Path) -> None:
     write_hops(root, {"q0": (Hop("Who rules Town 0?", "Person 0"),)})
-    with pytest.raises(DataError, match=r"stepsearch_ow_key\.yaml: its rewards need queries of training questions"):
+    with pytest.raises(DataError, match=r"stepsearch_ow_key\.yaml: its rewards read queries of training questions"):
         prepare(method("stepsearch_ow_key"), [question(0)], root, "stepsearch_ow_key")
     assert prepare(method("stepsearch_ow_sub_answer"), [question(0)], root, "x").missing == {"decomposition": 0}
 

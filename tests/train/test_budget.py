@@ -55,9 +55,10 @@ def filtered(scratch: Path, rounds: int = 4, **changes: Any) -> Trainer:
 class Same:
     """1 for every trajectory: no group is mixed."""
 
-    needs: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    services: tuple[str, ...] = ()
 
-    def __call__(self, trajectories: Any, questions: Any, resources: Any = None) -> list[Scores]:
+    def __call__(self, trajectories: Any, questions: Any, services: Any = None) -> list[Scores]:
         return [on_last_token(t, 1.0, em=1.0) for t in trajectories]
 
 
@@ -251,14 +252,3 @@ def test_supervised_steps_raise_the_likelihood_of_the_gold_answer(tmp_path: Path
     assert losses[-1] < 0.7 * losses[0]
     assert steps_of(trainer)[-1]["generated_tokens_total"] == 0
     assert "logprob_gap_max" not in steps_of(trainer)[-1]
-
-
-def test_likelihoods_are_those_of_a_plain_forward(tmp_path: Path) -> None:
-    from tests.tiny import logprobs_of
-
-    trainer = make_trainer(tmp_path, num_steps=1)
-    pairs = [((3, 5, 8, 13), (21, 34)), ((2, 4), (6,)), ((9, 9, 9), (1, 2, 3, 4))]
-    trainer.run()  # The reference is the start policy, whatever was learned since.
-    start = make_model(make_tokenizer())
-    slow = [float(logprobs_of(start, (*context, *ids), len(context)).mean()) for context, ids in pairs]
-    assert trainer._likelihood(pairs) == pytest.approx(slow, abs=1e-5)

@@ -232,9 +232,10 @@ def test_a_gap_between_generator_and_trainer_is_seen_whoever_gives_the_old_logpr
 class Nothing:
     """A reward of 0 for everything."""
 
-    needs: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    services: tuple[str, ...] = ()
 
-    def __call__(self, trajectories: Any, questions: Any, resources: Any = None) -> list[Scores]:
+    def __call__(self, trajectories: Any, questions: Any, services: Any = None) -> list[Scores]:
         return [on_last_token(t, 0.0, em=0.0) for t in trajectories]
 
 
@@ -255,9 +256,10 @@ class Fixed:
 class ByNumber:
     """Rewards 1, 0, 0, 1 by position in the batch."""
 
-    needs: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    services: tuple[str, ...] = ()
 
-    def __call__(self, trajectories: Any, questions: Any, resources: Any = None) -> list[Scores]:
+    def __call__(self, trajectories: Any, questions: Any, services: Any = None) -> list[Scores]:
         return [on_last_token(t, float(i % 4 in (0, 3))) for i, t in enumerate(trajectories)]
 
 
@@ -382,7 +384,7 @@ def test_a_rewarded_action_becomes_likely(tmp_path: Path, algorithm: str) -> Non
 
 def test_equal_rewards_teach_grpo_nothing(tmp_path: Path) -> None:
     class Same(EvenFirst):
-        def __call__(self, trajectories: Any, questions: Any, resources: Any = None) -> list[Scores]:
+        def __call__(self, trajectories: Any, questions: Any, services: Any = None) -> list[Scores]:
             return [on_last_token(t, 1.0) for t in trajectories]
 
     trainer = make_trainer(tmp_path, rewards=(Same(),), method={"kl_coefficient": 0.0})

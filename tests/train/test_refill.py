@@ -58,9 +58,10 @@ def played(question: Question, number: int, member: int, answer: str) -> Traject
 class Said:
     """The reward is the answer, a number."""
 
-    needs: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    services: tuple[str, ...] = ()
 
-    def __call__(self, trajectories: Any, questions: Any, resources: Any = None) -> list[Scores]:
+    def __call__(self, trajectories: Any, questions: Any, services: Any = None) -> list[Scores]:
         return [on_last_token(t, float(t.answer), em=float(t.answer)) for t in trajectories]
 
 

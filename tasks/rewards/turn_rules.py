@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tasks import text
-from tasks.rewards import EachReward, Resources, on_turns
+from tasks.conf import require
+from tasks.rewards import EachReward, on_turns
 from tasks.types import Hit, Question, Scores, Trajectory
 
 
@@ -26,7 +27,11 @@ class TurnRules(EachReward):
     retrieval: float
     invalid: float
 
-    def score(self, trajectory: Trajectory, question: Question, resources: Resources) -> Scores:
+    def __post_init__(self) -> None:
+        require(self.retrieval >= 0, "retrieval", self.retrieval, "0 or more")
+        require(self.invalid <= 0, "invalid", self.invalid, "0 or less: it is for a call that cannot be read")
+
+    def score(self, trajectory: Trajectory, question: Question) -> Scores:
         """See `EachReward`."""
         values = {i: self.invalid for i, turn in enumerate(trajectory.turns) if turn.action.kind == "invalid"}
         found = next((i for i, turn in enumerate(trajectory.turns) if _shows(turn.hits, question)), None)
@@ -39,3 +44,6 @@ def _shows(hits: Sequence[Hit], question: Question) -> bool:
     """Whether a gold answer stands in the documents as whole words: a "no" is not in "Norway"."""
     golds = [f" {gold} " for gold in map(text.normalize, question.answers) if gold]
     return any(gold in f" {text.normalize(f'{hit.title} {hit.text}')} " for hit in hits for gold in golds)
+
+
+PART = TurnRules

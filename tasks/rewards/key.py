@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tasks import text
-from tasks.rewards import EachReward, Need, Resources, on_last_token
+from tasks.conf import require
+from tasks.rewards import EachReward, Field, on_last_token
 from tasks.rewards.format import follows_search_rule
 from tasks.types import Question, Scores, Trajectory
 
@@ -57,15 +58,21 @@ class KeyReward(EachReward):
     weight: float = 0.618
     as_released: bool = False
 
+    def __post_init__(self) -> None:
+        require(self.weight >= 0, "weight", self.weight, "0 or more")
+
     @property
-    def needs(self) -> tuple[Need, ...]:
-        """Reference queries."""
+    def reads(self) -> tuple[Field, ...]:
+        """Reference queries of the sub-questions."""
         return ("decomposition", "queries")
 
-    def score(self, trajectory: Trajectory, question: Question, resources: Resources) -> Scores:
+    def score(self, trajectory: Trajectory, question: Question) -> Scores:
         """See `EachReward`."""
         queries = [query for turn in trajectory.turns if turn.executed for query in turn.action.searches]
         rule = key_score_as_released if self.as_released else key_score
         value = rule(queries, [hop.queries for hop in question.decomposition])
         earned = value if follows_search_rule(trajectory) else 0.0
         return on_last_token(trajectory, self.weight * earned, key=value)
+
+
+PART = KeyReward

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tasks.agent import grammar as grammars
 from tasks.rewards import Reward, total
 from tasks.rewards.answer import AnswerReward
-from tasks.rewards.keys import KeyReward, key_score, key_score_as_released
+from tasks.rewards.key import KeyReward, key_score, key_score_as_released
 from tasks.types import Hop, Question
 from tests.tiny import Library, placed, play_script, question
 

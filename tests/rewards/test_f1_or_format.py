@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tasks.agent import grammar as grammars
-from tasks.methods.research import F1OrFormat
+from tasks.rewards.f1_or_format import F1OrFormat
 from tests.tiny import Shelf, play_script, question
 
 SEARCH = "<think> a </think> <search> Hask </search>"

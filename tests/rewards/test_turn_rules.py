@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.rewards.turns import TurnRules
+from tasks.rewards.turn_rules import TurnRules
 from tasks.types import Trajectory
 from tests.tiny import Library, hit, play_script, question
 

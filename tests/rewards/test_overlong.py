@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.rewards.length import OverlongPenalty
+from tasks.rewards.overlong import OverlongPenalty
 from tests.tiny import hit, play_script, question
 
 
@@ -52,7 +52,7 @@ def test_only_the_policys_own_tokens_count(tokenizer: Any) -> None:
         assert score.parts == {"overlong": -0.5}
 
 
-@pytest.mark.parametrize(("limit", "buffer"), [(0, 1), (10, 0), (10, 11)])
-def test_bounds(limit: int, buffer: int) -> None:
-    with pytest.raises(ValueError, match="overlong_"):
+@pytest.mark.parametrize(("limit", "buffer", "wrong"), [(0, 1, "limit"), (10, 0, "buffer"), (10, 11, "buffer")])
+def test_bounds(limit: int, buffer: int, wrong: str) -> None:
+    with pytest.raises(ValueError, match=f"{wrong}="):
         OverlongPenalty(limit, buffer)
