@@ -168,6 +168,12 @@ class Script:
             self.appended.append((row, list(ids)))
             assert len(self.rows[row]) < self.longest
 
+    def fork(self, row: int, times: int) -> list[int]:
+        assert row not in self.closed
+        new_rows = list(range(len(self.rows), len(self.rows) + times))
+        self.rows += [list(self.rows[row]) for _ in new_rows]
+        return new_rows
+
     def close(self, rows: Sequence[int]) -> None:
         self.closed |= set(rows)
 

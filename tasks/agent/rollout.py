@@ -1,5 +1,8 @@
 """The rollout loop: many questions at once, turn by turn, until every trajectory is complete.
 
+`Player.play` plays questions to their end. Whoever wants to look at, fork or drop rows on the way takes the steps it
+is made of: `start`, then `act` and `observe` in turns, then `finish`.
+
 Token ids are the truth: what the generator sampled is what is trained, observations are appended as ids
 and never pass through text again. One batched retrieval call per turn. A search that fails after its
 retries makes a `failed` trajectory; it is never an empty observation. This module knows no reward.
@@ -10,18 +13,18 @@ Source: search_r1 sections 1, 6 and 9.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tasks.agent.grammar import SearchGrammar
 from tasks.agent.prompts import prompt_ids
+from tasks.agent.searches import search_for_rows
 from tasks.conf import require
 from tasks.generate import Call, Generator, Sampling, Session
 from tasks.retrieval import RetrievalError, Retriever
 from tasks.types import Action, Hit, Question, Status, Trajectory, Turn
-
-_OUTAGE = 3  # Rows asked alone that fail one after another: then it is not the queries.
 
 
 @dataclass(frozen=True)
@@ -70,25 +73,47 @@ class RolloutCost:
 
 
 @dataclass
-class _Row:
-    """A trajectory under way."""
+class Row:
+    """A trajectory under way: row `number` of a session.
+
+    Attributes:
+        question: what is played.
+        group_id: of the trajectory; forks inherit it.
+        session, number: where the generator holds its text.
+        prompt: token ids.
+        response, mask, logprobs: one entry per token after the prompt, as in `Trajectory`.
+        turns: the calls so far; the last one has no observation until `Player.observe`.
+        status: how it ended; None while it is under way.
+        has_acted: whether its last call waits for an observation.
+        answer, error: as in `Trajectory`.
+    """
 
     question: Question
     group_id: str
+    session: Session
+    number: int
     prompt: list[int]
     response: list[int] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     status: Status | None = None
+    has_acted: bool = False
     answer: str | None = None
     error: str | None = None
 
     @property
+    def is_over(self) -> bool:
+        """Whether it has ended: no call and no observation can follow."""
+        return self.status is not None
+
+    @property
     def total(self) -> int:
+        """Tokens of prompt and response."""
         return len(self.prompt) + len(self.response)
 
-    def finish(self) -> Trajectory:
+    def trajectory(self) -> Trajectory:
+        """The record so far; `open` while it is under way."""
         return Trajectory(
             question_id=self.question.id,
             group_id=self.group_id,
@@ -101,6 +126,13 @@ class _Row:
             answer=self.answer,
             error=self.error,
         )
+
+    def copy(self, number: int) -> Row:
+        """This row's record as the beginning of row `number`."""
+        return replace(
+            self, number=number, response=list(self.response), mask=list(self.mask), logprobs=list(self.logprobs),
+            turns=list(self.turns),
+        )  # fmt: skip
 
 
 @dataclass
@@ -136,125 +168,181 @@ class Player:
         Raises:
             DataError: a prompt over its budget; raised before anything is played.
         """
-        conf = self.conf
         prompts = self.prompts(questions)
-        at_once = max(1, conf.batch_rows // group_size)
         trajectories: list[Trajectory] = []
-        for first in range(0, len(questions), at_once):
-            some = range(first, min(first + at_once, len(questions)))
-            rows = [_Row(questions[i], f"{questions[i].id}#{i}", prompts[i]) for i in some for _ in range(group_size)]
-            seeded = replace(sampling, stop=self.grammar.stop, seed=sampling.seed * 1_000_003 + first)
-            session = self.generator.open([prompts[i] for i in some], group_size, seeded, conf.max_total_tokens)
-            self._play(session, rows)
-            self.cost.prefilled += session.num_prefilled
-            self.cost.generated += session.num_generated
-            trajectories.extend(row.finish() for row in rows)
+        for batch in self.batches(len(questions), group_size):
+            rows = self._start(questions, prompts, batch, group_size, sampling)
+            while playing := [row for row in rows if not row.is_over]:
+                actions = self.act(playing)
+                self.observe(playing, actions)
+            trajectories.extend(self.finish(rows))
             progress(len(trajectories))
         return trajectories
 
-    def _play(self, session: Session, rows: list[_Row]) -> None:
-        for turn in range(self.conf.max_turns + 1):
-            playing = [i for i, row in enumerate(rows) if row.status is None]
-            if not playing:
-                return
-            is_last = turn == self.conf.max_turns
-            actions = self._call(session, rows, playing)
-            found = {} if is_last else self._search({i: actions[i].searches for i in playing if actions[i].searches})
-            for i in playing:
-                self._react(session, rows[i], i, actions[i], found.get(i), turn)
-            session.close([i for i in playing if rows[i].status is not None])
+    def batches(self, num_questions: int, copies: int) -> list[range]:
+        """Which questions to start together: at most `batch_rows` rows, or those of one question."""
+        at_once = max(1, self.conf.batch_rows // copies)
+        return [range(first, min(first + at_once, num_questions)) for first in range(0, num_questions, at_once)]
 
-    def _call(self, session: Session, rows: list[_Row], playing: list[int]) -> dict[int, Action]:
-        """One call of every playing row; a stray closing tag does not end a call (grammar.is_complete)."""
-        ids: dict[int, list[int]] = {i: [] for i in playing}
-        waiting = playing
+    def start(
+        self, questions: Sequence[Question], copies: int, sampling: Sampling, batch: range | None = None
+    ) -> list[Row]:
+        """Rows of one new session; those of the i-th started question at i*copies ... in order.
+
+        Args:
+            questions: of one draw; group ids are unique within it.
+            copies: rows of each question; its prompt is read once.
+            sampling: `stop` is replaced by the grammar's.
+            batch: which of the questions to start, one of `batches`; None starts all. Draws depend on its first one.
+
+        Raises:
+            DataError: a prompt over its budget.
+        """
+        batch = batch or range(len(questions))
+        prompts = dict(zip(batch, self.prompts([questions[i] for i in batch]), strict=True))
+        return self._start(questions, prompts, batch, copies, sampling)
+
+    def _start(
+        self, questions: Sequence[Question], prompts: Sequence[list[int]] | dict[int, list[int]], batch: range,
+        copies: int, sampling: Sampling,
+    ) -> list[Row]:  # fmt: skip
+        seeded = replace(sampling, stop=self.grammar.stop, seed=sampling.seed * 1_000_003 + batch.start)
+        session = self.generator.open([prompts[i] for i in batch], copies, seeded, self.conf.max_total_tokens)
+        self.cost.prefilled += session.num_prefilled
+        owners = [i for i in batch for _ in range(copies)]
+        return [
+            Row(questions[i], f"{questions[i].id}#{i}", session, number, prompts[i]) for number, i in enumerate(owners)
+        ]
+
+    def act(self, rows: Sequence[Row]) -> list[Action]:
+        """One call of each of these rows, recorded as its next turn; rows that answered or may not go on are over.
+
+        Raises:
+            ValueError: a row that is over or waits for an observation, or rows of several sessions.
+        """
+        if not rows:
+            return []
+        session = _session_of(rows, has_acted=False)
+        with self._counted(session):
+            written = self._call(session, rows)
+        actions = []
+        for row, ids in zip(rows, written, strict=True):
+            text = self._decode(ids)
+            action = self.grammar.parse(text)
+            end = len(row.response)
+            row.has_acted = True
+            row.turns.append(Turn(action, end - len(ids), end, end, text=text))
+            if action.kind == "answer":
+                row.status, row.answer = "answered", action.content
+            elif len(row.turns) > self.conf.max_turns:
+                row.status = "open"
+            actions.append(action)
+        session.close([row.number for row in rows if row.is_over])
+        return actions
+
+    def _call(self, session: Session, rows: Sequence[Row]) -> list[list[int]]:
+        """What each row writes in one call; a stray closing tag does not end a call (grammar.is_complete)."""
+        ids: dict[int, list[int]] = {row.number: [] for row in rows}
+        waiting = list(rows)
         while waiting:
-            budgets = {i: self._budget(rows[i], len(ids[i])) for i in waiting}
-            waiting = [i for i in waiting if budgets[i] > 0]
-            calls = session.generate(waiting, [budgets[i] for i in waiting]) if waiting else []
-            for i, call in zip(waiting, calls, strict=True):
-                ids[i].extend(call.token_ids)
-                self._record(rows[i], call)
+            budgets = [self._budget(row, len(ids[row.number])) for row in waiting]
+            waiting = [row for row, budget in zip(waiting, budgets, strict=True) if budget > 0]
+            budgets = [budget for budget in budgets if budget > 0]
+            calls = session.generate([row.number for row in waiting], budgets) if waiting else []
+            for row, call in zip(waiting, calls, strict=True):
+                ids[row.number].extend(call.token_ids)
+                self._record(row, call)
             waiting = [
-                i for i, call in zip(waiting, calls, strict=True)
-                if call.stopped and not self.grammar.is_complete(self._decode(ids[i]))
+                row for row, call in zip(waiting, calls, strict=True)
+                if call.stopped and not self.grammar.is_complete(self._decode(ids[row.number]))
             ]  # fmt: skip
-        return {i: self.grammar.parse(self._decode(ids[i])) for i in playing}
+        return [ids[row.number] for row in rows]
 
-    def _budget(self, row: _Row, written: int) -> int:
+    def _budget(self, row: Row, written: int) -> int:
         return min(self.conf.max_call_tokens - written, self.conf.max_total_tokens - row.total)
 
     @staticmethod
-    def _record(row: _Row, call: Call) -> None:
+    def _record(row: Row, call: Call) -> None:
         row.response.extend(call.token_ids)
         row.mask.extend([True] * len(call.token_ids))
         row.logprobs.extend(call.logprobs)
 
-    def _react(
-        self,
-        session: Session,
-        row: _Row,
-        i: int,
-        action: Action,
-        found: list[list[Hit]] | RetrievalError | None,
-        turn_number: int,
-    ) -> None:
-        start = row.turns[-1].observation_end if row.turns else 0
-        end = len(row.response)
-        text = self._decode(row.response[start:end])
-        turn = Turn(action, start, end, end, text=text)
-        if action.kind == "answer":
-            row.status, row.answer = "answered", action.content
-        elif turn_number == self.conf.max_turns:
-            row.status = "open"
-        elif isinstance(found, RetrievalError):
-            row.status, row.error = "failed", str(found)
-        else:
-            observation = self._observation(action, found)
-            if turn_number == self.conf.max_turns - 1 and self.grammar.last_message:
-                observation += self._encode(self.grammar.last_message)
-            if row.total + len(observation) + 1 > self.conf.max_total_tokens:  # The policy never sees it.
-                row.status, observation, found = "overflow", [], None
-            turn = replace(
-                turn, observation_end=end + len(observation), observation=self._decode(observation),
-                executed=found is not None, hits=tuple(hit for hits in found or () for hit in hits),
-            )  # fmt: skip
-            row.response.extend(observation)
-            row.mask.extend([False] * len(observation))
-            row.logprobs.extend([0.0] * len(observation))
-            if observation:
-                session.append([i], [observation])
-        row.turns.append(turn)
+    def observe(self, rows: Sequence[Row], actions: Sequence[Action]) -> None:
+        """Answer each row's last call: one batched search for all, then an observation; rows that are over are left.
 
-    def _search(self, asked: dict[int, tuple[str, ...]]) -> dict[int, list[list[Hit]] | RetrievalError]:
-        """Each row's queries in one batched call, retried with growing pauses; then row by row.
+        Args:
+            rows: of one session, after `act`.
+            actions: theirs, as `act` returned them.
 
-        So a query that cannot be answered costs its own row alone. Where `_OUTAGE` rows in a row fail, all do.
+        Raises:
+            ValueError: a row that has not acted since its last observation, or rows of several sessions.
         """
-        queries = [query for row in asked.values() for query in row]
-        if not queries:
-            return {}
-        self.cost.searches += len(queries)
-        failure = RetrievalError("no attempt was made")
-        for attempt in range(self.conf.search_retries + 1):
-            if attempt:
-                self.sleep(2.0 ** (attempt - 1))
-            try:
-                hits = iter(self.retriever.search(queries, self.conf.top_k))
-                return {i: [next(hits) for _ in row] for i, row in asked.items()}
-            except RetrievalError as error:
-                failure = error
-        found: dict[int, list[list[Hit]] | RetrievalError] = dict.fromkeys(asked, failure)
-        failed = 0
-        for i, row in asked.items() if len(asked) > 1 else ():
-            try:
-                found[i] = self.retriever.search(list(row), self.conf.top_k)
-                failed = 0
-            except RetrievalError as error:
-                found[i], failed = error, failed + 1
-            if failed == _OUTAGE:
-                break
-        return found
+        playing = [(row, action) for row, action in zip(rows, actions, strict=True) if not row.is_over]
+        if not playing:
+            return
+        session = _session_of([row for row, _ in playing], has_acted=True)
+        queries = {row.number: action.searches for row, action in playing if action.searches}
+        self.cost.searches += sum(map(len, queries.values()))
+        results = search_for_rows(self.retriever, queries, self.conf.top_k, self.conf.search_retries, self.sleep)
+        with self._counted(session):
+            for row, action in playing:
+                row.has_acted = False
+                result = results.get(row.number)
+                if isinstance(result, RetrievalError):
+                    row.status, row.error = "failed", str(result)
+                else:
+                    self._append(row, action, result)
+        session.close([row.number for row, _ in playing if row.is_over])
+
+    def _append(self, row: Row, action: Action, hits: list[list[Hit]] | None) -> None:
+        """Add the observation to the row's text and to its last turn; without room for it the row is over."""
+        observation = self._observation(action, hits)
+        if len(row.turns) == self.conf.max_turns and self.grammar.last_message:
+            observation += self._encode(self.grammar.last_message)
+        if row.total + len(observation) + 1 > self.conf.max_total_tokens:
+            row.status = "overflow"
+            return  # The policy never sees it, so it is not recorded either.
+
+        row.turns[-1] = replace(
+            row.turns[-1], observation_end=len(row.response) + len(observation),
+            observation=self._decode(observation), executed=hits is not None,
+            hits=tuple(hit for of_query in hits or () for hit in of_query),
+        )  # fmt: skip
+        row.response.extend(observation)
+        row.mask.extend([False] * len(observation))
+        row.logprobs.extend([0.0] * len(observation))
+        if observation:
+            row.session.append([row.number], [observation])
+
+    def fork(self, row: Row, times: int) -> list[Row]:
+        """`times` new rows that continue this one from where it stands, in its session and group; it stays open.
+
+        What the row has read is not read again. A row that has acted and not observed is forked with its last call.
+
+        Raises:
+            ValueError: a row that is over, or `times` below 1.
+        """
+        _session_of([row])
+        with self._counted(row.session):
+            return [row.copy(number) for number in row.session.fork(row.number, times)]
+
+    def finish(self, rows: Sequence[Row]) -> list[Trajectory]:
+        """Their records; rows still under way end here as `open`, and their memory may be used again."""
+        for row in rows:
+            if not row.is_over:
+                row.status = "open"
+                row.session.close([row.number])
+        return [row.trajectory() for row in rows]
+
+    @contextmanager
+    def _counted(self, session: Session) -> Iterator[None]:
+        """Add to `cost` what the session reads and samples inside."""
+        prefilled, generated = session.num_prefilled, session.num_generated
+        try:
+            yield
+        finally:
+            self.cost.prefilled += session.num_prefilled - prefilled
+            self.cost.generated += session.num_generated - generated
 
     def _observation(self, action: Action, found: list[list[Hit]] | None) -> list[int]:
         """Opening tag, documents cut to their budget, closing tag: the tag survives any cut (methods README, 4)."""
@@ -271,3 +359,22 @@ class Player:
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def _session_of(rows: Sequence[Row], has_acted: bool | None = None) -> Session:
+    """The one session of these rows, all of them under way, and all of them at the same step where that matters."""
+    for row in rows:
+        if row.is_over:
+            raise ValueError(
+                f"question {row.question.id!r}, row {row.number}: it is over ({row.status}), expected a row under way. "
+                "Act and fork before a row answers or is finished."
+            )
+        if has_acted not in (None, row.has_acted):
+            missing = "it has not acted. Call act" if has_acted else "its last call is unanswered. Call observe"
+            raise ValueError(f"question {row.question.id!r}, row {row.number}: {missing} first.")
+        if row.session is not rows[0].session:
+            raise ValueError(
+                f"questions {rows[0].question.id!r} and {row.question.id!r}: their rows belong to two sessions, "
+                "expected rows of one `start`. Play each session's rows by themselves."
+            )
+    return rows[0].session

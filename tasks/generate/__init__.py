@@ -47,9 +47,10 @@ class Call:
 
 
 class Session(Protocol):
-    """Rows that play several turns at once; row r belongs to prompt r // group_size.
+    """Rows that play several turns at once; row r belongs to prompt r // group_size, or continues a forked row.
 
-    `num_prefilled` and `num_generated` count tokens the model read without sampling, and sampled.
+    A session whose rows are all closed is closed. `num_prefilled` and `num_generated` count tokens the model read
+    without sampling, and sampled.
     """
 
     num_prefilled: int
@@ -63,9 +64,26 @@ class Session(Protocol):
         """Add environment tokens (an observation) to these rows; read by the next `generate`."""
         ...
 
-    def close(self, rows: Sequence[int]) -> None:
-        """These rows are finished; their memory may be used again."""
+    def fork(self, row: int, times: int) -> list[int]:
+        """`times` new rows that continue `row` from where it stands; `row` itself stays open.
+
+        New rows take the next numbers. Their draws are those of rows with these numbers in a session that was opened
+        with so many rows. What `row` has read is not read again, but for its newest token, which every row reads with
+        its next draw.
+        """
         ...
+
+    def close(self, rows: Sequence[int]) -> None:
+        """These rows are finished; their memory may be used again. Nothing but `close` may be asked of them."""
+        ...
+
+
+def not_open(row: int, num_rows: int, num_open: int) -> str:
+    """The error of a request for a row that is closed or never was."""
+    if not num_open:
+        return f"row {row}: the session is closed, all its {num_rows} rows are. Open a new session."
+    state = f"closed, {num_open} other rows are open" if 0 <= row < num_rows else "unknown"
+    return f"row {row}: {state}. Expected an open row of 0 to {num_rows - 1}; fork or continue a row before closing it."
 
 
 class Generator(Protocol):

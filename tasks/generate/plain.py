@@ -13,17 +13,17 @@ attention it cannot give its mask to (sliding windows, implementations other tha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
 
-from tasks.generate import Call, Sampling
+from tasks.generate import Call, Sampling, not_open
+from tasks.generate.row_cache import RowCache
 
-_GROW = 64
 _STOP_TOKENS = 32  # more than the bytes of any stop string, so that it fits however it was split
 
 
@@ -90,8 +90,25 @@ def _require_supported(model: Any) -> None:
         )
 
 
+@dataclass
+class _Writing:
+    """What a row has written in the call under way; `budget` is the most tokens it may write."""
+
+    budget: int
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    stopped: bool = False
+
+    def call(self) -> Call:
+        return Call(tuple(self.ids), tuple(self.logprobs), self.stopped)
+
+
 class PlainSession:
-    """See `Session`. Slots are positions in the cache; `slot[row]` says where a row lives now."""
+    """See `Session`. Slots are positions in the cache; `slot[row]` says where a row lives now.
+
+    A row's newest token is never in the cache: the row reads it with its next draw. So the rows of a group and the
+    forks of a row share everything but that one token.
+    """
 
     def __init__(
         self, owner: PlainGenerator, prompts: Sequence[Sequence[int]], group_size: int, sampling: Sampling,
@@ -106,15 +123,28 @@ class PlainSession:
         self.model, self.tokenizer, self.eos_ids = owner.model, owner.tokenizer, owner.eos_ids
         self.sampling, self.max_total_tokens = sampling, max_total_tokens
         self.num_prefilled = self.num_generated = 0
+
         rows = len(prompts) * group_size
         self.row_of, self.slot = list(range(rows)), list(range(rows))
         self.length = np.zeros(rows, dtype=np.int64)  # [slots] tokens in the cache
         self.pending: list[list[int]] = [[p[-1]] for p in prompts for _ in range(group_size)]  # by row
         self.written: list[list[int]] = [[] for _ in range(rows)]  # by row, since its last observation
+        self.closed: set[int] = set()
+        self._free: list[int] = []  # Closed rows whose slot nobody has taken yet.
         self.cache = RowCache(self.model.config.num_hidden_layers)
-        generator = torch.Generator().manual_seed(sampling.seed)
-        self.uniforms = torch.rand(rows, max_total_tokens + 1, generator=generator).numpy()
+
+        self._random = torch.Generator().manual_seed(sampling.seed)
+        self.uniforms = self._draw_uniforms(rows)  # [rows, positions]
         self._prefill(prompts, group_size)
+
+    def _draw_uniforms(self, rows: int) -> np.ndarray:
+        """The next rows of the table of draws.
+
+        torch fills a table on the CPU row by row from one stream, so a row that is added later gets the numbers that it
+        would have had from the start.
+        """
+        table: np.ndarray = torch.rand(rows, self.max_total_tokens + 1, generator=self._random).numpy()
+        return table
 
     @torch.inference_mode()
     def _prefill(self, prompts: Sequence[Sequence[int]], group_size: int) -> None:
@@ -131,8 +161,9 @@ class PlainSession:
         """See `Session.append`.
 
         Raises:
-            ValueError: a row would exceed `max_total_tokens`; nothing is added to any row.
+            ValueError: a closed row, or one that would exceed `max_total_tokens`; nothing is added to any row.
         """
+        self._require_open(rows)
         for row, ids in zip(rows, token_ids, strict=True):
             if len(ids) > self._room(row):
                 raise ValueError(
@@ -144,54 +175,122 @@ class PlainSession:
             self.num_prefilled += len(ids)
 
     def close(self, rows: Sequence[int]) -> None:
-        """See `Session.close`; the buffer is freed with the session."""
+        """See `Session.close`; a fork may take the slot of a closed row."""
+        for row in rows:
+            assert 0 <= row < len(self.slot), row
+            if row not in self.closed:
+                self.closed.add(row)
+                self._free.append(row)
+        if len(self.closed) == len(self.slot):
+            self.cache = RowCache(self.model.config.num_hidden_layers)  # Nobody can read the old one any more.
+
+    @torch.inference_mode()
+    def fork(self, row: int, times: int) -> list[int]:
+        """See `Session.fork`; keys and values are copied.
+
+        Raises:
+            ValueError: a closed row, or `times` below 1.
+        """
+        self._require_open([row])
+        if times < 1:
+            raise ValueError(f"row {row}: found times={times}, expected at least 1 new row.")
+        self._read_ahead(row)
+
+        new_rows = list(range(len(self.slot), len(self.slot) + times))
+        for new in new_rows:
+            self._give_slot(new)
+            self.pending.append(list(self.pending[row]))
+            self.written.append(list(self.written[row]))
+        slots = [self.slot[new] for new in new_rows]
+        self.length[slots] = length = int(self.length[self.slot[row]])
+        self.cache.copy_slot(self.slot[row], slots, length)
+
+        self.uniforms = np.concatenate([self.uniforms, self._draw_uniforms(times)])
+        self.num_prefilled += times * len(self.pending[row])
+        return new_rows
+
+    def _read_ahead(self, row: int) -> None:
+        """Bring all but the newest token of a row into the cache, so that its forks need not read them again."""
+        unread = self.pending[row][:-1]
+        if unread:
+            self._swap(0, self.slot[row])
+            self._forward([unread], self.length[:1])
+            self.length[0] += len(unread)
+            del self.pending[row][:-1]
+
+    def _give_slot(self, row: int) -> None:
+        """A slot for a new row: one that a closed row left, else one more."""
+        if self._free:
+            slot = self.slot[self._free.pop()]
+            self.row_of[slot] = row
+        else:
+            slot = len(self.row_of)
+            self.row_of.append(row)
+            self.length = np.append(self.length, 0)
+        self.slot.append(slot)
 
     @torch.inference_mode()
     def generate(self, rows: Sequence[int], max_new_tokens: Sequence[int]) -> list[Call]:
         """See `Session.generate`.
 
         Raises:
-            ValueError: a repeated row, a budget below 1, a full row, or one that ended its text and was given nothing.
+            ValueError: a closed or repeated row, a budget below 1, a full row, or one that ended its text and was given
+                nothing.
         """
+        self._require_playable(rows, max_new_tokens)
+        writings = {row: _Writing(min(most, self._room(row))) for row, most in zip(rows, max_new_tokens, strict=True)}
+        for place, row in enumerate(rows):
+            self._swap(place, self.slot[row])
+
+        active = len(rows)
+        while active:
+            playing = self.row_of[:active]
+            tokens, logprobs = self._next_tokens(playing)
+            is_over = [
+                self._write(row, writings[row], token, logprob)
+                for row, token, logprob in zip(playing, tokens, logprobs, strict=True)
+            ]
+            for row in (row for row, over in zip(playing, is_over, strict=True) if over):
+                active -= 1
+                self._swap(self.slot[row], active)
+        return [writings[row].call() for row in rows]
+
+    def _next_tokens(self, playing: list[int]) -> tuple[list[int], list[float]]:
+        """One token of each playing row, which live in the first slots; all that was pending is then in the cache."""
+        active = len(playing)
+        chunks = [self.pending[row] for row in playing]
+        hidden = self._forward(chunks, self.length[:active])
+        self.length[:active] += [len(c) for c in chunks]
+        self.num_generated += active
+        return self._sample(self.model.get_output_embeddings()(hidden).float(), playing)
+
+    def _write(self, row: int, writing: _Writing, token: int, logprob: float) -> bool:
+        """Record one drawn token; returns whether the row's call is over."""
+        if token in self.eos_ids:
+            self.pending[row] = []
+            return True
+        writing.ids.append(token)
+        writing.logprobs.append(logprob)
+        self.pending[row] = [token]
+        self.written[row].append(token)
+        writing.stopped = self._completes_stop(self.written[row])
+        return writing.stopped or len(writing.ids) >= writing.budget
+
+    def _require_playable(self, rows: Sequence[int], max_new_tokens: Sequence[int]) -> None:
         if len(set(rows)) != len(rows):
             raise ValueError(f"rows={list(rows)}: expected different rows.")
+        self._require_open(rows)
         for row, most in zip(rows, max_new_tokens, strict=True):
             if most < 1 or self._room(row) < 1 or not self.pending[row]:
                 raise ValueError(
                     f"row {row}: budget {most}, room for {self._room(row)} tokens below max_total_tokens="
                     f"{self.max_total_tokens}, {len(self.pending[row])} tokens to read; expected at least 1 of each."
                 )
-        for place, row in enumerate(rows):
-            self._swap(place, self.slot[row])
-        ids: dict[int, list[int]] = {row: [] for row in rows}
-        logprobs: dict[int, list[float]] = {row: [] for row in rows}
-        stopped = dict.fromkeys(rows, False)
-        budget = {row: min(n, self._room(row)) for row, n in zip(rows, max_new_tokens, strict=True)}
-        active = len(rows)
-        while active:
-            playing = self.row_of[:active]
-            chunks = [self.pending[row] for row in playing]
-            hidden = self._forward(chunks, self.length[:active])
-            self.length[:active] += [len(c) for c in chunks]
-            tokens, scores = self._sample(self.model.get_output_embeddings()(hidden).float(), playing)
-            self.num_generated += active
-            finished = []
-            for row, token, score in zip(playing, tokens, scores, strict=True):
-                if token in self.eos_ids:
-                    self.pending[row] = []
-                    finished.append(row)
-                    continue
-                ids[row].append(token)
-                logprobs[row].append(score)
-                self.pending[row] = [token]
-                self.written[row].append(token)
-                stopped[row] = self._completes_stop(self.written[row])
-                if stopped[row] or len(ids[row]) >= budget[row]:
-                    finished.append(row)
-            for row in finished:
-                active -= 1
-                self._swap(self.slot[row], active)
-        return [Call(tuple(ids[row]), tuple(logprobs[row]), stopped[row]) for row in rows]
+
+    def _require_open(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            if row in self.closed or not 0 <= row < len(self.slot):
+                raise ValueError(not_open(row, len(self.slot), len(self.slot) - len(self.closed)))
 
     def _room(self, row: int) -> int:
         return self.max_total_tokens - int(self.length[self.slot[row]]) - len(self.pending[row])
@@ -268,58 +367,3 @@ def _nucleus(probs: Tensor, top_p: float) -> Tensor:
     order = probs.sort(dim=-1, descending=True, stable=True)
     kept = order.values.cumsum(-1) - order.values < top_p
     return torch.zeros_like(probs).scatter(-1, order.indices, order.values * kept)
-
-
-class RowCache(Cache):
-    """Keys and values [slots, heads, positions, head_dim] per layer; each slot fills from position 0."""
-
-    def __init__(self, num_layers: int) -> None:
-        super().__init__(layers=[])
-        self.keys: list[Tensor | None] = [None] * num_layers
-        self.values: list[Tensor | None] = [None] * num_layers
-        self.used = self.slots = 0
-        self.index: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
-
-    def place(self, positions: Tensor, used: int) -> None:
-        """The next forward writes at these positions [n, c] of slots 0..n-1 and reads positions below `used`."""
-        slots = torch.arange(len(positions), device=positions.device)[:, None]
-        self.index, self.used = (slots, positions), used
-
-    def update(  # type: ignore[override]
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Write [n, heads, c, d] at the placed positions; views of everything read so far."""
-        slots, positions = self.index
-        views = []
-        for buffers, states in ((self.keys, key_states), (self.values, value_states)):
-            buffer = buffers[layer_idx] = self._room(buffers[layer_idx], states)
-            buffer[slots, :, positions] = states.transpose(1, 2)
-            views.append(buffer[: len(positions), :, : self.used])
-        return views[0], views[1]
-
-    def _room(self, buffer: Tensor | None, states: Tensor) -> Tensor:
-        slots = max(self.slots, len(states))
-        width = -(-self.used // _GROW) * _GROW
-        if buffer is not None and buffer.shape[2] >= self.used and len(buffer) >= slots:
-            return buffer
-        grown = states.new_zeros(slots, states.shape[1], width, states.shape[3])
-        if buffer is not None:
-            grown[: len(buffer), :, : buffer.shape[2]] = buffer
-        return grown
-
-    def repeat(self, times: int) -> None:
-        """Slot s becomes slots s * times ... s * times + times - 1."""
-        for buffers in (self.keys, self.values):
-            buffers[:] = [b.repeat_interleave(times, 0) if b is not None else None for b in buffers]
-
-    def swap(self, a: int, b: int, length: int) -> None:
-        """Exchange two slots, of which the first `length` positions matter."""
-        for buffer in (*self.keys, *self.values):
-            if buffer is not None and max(a, b) < len(buffer):
-                kept = buffer[a, :, :length].clone()
-                buffer[a, :, :length] = buffer[b, :, :length]
-                buffer[b, :, :length] = kept
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Positions read by the coming forward (transformers asks; masks and positions are ours)."""
-        return self.used

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.conf import require
-from tasks.generate import Call, Sampling
+from tasks.generate import Call, Sampling, not_open
 from tasks.store import read_json
 
 Reference = Callable[[Path, Sequence[Sequence[int]]], Sequence[Sequence[float]]]
@@ -248,8 +248,7 @@ class VllmSession:
             ValueError: a closed or repeated row, a budget below 1, or a row that is already full.
             WeightsError: the generator's weights changed since the session was opened.
         """
-        if self._version != self._generator._version:
-            raise WeightsError("The policy changed while this session was open. Open a new session after an update.")
+        self._require_same_weights()
         if len(set(rows)) != len(rows):
             raise ValueError(f"rows={list(rows)!r}: expected different rows.")
         params = [self._params(row, budget) for row, budget in zip(rows, max_new_tokens, strict=True)]
@@ -271,6 +270,25 @@ class VllmSession:
         for row, added in zip(rows, token_ids, strict=True):
             self._ids[row].extend(added)
 
+    def fork(self, row: int, times: int) -> list[int]:
+        """`times` new rows that continue `row`; vLLM finds the whole blocks of their common text in its prefix cache.
+
+        A new row inherits the number of calls made so far: its draws are those that a row of its number would have.
+
+        Raises:
+            ValueError: a closed row, or `times` below 1.
+            WeightsError: the generator's weights changed since the session was opened.
+        """
+        self._require_same_weights()
+        ids = self._row(row)
+        if times < 1:
+            raise ValueError(f"row {row}: found times={times}, expected at least 1 new row.")
+        new_rows = list(range(len(self._calls), len(self._calls) + times))
+        for new in new_rows:
+            self._ids[new] = list(ids)
+            self._calls[new] = self._calls[row]
+        return new_rows
+
     def close(self, rows: Sequence[int]) -> None:
         """These rows are finished; their cached blocks are evicted by vLLM when it needs the room."""
         for row in rows:
@@ -278,8 +296,12 @@ class VllmSession:
 
     def _row(self, row: int) -> list[int]:
         if row not in self._ids:
-            raise ValueError(f"row {row}: not open in this session. Rows are 0 to {len(self._calls) - 1} until closed.")
+            raise ValueError(not_open(row, len(self._calls), len(self._ids)))
         return self._ids[row]
+
+    def _require_same_weights(self) -> None:
+        if self._version != self._generator._version:
+            raise WeightsError("The policy changed while this session was open. Open a new session after an update.")
 
     def _params(self, row: int, budget: int) -> Any:
         from vllm import SamplingParams

@@ -199,7 +199,7 @@ def test_turns_continue_exactly_what_was_written_and_appended(
     priors = [40 + len(first[row].token_ids) for row in (3, 0)]
     # All but the last token of each is cached, in whole blocks.
     assert read == sum(n - 32 * ((n - 1) // 32) for n in priors) + 3 + len(seen)
-    with pytest.raises(ValueError, match="row 1: not open"):
+    with pytest.raises(ValueError, match="row 1: closed, 3 other rows are open"):
         session.generate([1], [4])
 
 
@@ -208,6 +208,37 @@ def test_a_prompt_group_is_prefilled_once(generator: VllmGenerator, tokenizer: A
     session = generator.open([start], 8, SAMPLED, BUDGET)
     session.generate(range(8), [4] * 8)
     assert session.num_prefilled <= 97 + 7 * 1
+
+
+def test_a_fork_reads_less_than_a_block_and_draws_like_its_own_row(
+    generator: VllmGenerator, policy: Path, tokenizer: Any
+) -> None:
+    (start,) = prompts(tokenizer, 1, 97)
+    seen = tokenizer("<information> a book </information>")["input_ids"]
+    session = generator.open([start], 1, SAMPLED, BUDGET)
+    (first,) = session.generate([0], [8])
+    session.append([0], [seen])
+    prefix = [*start, *first.token_ids, *seen]
+    assert session.fork(0, 3) == [1, 2, 3]
+    before = session.num_prefilled
+    calls = session.generate([0, 1, 2, 3], [12] * 4)
+    # At most the first of the four reads what is not in the cache yet; each of the others less than one block.
+    assert session.num_prefilled - before <= len(prefix) - 96 + 3 * 32
+    assert len({call.token_ids for call in calls}) == 4
+    for call in calls:
+        assert largest_gap(policy, prefix, call) < 1e-4
+    alone = generator.open([start], 4, SAMPLED, BUDGET)
+    alone.generate([3], [1])  # Its first call, as that of the forked row.
+    alone._ids[3] = list(prefix)
+    assert alone.generate([3], [12])[0].token_ids == calls[3].token_ids
+    session.close([2])
+    with pytest.raises(ValueError, match="row 2: closed, 3 other rows are open"):
+        session.fork(2, 1)
+    with pytest.raises(ValueError, match="found times=0"):
+        session.fork(1, 0)
+    session.close([0, 1, 3])
+    with pytest.raises(ValueError, match="row 1: the session is closed"):
+        session.fork(1, 1)
 
 
 def test_draws_follow_the_seed_and_the_row(generator: VllmGenerator, tokenizer: Any) -> None:

@@ -1,0 +1,84 @@
+"""Keys and values of the plain generator's rows: one buffer a layer, one slot a row.
+
+A slot fills from position 0 and is right-padded, so slots of different lengths lie side by side and the first n of
+them are a view. This module knows neither rows nor tokens; `plain.py` says which row lives in which slot.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+_GROW = 64
+
+
+class RowCache(Cache):
+    """Keys and values [slots, heads, positions, head_dim] per layer; each slot fills from position 0."""
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(layers=[])
+        self.keys: list[Tensor | None] = [None] * num_layers
+        self.values: list[Tensor | None] = [None] * num_layers
+        self.used = self.slots = 0
+        self.index: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
+
+    def place(self, positions: Tensor, used: int) -> None:
+        """The next forward writes at these positions [n, c] of slots 0..n-1 and reads positions below `used`."""
+        slots = torch.arange(len(positions), device=positions.device)[:, None]
+        self.index, self.used = (slots, positions), used
+
+    def update(  # type: ignore[override]
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write [n, heads, c, d] at the placed positions; views of everything read so far."""
+        slots, positions = self.index
+        views = []
+        for buffers, states in ((self.keys, key_states), (self.values, value_states)):
+            buffer = buffers[layer_idx] = self._room(buffers[layer_idx], states)
+            buffer[slots, :, positions] = states.transpose(1, 2)
+            views.append(buffer[: len(positions), :, : self.used])
+        return views[0], views[1]
+
+    def _room(self, buffer: Tensor | None, states: Tensor) -> Tensor:
+        slots = max(self.slots, len(states))
+        width = -(-self.used // _GROW) * _GROW
+        if buffer is not None and buffer.shape[2] >= self.used and len(buffer) >= slots:
+            return buffer
+        grown = states.new_zeros(slots, states.shape[1], width, states.shape[3])
+        if buffer is not None:
+            grown[: len(buffer), :, : buffer.shape[2]] = buffer
+        return grown
+
+    def repeat(self, times: int) -> None:
+        """Slot s becomes slots s * times ... s * times + times - 1."""
+        for buffers in (self.keys, self.values):
+            buffers[:] = [b.repeat_interleave(times, 0) if b is not None else None for b in buffers]
+
+    def copy_slot(self, source: int, targets: list[int], length: int) -> None:
+        """Give the target slots the first `length` positions of `source`; slots beyond the buffer are added."""
+        self.slots = max(self.slots, *(target + 1 for target in targets))
+        for buffers in (self.keys, self.values):
+            for layer, buffer in enumerate(buffers):
+                if buffer is None:
+                    continue  # No layer has read anything yet: there is nothing to copy.
+                if len(buffer) < self.slots:
+                    # By half at least: a sampler forks row after row, and each growth copies the whole buffer.
+                    more = max(self.slots - len(buffer), len(buffer) // 2)
+                    buffer = torch.cat([buffer, buffer.new_zeros(more, *buffer.shape[1:])])
+                    buffers[layer] = buffer
+                buffer[targets, :, :length] = buffer[source, :, :length]
+
+    def swap(self, a: int, b: int, length: int) -> None:
+        """Exchange two slots, of which the first `length` positions matter."""
+        for buffer in (*self.keys, *self.values):
+            if buffer is not None and max(a, b) < len(buffer):
+                kept = buffer[a, :, :length].clone()
+                buffer[a, :, :length] = buffer[b, :, :length]
+                buffer[b, :, :length] = kept
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Positions read by the coming forward (transformers asks; masks and positions are ours)."""
+        return self.used
