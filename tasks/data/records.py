@@ -24,6 +24,9 @@ GOLD_METHODS = ("annotated", "derived", "none")
 GENERATED = "generated:"
 """How the id of a document begins that a model wrote; no passage may have such an id."""
 
+JOINED = ("gold_passages",)
+"""Fields of a `Question` that no row of `questions.jsonl` has: the stage `inputs` joins them from other files."""
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MISSING = object()
 
@@ -52,7 +55,7 @@ def question_row(question: Question) -> Row:
     """The JSON object of a question; `to_question` inverts it."""
     row = dataclasses.asdict(question)
     row["decomposition"] = [_hop_row(hop) for hop in question.decomposition]
-    return row
+    return {name: value for name, value in row.items() if name not in JOINED}
 
 
 def passage_row(passage: Passage) -> Row:
@@ -112,7 +115,7 @@ def to_passage(row: Row, where: str) -> Passage:
 
 def known_fields(kind: type) -> tuple[str, ...]:
     """Names of the fields of a record, in order."""
-    return tuple(field.name for field in dataclasses.fields(kind))
+    return tuple(field.name for field in dataclasses.fields(kind) if field.name not in JOINED)
 
 
 def to_hop(row: Row, where: str) -> Hop:

@@ -63,6 +63,14 @@ def test_question_round_trip(wanted: Question) -> None:
     assert to_question(json.loads(dump(question_row(wanted))), "here") == wanted
 
 
+def test_joined_passages_are_no_column_of_questions() -> None:
+    joined = Question("q", "d", "train", "Who?", ("a",), 1, gold_passages=(Passage("p", "", "text"),))
+    row = question_row(joined)
+    assert "gold_passages" not in row
+    with pytest.raises(DataError, match=r"here: unknown field 'gold_passages'\."):
+        to_question({**row, "gold_passages": []}, "here")
+
+
 @given(st.builds(Passage, id=TEXTS, title=st.just("") | TEXTS, text=TEXTS, datasets=st.lists(TEXTS).map(tuple)))
 def test_passage_round_trip(wanted: Passage) -> None:
     assert to_passage(json.loads(dump(passage_row(wanted))), "here") == wanted
