@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 
+from tasks.agent import grammars
 from tasks.agent.grammar import SearchGrammar
+from tasks.agent.grammars.search_r1 import SearchR1Grammar
+from tasks.agent.prompts import Prompt
 from tasks.agent.rollout import Player, RolloutConf
 from tasks.base.settings import LoraConf
 from tasks.base.tokenizer import END, PAD, build_tokenizer
@@ -38,12 +41,17 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 PLACES = ["Avenor", "Bristow", "Calmere", "Dunholt", "Elvane", "Farrow", "Gildern", "Hask"]
 TEXTS = [f"Who rules {a} ? {b} rules {a} , the town near {b} ." for a in PLACES for b in PLACES if a != b]
 TAGGED = [f"<think> so </think>\n<search> {a} </search>\n\n<answer> {b} </answer>\n\n" for a in PLACES for b in PLACES]
-TEMPLATE = "Question: {question}\n"
+PROMPT = Prompt(None, "Question: {question}\n")
+
+
+def make_grammar(kind: str, tokenizer: Any = None) -> SearchGrammar:
+    """A kind of grammar with its own texts."""
+    return grammars.make({"kind": kind}, tokenizer, "a test")
 
 
 def make_tokenizer() -> Any:
     """The tiny policy's own tokenizer: tags are single tokens."""
-    return build_tokenizer([*TEXTS, TEMPLATE] * 2, 420)
+    return build_tokenizer([*TEXTS, PROMPT.user] * 2, 420)
 
 
 def make_merging_tokenizer() -> Any:
@@ -191,9 +199,9 @@ def make_player(
     generator: Any, tokenizer: Any, shelf: Any = None, grammar: SearchGrammar | None = None, **changes: Any
 ) -> Player:
     """A player whose retries do not wait."""
-    grammar = grammar or SearchGrammar(reserved=tuple(tokenizer.all_special_tokens))
+    grammar = grammar or SearchR1Grammar().fitted(tokenizer)
     return Player(
-        rollout_conf(**changes), generator, tokenizer, shelf or Shelf(), grammar, TEMPLATE, sleep=lambda seconds: None
+        rollout_conf(**changes), generator, tokenizer, shelf or Shelf(), grammar, PROMPT, sleep=lambda seconds: None
     )
 
 
@@ -210,7 +218,7 @@ class Library(Shelf):
 
 def play_script(
     tokenizer: Any, lines: Sequence[str | list[int]], grammar: SearchGrammar | None = None, shelf: Any = None,
-    asked: Question | None = None, **changes: Any,
+    asked: Question | None = None, prompt: Prompt = PROMPT, **changes: Any,
 ) -> Trajectory:  # fmt: skip
     """One question played by one script through the real loop; its budgets are ample."""
     ample = {
@@ -218,6 +226,7 @@ def play_script(
         "max_total_tokens": 9000, "top_k": 3, "search_retries": 0,
     }  # fmt: skip
     player = make_player(Script(tokenizer, [list(lines)]), tokenizer, shelf, grammar, **(ample | changes))
+    player.prompt = prompt
     (trajectory,) = player.play([asked or question()], 1, Sampling(1.0, 1.0, (), 0))
     return trajectory
 
@@ -279,8 +288,8 @@ def make_method(
     is_ppo = algorithm == "ppo"
     size = (1 if is_ppo else 4) if group_size is None else group_size
     return Method(
-        template=TEMPLATE,
-        grammar=SearchGrammar(reserved=tuple(tokenizer.all_special_tokens)),
+        prompt=PROMPT,
+        grammar=SearchR1Grammar().fitted(tokenizer),
         sampler=IndependentGroup(size),
         rewards=(AnswerReward("em"),),
         filter=KeepAll(),

@@ -1,45 +1,78 @@
-"""Prompt text and prompt ids. Templates are configuration; this module only fills and tokenises them."""
+"""Prompt texts and prompt ids. The texts are files of `conf/prompt/`; this module only fills and tokenises them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from tasks import conf
 from tasks.agent.grammar import SearchGrammar
+from tasks.conf import require
 from tasks.store import DataError
 from tasks.types import Question
 
 PLACEHOLDER = "{question}"
 
 
-def render_prompt(template: str, question: str, grammar: SearchGrammar) -> str:
-    """The user message: the question stripped, closed by a "?", special tokens in it made inert (search_r1 section 2).
+@dataclass(frozen=True)
+class Prompt:
+    """One file of `conf/prompt/`.
 
-    >>> render_prompt("Question: {question}", " Who wrote it", SearchGrammar())
+    Attributes:
+        system: the system message where the tokenizer has a chat template; null leaves the template its own.
+        user: the instructions, with `{question}` where the question stands.
+    """
+
+    system: str | None
+    user: str
+
+    def __post_init__(self) -> None:
+        require(PLACEHOLDER in self.user, "user", self.user, f"text with {PLACEHOLDER}: the policy must see it")
+
+
+def load(name: object, where: str, root: Path = Path(".")) -> Prompt:
+    """The prompt `conf/prompt/<name>.yaml`.
+
+    Raises:
+        ValueError: no such file (the message says that the name stands in `where`), or a wrong one.
+    """
+    if not isinstance(name, str):
+        raise ValueError(f"{where}: prompt={name!r}: expected the name of a file of conf/prompt/.")
+    conf.path_of("prompt", name, root, where)
+    return conf.load(Prompt, "prompt", name, root=root)
+
+
+def render_prompt(user: str, question: str, grammar: SearchGrammar) -> str:
+    """The user message: the question stripped, closed by a "?", special tokens in it made inert.
+
+    >>> from tasks.agent.grammars.search_r1 import SearchR1Grammar
+    >>> render_prompt("Question: {question}", " Who wrote it", SearchR1Grammar())
     'Question: Who wrote it?'
     """
     text = question.strip()
     text = text if text.endswith("?") else text + "?"
-    return template.replace(PLACEHOLDER, grammar.neutralize(text))
+    return user.replace(PLACEHOLDER, grammar.neutralize(text))
 
 
 def check_prompts(
-    tokenizer: Any, template: str, questions: Iterable[Question], grammar: SearchGrammar, limit: int
+    tokenizer: Any, prompt: Prompt, questions: Iterable[Question], grammar: SearchGrammar, limit: int
 ) -> None:
     """Raises DataError at the first question whose prompt is over the budget: before work begins, not amid it."""
     for question in questions:
-        prompt_ids(tokenizer, template, question, grammar, limit)
+        prompt_ids(tokenizer, prompt, question, grammar, limit)
 
 
-def prompt_ids(tokenizer: Any, template: str, question: Question, grammar: SearchGrammar, limit: int) -> list[int]:
+def prompt_ids(tokenizer: Any, prompt: Prompt, question: Question, grammar: SearchGrammar, limit: int) -> list[int]:
     """Token ids of a question's prompt, in the tokenizer's chat template where it has one.
 
     Raises:
         DataError: more than `limit` tokens; a prompt is never cut, because the policy would answer another question.
     """
-    text = render_prompt(template, question.question, grammar)
+    text = render_prompt(prompt.user, question.question, grammar)
     if getattr(tokenizer, "chat_template", None):
-        system = [{"role": "system", "content": grammar.system}] if grammar.system else []
+        system = [{"role": "system", "content": prompt.system}] if prompt.system else []
         messages = [*system, {"role": "user", "content": text}]
         text = tokenizer.apply_chat_template(messages, tools=grammar.tools, add_generation_prompt=True, tokenize=False)
     ids = tokenizer.encode(text, add_special_tokens=False)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tasks.agent.grammar import SearchGrammar
-from tasks.agent.prompts import prompt_ids
+from tasks.agent.prompts import Prompt, prompt_ids
 from tasks.agent.searches import search_for_rows
 from tasks.conf import require
 from tasks.generate import Call, Generator, Sampling, Session
@@ -144,7 +144,7 @@ class Player:
     tokenizer: Any
     retriever: Retriever
     grammar: SearchGrammar
-    template: str
+    prompt: Prompt
     cost: RolloutCost = field(default_factory=RolloutCost)
     sleep: Callable[[float], None] = time.sleep
 
@@ -155,7 +155,7 @@ class Player:
             DataError: a prompt over its budget.
         """
         limit = self.conf.max_prompt_tokens
-        return [prompt_ids(self.tokenizer, self.template, q, self.grammar, limit) for q in questions]
+        return [prompt_ids(self.tokenizer, self.prompt, q, self.grammar, limit) for q in questions]
 
     def play(
         self, questions: Sequence[Question], group_size: int, sampling: Sampling,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.agent.grammar import SearchGrammar
-from tasks.agent.prompts import prompt_ids
+from tasks.agent.prompts import Prompt, prompt_ids
 from tasks.agent.rollout import RolloutConf
 from tasks.conf import require
 from tasks.data.decomposition import hops_of
@@ -139,7 +139,7 @@ class Renderer:
     tokenizer: Any
     retriever: Retriever
     grammar: SearchGrammar
-    template: str
+    prompt: Prompt
 
     def render(
         self,
@@ -160,7 +160,7 @@ class Renderer:
         return examples
 
     def _example(self, question: Question, plan: Sequence[Step], hits: Sequence[Any]) -> Example:
-        prompt = prompt_ids(self.tokenizer, self.template, question, self.grammar, self.conf.max_prompt_tokens)
+        prompt = prompt_ids(self.tokenizer, self.prompt, question, self.grammar, self.conf.max_prompt_tokens)
         ids: list[int] = []
         mask: list[bool] = []
         searches = 0

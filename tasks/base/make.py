@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from tasks.agent.grammar import make as make_grammar
-from tasks.agent.prompts import check_prompts
+from tasks.agent.grammar import SearchGrammar
+from tasks.agent.prompts import PLACEHOLDER, Prompt, check_prompts
 from tasks.agent.rollout import RolloutConf
 from tasks.base.demonstrations import Example, Renderer, expert_plan, imperfect_plan, single_hops, topic
 from tasks.base.fit import Fit
@@ -38,14 +38,15 @@ class TinyPolicy:
 
 
 def make_tiny(
-    tiny: TinyConf, conf: BaseConf, rollout: RolloutConf, template: str, grammar_name: str,
+    tiny: TinyConf, conf: BaseConf, rollout: RolloutConf, prompt: Prompt, grammar: SearchGrammar,
     questions: Sequence[Question], passages: Iterable[Passage], retriever: Retriever, seed: int, scratch: Path,
     log: Callable[[int, dict[str, float]], None],
 ) -> TinyPolicy:  # fmt: skip
     """Train the tiny policy on training questions; continues from `scratch` after a kill, exactly.
 
     Args:
-        tiny, conf, rollout, template, grammar_name: settings.
+        tiny, conf, rollout: settings.
+        prompt, grammar: of the demonstrations; the grammar is fitted to the tokenizer that is made here.
         questions: of all splits; only those of `train` are learned from, all must fit the prompt budget.
         passages: the corpus, streamed; the first of them give the vocabulary.
         retriever: answers the scripted searches.
@@ -55,11 +56,11 @@ def make_tiny(
     """
     everything, questions = questions, [question for question in questions if question.split == "train"]
     chosen = random.Random(f"{seed}/base/questions").sample(list(questions), min(conf.max_questions, len(questions)))
-    tokenizer = build_tokenizer(_texts(questions, passages, template), tiny.max_vocab)
+    tokenizer = build_tokenizer(_texts(questions, passages, prompt), tiny.max_vocab)
     model = new_model(tiny, tokenizer, seed)
-    grammar = make_grammar(grammar_name, tokenizer)
-    renderer = Renderer(rollout, tokenizer, retriever, grammar, template)
-    check_prompts(tokenizer, template, everything, grammar, rollout.max_prompt_tokens)
+    grammar = grammar.fitted(tokenizer)
+    renderer = Renderer(rollout, tokenizer, retriever, grammar, prompt)
+    check_prompts(tokenizer, prompt, everything, grammar, rollout.max_prompt_tokens)
     fit = Fit(model, scratch, conf.checkpoint_every, conf.max_batch_tokens, log)
     words = range(256, tokenizer.vocab_size)  # A wide pool: with few tokens, copying is learned much later.
     fit.run("recall", conf.recall, lambda step: _recall(f"{seed}/recall/{step}", conf.recall.batch, words))
@@ -102,13 +103,13 @@ def new_model(tiny: TinyConf, tokenizer: Any, seed: int) -> Any:
     return Qwen2ForCausalLM(config)
 
 
-def _texts(questions: Sequence[Question], passages: Iterable[Passage], template: str) -> Iterator[str]:
+def _texts(questions: Sequence[Question], passages: Iterable[Passage], prompt: Prompt) -> Iterator[str]:
     """Text as the policy will meet it, so that words with and without a space before them get their tokens."""
     for _, passage in zip(range(NUM_PASSAGES_FOR_TOKENS), passages, strict=False):
         yield f" {passage.title} {passage.text}"
         yield passage.title
     for question in questions:
-        yield template.replace("{question}", question.question)
+        yield prompt.user.replace(PLACEHOLDER, question.question)
         for hop in hops_of(question):
             yield f" next {topic(hop)} {topic(hop)} found , {hop.queries[0]}"
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from tasks.agent.grammar import Name
 from tasks.base.demonstrations import ImperfectConf
 from tasks.base.fit import PhaseConf
 from tasks.conf import require
@@ -54,8 +53,8 @@ class ModelConf:
 
     Attributes:
         kind: `tiny` makes the policy, `pretrained` takes a folder.
-        prompt: replaces the method's template; null keeps it.
-        grammar: replaces the method's grammar, for a policy that knows one only; null keeps it.
+        prompt: a file of `conf/prompt/` in place of the method's; null keeps the method's.
+        grammar: kind and settings in place of the method's grammar, for a policy that knows one only; null keeps it.
         lora: adapters during reinforcement learning.
         tiny, pretrained: the section named like `kind`.
     """
@@ -63,7 +62,7 @@ class ModelConf:
     kind: Literal["tiny", "pretrained"]
     prompt: str | None
     lora: LoraConf
-    grammar: Name | None = None
+    grammar: dict[str, Any] | None = None
     tiny: TinyConf | None = None
     pretrained: PretrainedConf | None = None
 
@@ -76,7 +75,6 @@ class ModelConf:
                 found,
                 f"{'a' if wanted else 'no'} section {kind!r} for kind {self.kind!r}",
             )
-        require(self.prompt is None or "{question}" in self.prompt, "prompt", self.prompt, "text with {question}")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 Keys of such a file beside the settings of the module's dataclass:
 
 * `like`: another method's file, whose keys hold where this file does not give them; an ablation is a few lines.
-* `module`, `title`, `prompt`, `grammar`: file of this folder, name in tables, text with `{question}`, `agent.grammar`.
+* `module`, `title`, `prompt`, `grammar`: file of this folder, name in tables, file of `conf/prompt/`, kind of grammar.
 * `rows`: [method, variant] pairs under which the papers print it.
 * `train`, `rollout`: changes to the scale's sections of these names.
 * `scales`: for each scale `train`, `rollout` and `settings`, over all of the above.
@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks import conf
-from tasks.agent import grammar as grammars
+from tasks import conf, parts
+from tasks.agent import grammars, prompts
 from tasks.agent.grammar import SearchGrammar
+from tasks.agent.prompts import Prompt
 from tasks.rl.method import Method
 
-_TEXTS = ("module", "title", "prompt", "grammar")
-_OWN = (*_TEXTS, "rows", "train", "rollout", "scales")
+_TEXTS = ("module", "title", "prompt")
+_OWN = (*_TEXTS, "grammar", "rows", "train", "rollout", "scales")
 _SCALED = ("train", "rollout", "settings")
 
 
@@ -38,7 +39,7 @@ class Loaded:
         method: the composition.
         train, rollout: changes to the scale's sections.
         settings: what the composition was built from, for the record.
-        asked: prompt and grammar of the method itself, whatever a model brings.
+        prompting: prompt and grammar of the method itself, whatever a model brings.
         rows: [method, variant] pairs under which the papers print it.
     """
 
@@ -48,7 +49,7 @@ class Loaded:
     train: dict[str, Any]
     rollout: dict[str, Any]
     settings: dict[str, Any]
-    asked: dict[str, str]
+    prompting: dict[str, Any]
     rows: tuple[tuple[str, ...], ...]
 
 
@@ -58,7 +59,7 @@ class _Rows:
 
 
 def load(
-    name: str, scale: str, template: str | None = None, grammar: SearchGrammar | None = None,
+    name: str, scale: str, prompt: Prompt | None = None, grammar: SearchGrammar | None = None,
     tokenizer: Any = None, root: Path = Path("."),
 ) -> Loaded:  # fmt: skip
     """Read and build `conf/method/<name>.yaml`.
@@ -66,9 +67,8 @@ def load(
     Args:
         name: file name without suffix.
         scale: picks the file's `scales` entry.
-        template, grammar: replace the method's prompt and grammar (a model that cannot read instructions brings its
-            own).
-        tokenizer: its special tokens are reserved, its chat template is heeded.
+        prompt, grammar: replace the method's (a model that cannot read instructions brings its own).
+        tokenizer: the grammar is fitted to it.
         root: root of the clone.
 
     Raises:
@@ -86,15 +86,16 @@ def load(
     module = importlib.import_module(f"tasks.methods.{tree['module']}")  # Loads parts by kind.
     if not hasattr(module, "Conf"):
         raise ValueError(f"{path}: module={tree['module']!r}: tasks/methods/{tree['module']}.py is no method: no Conf.")
-    if "{question}" not in (template or tree["prompt"]):
-        raise ValueError(f"{path}: prompt has no {{question}}: the policy would never see it. Add {{question}}.")
+    own_prompt = prompts.load(tree["prompt"], str(path), root)
+    own_grammar = grammars.make(tree.get("grammar", {}), None, f"{path}: grammar")
     scaled = _scaled(tree, scale, path, root)
     _refuse_hidden(conf.section("method", name, root), scaled["settings"], scale, path)
     own = {key: value for key, value in tree.items() if key not in _OWN}
     settings = conf.fill(module.Conf, conf.merge(own, scaled["settings"]), str(path))
     try:
-        used = grammar or grammars.make(tree["grammar"], tokenizer)
-        built: Method = module.build(settings, template or tree["prompt"], used)
+        used = grammar or own_grammar
+        used = used if tokenizer is None else used.fitted(tokenizer)
+        built: Method = module.build(settings, prompt or own_prompt, used)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return Loaded(
@@ -104,7 +105,7 @@ def load(
         train=conf.merge(_mapping(tree, "train", path), scaled["train"]),
         rollout=conf.merge(_mapping(tree, "rollout", path), scaled["rollout"]),
         settings={"module": tree["module"], **conf.plain(settings)},
-        asked={"prompt": tree["prompt"], "grammar": tree["grammar"]},
+        prompting={"prompt": conf.plain(own_prompt), "grammar": parts.plain(own_grammar)},
         rows=conf.fill(_Rows, {"rows": tree.get("rows") or []}, str(path)).rows,
     )
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tasks.agent.grammar import SearchGrammar
+from tasks.agent.prompts import Prompt
 from tasks.conf import require
 from tasks.rewards import Reward
 from tasks.rewards.answer import AnswerReward
@@ -53,7 +54,7 @@ class Conf:
         require(self.temperature > 0, "temperature", self.temperature, "above 0: members that are alike teach nothing")
 
 
-def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:
+def build(conf: Conf, prompt: Prompt, grammar: SearchGrammar) -> Method:
     """See the module."""
     rewards: list[Reward] = [AnswerReward(conf.reward)]
     if conf.overlong_limit is not None:
@@ -63,7 +64,7 @@ def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:
     if conf.kl_coefficient:
         terms.append(ReferenceKl(conf.kl_coefficient, how))
     return Method(
-        template=template,
+        prompt=prompt,
         grammar=grammar,
         sampler=IndependentGroup(conf.group_size),
         rewards=tuple(rewards),

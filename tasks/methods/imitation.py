@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tasks.agent.grammar import SearchGrammar
+from tasks.agent.prompts import Prompt
 from tasks.conf import require
 from tasks.rewards.answer import AnswerReward
 from tasks.rl.advantages.constant import ConstantAdvantage
@@ -43,11 +44,11 @@ class Conf:
         require(self.source == "own" or self.group_size == 1, "group_size", self.group_size, "1 with source: gold")
 
 
-def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:
+def build(conf: Conf, prompt: Prompt, grammar: SearchGrammar) -> Method:
     """See the module."""
     is_own = conf.source == "own"
     return Method(
-        template=template,
+        prompt=prompt,
         grammar=grammar,
         sampler=IndependentGroup(conf.group_size, from_start=True) if is_own else GoldAnswers(),
         rewards=(AnswerReward("em"),),

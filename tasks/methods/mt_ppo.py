@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tasks.agent.grammar import SearchGrammar
+from tasks.agent.prompts import Prompt
 from tasks.conf import require
 from tasks.methods import search_r1
 from tasks.rewards.turn_rules import TurnRules
@@ -24,7 +25,7 @@ class Conf(search_r1.Conf):
         require(self.invalid <= 0, "invalid", self.invalid, "0 or less: it is for a call that cannot be read")
 
 
-def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:
+def build(conf: Conf, prompt: Prompt, grammar: SearchGrammar) -> Method:
     """See the module."""
     rewards = (search_r1.answer_reward(conf), TurnRules(conf.retrieval, conf.invalid))
-    return search_r1.compose(conf, template, grammar, rewards)
+    return search_r1.compose(conf, prompt, grammar, rewards)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tasks.agent.grammar import SearchGrammar
+from tasks.agent.prompts import Prompt
 from tasks.conf import require
 from tasks.methods import search_r1
 from tasks.rewards.f1_or_format import F1OrFormat
@@ -22,6 +23,6 @@ class Conf(search_r1.Conf):
         require(0 <= self.format_reward < 1, "format_reward", self.format_reward, "from 0, below a right answer's 1")
 
 
-def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:
+def build(conf: Conf, prompt: Prompt, grammar: SearchGrammar) -> Method:
     """See the module."""
-    return search_r1.compose(conf, template, grammar, (F1OrFormat(conf.format_reward),))
+    return search_r1.compose(conf, prompt, grammar, (F1OrFormat(conf.format_reward),))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tasks.agent.grammar import SearchGrammar
+from tasks.agent.prompts import Prompt
 from tasks.conf import require
 from tasks.rewards import Reward
 from tasks.rewards.answer import AnswerReward
@@ -72,7 +73,7 @@ def answer_reward(conf: Conf) -> Reward:
     return AnswerReward(conf.reward, gated=conf.gated, wrong_format=conf.wrong_format)
 
 
-def compose(conf: Conf, template: str, grammar: SearchGrammar, rewards: tuple[Reward, ...]) -> Method:
+def compose(conf: Conf, prompt: Prompt, grammar: SearchGrammar, rewards: tuple[Reward, ...]) -> Method:
     """PPO penalises KL in the token reward (k1), GRPO in the loss (k3)."""
     is_ppo = conf.algorithm == "ppo"
     advantage: Advantage = (
@@ -84,7 +85,7 @@ def compose(conf: Conf, template: str, grammar: SearchGrammar, rewards: tuple[Re
     if conf.entropy_coefficient:
         terms.append(EntropyBonus(conf.entropy_coefficient, conf.aggregation))
     return Method(
-        template=template,
+        prompt=prompt,
         grammar=grammar,
         sampler=IndependentGroup(conf.group_size),
         rewards=rewards,
@@ -97,6 +98,6 @@ def compose(conf: Conf, template: str, grammar: SearchGrammar, rewards: tuple[Re
     )
 
 
-def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:
+def build(conf: Conf, prompt: Prompt, grammar: SearchGrammar) -> Method:
     """One reward, on the answer."""
-    return compose(conf, template, grammar, (answer_reward(conf),))
+    return compose(conf, prompt, grammar, (answer_reward(conf),))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tasks.agent.grammar import SearchGrammar
+from tasks.agent.prompts import Prompt
 from tasks.conf import require
 from tasks.methods import search_r1
 from tasks.rewards import Reward
@@ -45,7 +46,7 @@ class Conf(search_r1.Conf):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 (off) or more")
 
 
-def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:
+def build(conf: Conf, prompt: Prompt, grammar: SearchGrammar) -> Method:
     """The terms whose weights are not 0."""
     rewards: list[Reward] = [search_r1.answer_reward(conf)]
     if conf.key_weight:
@@ -54,4 +55,4 @@ def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:
         rewards.append(StepReward(conf.gain, conf.penalty, conf.step_scale, conf.as_released))
     if conf.sub_answer_weight:
         rewards.append(SubAnswerReward(conf.sub_answer_weight))
-    return search_r1.compose(conf, template, grammar, tuple(rewards))
+    return search_r1.compose(conf, prompt, grammar, tuple(rewards))

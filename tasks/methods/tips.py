@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tasks.agent.grammar import SearchGrammar
+from tasks.agent.prompts import Prompt
 from tasks.conf import require
 from tasks.methods import search_r1
 from tasks.rewards.potential import AnswerPotential
@@ -23,8 +24,8 @@ class Conf(search_r1.Conf):
         require(self.potential_scale >= 0, "potential_scale", self.potential_scale, "0 or more")
 
 
-def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:
+def build(conf: Conf, prompt: Prompt, grammar: SearchGrammar) -> Method:
     """See the module."""
-    outcome = search_r1.compose(conf, template, grammar, (search_r1.answer_reward(conf),))
+    outcome = search_r1.compose(conf, prompt, grammar, (search_r1.answer_reward(conf),))
     rewards = (*outcome.rewards, AnswerPotential(conf.potential_scale))
     return replace(outcome, rewards=rewards, services={"log_probs": StartPolicy()})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tasks.agent.grammar import SearchGrammar
+from tasks.agent.prompts import Prompt
 from tasks.methods import search_r1
 from tasks.rl.method import Method
 from tasks.rl.simulators import Simulator
@@ -17,6 +18,6 @@ class Conf(search_r1.Conf):
     simulator: Simulator
 
 
-def build(conf: Conf, template: str, grammar: SearchGrammar) -> Method:
+def build(conf: Conf, prompt: Prompt, grammar: SearchGrammar) -> Method:
     """See the module."""
-    return replace(search_r1.build(conf, template, grammar), simulator=conf.simulator)
+    return replace(search_r1.build(conf, prompt, grammar), simulator=conf.simulator)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tasks.agent.grammar import SearchGrammar
+from tasks.agent.prompts import Prompt
 from tasks.conf import require
 from tasks.rewards import Field, Reward
 from tasks.rl.advantages import Advantage
@@ -26,7 +27,7 @@ class Method:
     """What `tasks/methods/<name>.py` builds and the training loop runs.
 
     Attributes:
-        template: prompt with `{question}`.
+        prompt: instructions around the question.
         grammar: text to turns.
         sampler, rewards, filter, advantage, loss: the parts.
         value_loss: the critic's loss where the advantage needs values.
@@ -35,7 +36,7 @@ class Method:
         services: which service plays each role that the rewards call.
     """
 
-    template: str
+    prompt: Prompt
     grammar: SearchGrammar
     sampler: Sampler
     rewards: tuple[Reward, ...]

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks import conf
-from tasks.agent.grammar import make as make_grammar
 from tasks.agent.prompts import check_prompts
 from tasks.data.records import SPLITS
 from tasks.runner import Context, run
@@ -27,9 +26,8 @@ def body(ctx: Context, seed: int) -> None:
         model, tokenizer = load_policy(ctx.root / model_conf.pretrained.folder)
         limit = parts.rollout_conf(ctx.params).max_prompt_tokens
         questions = parts.questions(ctx.root, SPLITS)
-        asked = parts.asked(ctx.params, ctx.root)
-        grammar = make_grammar(asked["grammar"], tokenizer)
-        check_prompts(tokenizer, asked["prompt"], questions, grammar, limit)
+        prompt, grammar = parts.prompting(ctx.params, ctx.root)
+        check_prompts(tokenizer, prompt, questions, grammar.fitted(tokenizer), limit)
         history = []  # Nothing was trained here.
     else:
         made = _tiny(ctx, seed)
@@ -55,9 +53,9 @@ def _tiny(ctx: Context, seed: int) -> TinyPolicy:
     questions = parts.questions(ctx.root, SPLITS)
     ctx.track_data("training", sum(question.split == "train" for question in questions))
     bar = parts.Bar(ctx, sum(phase.max_steps for phase in phases))
-    asked = parts.asked(ctx.params, ctx.root)
+    prompt, grammar = parts.prompting(ctx.params, ctx.root)
     return make_tiny(
-        model_conf.tiny, settings, parts.rollout_conf(ctx.params), asked["prompt"], asked["grammar"],
+        model_conf.tiny, settings, parts.rollout_conf(ctx.params), prompt, grammar,
         questions, read_passages(ctx.root / parts.ARTIFACTS / "data" / "corpus.jsonl"),
         parts.retriever(ctx.root), seed, ctx.scratch, bar.log,
     )  # fmt: skip

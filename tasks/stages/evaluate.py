@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from tasks import conf
-from tasks.agent.grammar import make as make_grammar
 from tasks.agent.rollout import RolloutConf
 from tasks.records import schema
 from tasks.runner import Context, run
@@ -33,14 +32,12 @@ def body(ctx: Context, policy: str, seed: int) -> None:
     folder = ctx.root / parts.ARTIFACTS / (f"base/{seed}" if is_base else f"train/{policy}-{seed}") / "policy"
     model, tokenizer = load_policy(folder)
     model = model.to(pick_device())
-    own_grammar = parts.own_grammar(params, tokenizer)
     if is_base:
-        asked, rollout = parts.asked(params, ctx.root), parts.rollout_conf(params)
-        template, grammar = asked["prompt"], own_grammar or make_grammar(asked["grammar"], tokenizer)
+        prompt, grammar = parts.prompting(params, ctx.root)
+        rollout = parts.rollout_conf(params)
     else:
-        own_prompt = parts.model_conf(params).prompt
-        loaded = methods.load(policy, params.scale, own_prompt, own_grammar, tokenizer, ctx.root)
-        template, grammar = loaded.method.template, loaded.method.grammar
+        loaded = methods.load(policy, params.scale, *parts.own_prompting(params, ctx.root), root=ctx.root)
+        prompt, grammar = loaded.method.prompt, loaded.method.grammar
         rollout = parts.changed(RolloutConf, params, "rollout", loaded.rollout, policy)
     splits = conf.load(DataConf, "data", params.data).evaluate_splits
     rollout = replace(rollout, top_k=params.evaluate.top_k or rollout.top_k)
@@ -57,7 +54,9 @@ def body(ctx: Context, policy: str, seed: int) -> None:
     ctx.track_data("evaluation", len(questions))
 
     generator = parts.make_generator(params, model, tokenizer, folder, shares_weights=False)
-    player = parts.make_player(rollout, generator, tokenizer, parts.retriever(ctx.root), grammar, template)
+    player = parts.make_player(
+        rollout, generator, tokenizer, parts.retriever(ctx.root), grammar.fitted(tokenizer), prompt
+    )
     modes = 2 if params.evaluate.sampled else 1
     bar = parts.Bar(ctx, modes * len(questions))
     done = {"greedy": 0, "sampled": 0}

@@ -31,7 +31,7 @@ def body(ctx: Context, name: str) -> None:
     ctx.track.log_params(settings)
     own = sorted(Path(str(m.__file__)) for n, m in sys.modules.items() if n.startswith(f"{methods.__name__}."))
     files = {path.name: sha256(path) for path in own}  # This process loaded no other method.
-    playing = {"asked": loaded.asked, "rollout": conf.plain(rollout)}
+    playing = {"prompting": loaded.prompting, "rollout": conf.plain(rollout)}
     with replacing_folder(ctx.root / parts.ARTIFACTS / "method" / name) as out:
         write_json(out / "playing.json", playing)
         write_json(out / "training.json", {"method": name, "settings": settings, "files": files, **playing})

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tasks import conf
+from tasks.agent import grammars, prompts
 from tasks.agent.grammar import SearchGrammar
-from tasks.agent.grammar import make as make_grammar
-from tasks.agent.prompts import PLACEHOLDER
+from tasks.agent.prompts import Prompt
 from tasks.agent.rollout import Player, RolloutConf
 from tasks.base.settings import ModelConf
 from tasks.data.records import read_questions
@@ -84,23 +84,25 @@ def model_conf(params: conf.Params) -> ModelConf:
     return conf.load(ModelConf, "model", params.model)
 
 
-def asked(params: conf.Params, root: Path = Path(".")) -> dict[str, str]:
-    """Prompt and grammar of the start policy, which serves no method: the model's own, else the first method's."""
-    model = model_conf(params)
-    found = {"prompt": model.prompt, "grammar": model.grammar}
-    if None in found.values():
-        first = conf.derived("method", params.methods[0], root)
-        found = {key: first.get(key) if value is None else value for key, value in found.items()}
-    if not isinstance(found["prompt"], str) or PLACEHOLDER not in found["prompt"]:
-        where = f"{conf.CONF}/method/{params.methods[0]}.yaml"
-        raise ValueError(f"{where}: prompt={found['prompt']!r}: expected text with {PLACEHOLDER}.")
-    return {key: str(value) for key, value in found.items()}
+def prompting(params: conf.Params, root: Path = Path(".")) -> tuple[Prompt, SearchGrammar]:
+    """Prompt and grammar that the start policy plays with: the model's own, else those of the first method.
+
+    The grammar is not yet fitted to a tokenizer.
+    """
+    prompt, grammar = own_prompting(params, root)
+    if prompt is None or grammar is None:
+        first, where = conf.derived("method", params.methods[0], root), f"{conf.CONF}/method/{params.methods[0]}.yaml"
+        prompt = prompt or prompts.load(first.get("prompt"), where, root)
+        grammar = grammar or grammars.make(first.get("grammar", {}), None, f"{where}: grammar")
+    return prompt, grammar
 
 
-def own_grammar(params: conf.Params, tokenizer: Any) -> SearchGrammar | None:
-    """The grammar the model brings, None where it takes the method's."""
-    name = model_conf(params).grammar
-    return None if name is None else make_grammar(name, tokenizer)
+def own_prompting(params: conf.Params, root: Path = Path(".")) -> tuple[Prompt | None, SearchGrammar | None]:
+    """Prompt and grammar that the model brings; None where it takes the method's."""
+    model, where = model_conf(params), f"{conf.CONF}/model/{params.model}.yaml"
+    prompt = None if model.prompt is None else prompts.load(model.prompt, where, root)
+    grammar = None if model.grammar is None else grammars.make(model.grammar, None, f"{where}: grammar")
+    return prompt, grammar
 
 
 def make_generator(
@@ -120,10 +122,15 @@ def make_generator(
 
 
 def make_player(
-    rollout: RolloutConf, generator: Generator, tokenizer: Any, search: Retriever, grammar: SearchGrammar, template: str
+    rollout: RolloutConf,
+    generator: Generator,
+    tokenizer: Any,
+    search: Retriever,
+    grammar: SearchGrammar,
+    prompt: Prompt,
 ) -> Player:
     """A player whose first use has no cost yet."""
-    return Player(rollout, generator, tokenizer, search, grammar, template)
+    return Player(rollout, generator, tokenizer, search, grammar, prompt)
 
 
 def set_threads(count: int) -> None:

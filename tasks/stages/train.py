@@ -40,8 +40,8 @@ def body(ctx: Context, method: str, seed: int) -> None:
     start = ctx.root / parts.ARTIFACTS / "base" / str(seed) / "policy"
     model, tokenizer = load_policy(start)
     model = model.to(pick_device())
-    own_grammar = parts.own_grammar(ctx.params, tokenizer)
-    loaded = methods.load(method, ctx.params.scale, model_conf.prompt, own_grammar, tokenizer, ctx.root)
+    brought = parts.own_prompting(ctx.params, ctx.root)
+    loaded = methods.load(method, ctx.params.scale, *brought, tokenizer, ctx.root)
     settings = parts.changed(TrainConf, ctx.params, "train", loaded.train, method)
     rollout = parts.changed(RolloutConf, ctx.params, "rollout", loaded.rollout, method)
     parts.set_threads(settings.num_threads)
@@ -78,9 +78,9 @@ def body(ctx: Context, method: str, seed: int) -> None:
         critic=critic,
         generator=generator,
         player=parts.make_player(
-            rollout, playing, tokenizer, prepared.search or search, composed.grammar, composed.template
+            rollout, playing, tokenizer, prepared.search or search, composed.grammar, composed.prompt
         ),
-        validator=parts.make_player(rollout, generator, tokenizer, search, composed.grammar, composed.template),
+        validator=parts.make_player(rollout, generator, tokenizer, search, composed.grammar, composed.prompt),
         questions=prepared.questions,
         validation=validation,
         seed=seed,

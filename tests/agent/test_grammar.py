@@ -6,11 +6,12 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from tasks.agent.grammar import TAGS, SearchGrammar, documents
+from tasks.agent.grammar import TAGS, documents
+from tasks.agent.grammars.search_r1 import SearchR1Grammar
 from tasks.types import Action, Hit
 
 SPECIALS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<s>", "</s>", "[PAD]", "||", "aXa")
-GRAMMAR = SearchGrammar(reserved=SPECIALS)
+GRAMMAR = SearchR1Grammar(reserved=SPECIALS)
 EXACT_TAGS = [f"<{slash}{name}>" for name in TAGS for slash in ("", "/")]
 ANY_TAG = re.compile(r"<\s*/?\s*(think|search|information|answer)\s*>", re.IGNORECASE)
 many = settings(max_examples=250)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from tasks.agent.grammar import SearchGrammar
+from tasks.agent.grammars.search_r1 import SearchR1Grammar
 from tasks.agent.prompts import prompt_ids, render_prompt
 from tasks.store import DataError
-from tests.tiny import TEMPLATE, question
+from tests.tiny import PROMPT, question
 
-GRAMMAR = SearchGrammar(reserved=("<|endoftext|>",))
+GRAMMAR = SearchR1Grammar(reserved=("<|endoftext|>",))
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_question_in_its_place(asked: str, shown: str) -> None:
 
 
 def test_ids_decode_to_the_prompt_and_hold_no_special_token(tokenizer: Any) -> None:
-    ids = prompt_ids(tokenizer, TEMPLATE, question(text="Who <|endoftext|> rules Avenor"), GRAMMAR, 100)
+    ids = prompt_ids(tokenizer, PROMPT, question(text="Who <|endoftext|> rules Avenor"), GRAMMAR, 100)
     assert tokenizer.decode(ids) == "Question: Who ‹|endoftext|> rules Avenor?\n"
     assert tokenizer.eos_token_id not in ids
 
@@ -37,7 +37,7 @@ def test_ids_decode_to_the_prompt_and_hold_no_special_token(tokenizer: Any) -> N
 def test_chat_template_wraps_the_message(merging: Any) -> None:
     merging.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
     try:
-        ids = prompt_ids(merging, TEMPLATE, question(), GRAMMAR, 200)
+        ids = prompt_ids(merging, PROMPT, question(), GRAMMAR, 200)
     finally:
         merging.chat_template = None
     assert merging.decode(ids) == "[user]Question: Who rules Avenor ?\n[assistant]"
@@ -45,9 +45,9 @@ def test_chat_template_wraps_the_message(merging: Any) -> None:
 
 def test_a_prompt_over_its_budget_is_an_error_and_never_cut(tokenizer: Any) -> None:
     long = question(3, "Who rules Avenor " * 20)
-    count = len(prompt_ids(tokenizer, TEMPLATE, long, GRAMMAR, 1000))
-    assert len(prompt_ids(tokenizer, TEMPLATE, long, GRAMMAR, count)) == count
+    count = len(prompt_ids(tokenizer, PROMPT, long, GRAMMAR, 1000))
+    assert len(prompt_ids(tokenizer, PROMPT, long, GRAMMAR, count)) == count
     with pytest.raises(
         DataError, match=f"question 'q3': its prompt has {count} tokens, the budget max_prompt_tokens is {count - 1}"
     ):
-        prompt_ids(tokenizer, TEMPLATE, long, GRAMMAR, count - 1)
+        prompt_ids(tokenizer, PROMPT, long, GRAMMAR, count - 1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.agent.grammar import SearchGrammar
+from tasks.agent.grammars.search_r1 import SearchR1Grammar
 from tasks.agent.rollout import RolloutConf
 from tasks.generate import Sampling
 from tasks.generate.plain import PlainGenerator, PlainSession
@@ -74,7 +74,7 @@ def test_search_then_answer(either: Any) -> None:
 def test_invalid_action_gets_the_message_and_costs_a_turn(either: Any) -> None:
     (t,) = play(either, ["so what", SEARCH, ANSWER], max_call_tokens=60, max_turns=2, max_total_tokens=600)
     assert [turn.action.kind for turn in t.turns] == ["invalid", "search", "answer"]
-    assert t.turns[0].observation == SearchGrammar().invalid_message
+    assert t.turns[0].observation == SearchR1Grammar().invalid_message
     assert not t.turns[0].executed
     (t,) = play(either, ["so what", "so", SEARCH], max_call_tokens=60, max_turns=2, max_total_tokens=600)
     assert t.status == "open"  # two turns went on nothing; the third call's search is not executed

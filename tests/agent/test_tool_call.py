@@ -5,19 +5,19 @@ from __future__ import annotations
 import copy
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tasks.agent import grammar as grammars
-from tasks.agent.grammar import MAX_QUERIES, ToolCallGrammar, tool_frame
+from tasks.agent.grammars.tool_call import MAX_QUERIES, ToolCallGrammar, tool_frame
 from tasks.agent.prompts import prompt_ids
 from tasks.generate import Sampling
 from tasks.rewards.answer import AnswerReward
 from tasks.types import Action, Hit, Trajectory
-from tests.tiny import TEMPLATE, Library, Script, Shelf, hit, make_player, play_script, question
+from tests.tiny import PROMPT, Library, Script, Shelf, hit, make_grammar, make_player, play_script, question
 
 GRAMMAR = ToolCallGrammar()
 BAD_JSON = "Error: the call is not valid JSON."
@@ -45,7 +45,7 @@ def result_of(observation: str) -> str:
 
 
 def play(tokenizer: Any, *lines: Any, **more: Any) -> Trajectory:
-    return play_script(tokenizer, lines, grammars.make("tool_call", tokenizer), **more)
+    return play_script(tokenizer, lines, make_grammar("tool_call", tokenizer), **more)
 
 
 # Parsing --------------------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def test_queries_are_capped_and_the_policy_is_told(tokenizer: Any, count: int) -
     shelf = Shelf()
     script = Script(tokenizer, [[search(*(f"q{i}" for i in range(count))), ANSWER]])
     player = make_player(
-        script, tokenizer, shelf, grammars.make("tool_call", tokenizer), max_call_tokens=4000,
+        script, tokenizer, shelf, make_grammar("tool_call", tokenizer), max_call_tokens=4000,
         max_observation_tokens=900, max_total_tokens=9000,
     )  # fmt: skip
     (t,) = player.play([question()], 1, Sampling(1.0, 1.0, (), 0))
@@ -170,7 +170,7 @@ def test_hits_query_by_query(tokenizer: Any) -> None:
     shelf = Library(by_query={"a": [a, b], "none": [], "c": [c]})
     script = Script(tokenizer, [[search("a", "none", "c"), ANSWER], [search("c"), ANSWER]])
     player = make_player(
-        script, tokenizer, shelf, grammars.make("tool_call", tokenizer), max_call_tokens=400,
+        script, tokenizer, shelf, make_grammar("tool_call", tokenizer), max_call_tokens=400,
         max_observation_tokens=400, max_total_tokens=3000,
     )  # fmt: skip
     first, second = player.play([question(0), question(1)], 1, Sampling(1.0, 1.0, (), 0))
@@ -268,7 +268,7 @@ def test_a_truncated_response_stays_json(budget: int, tokenizer: Any, merging: A
         whole = play(one, search("a"), ANSWER, shelf=Shelf([evil]))
         text, full = result_of(t.turns[0].observation), result_of(whole.turns[0].observation)
         assert full.startswith(text.rstrip("\ufffd"))  # at most a piece of the last letter
-        frame = len(one.encode(grammars.make("tool_call", one).opening)) + len(one.encode('"}\n</tool_response>\n'))
+        frame = len(one.encode(make_grammar("tool_call", one).opening)) + len(one.encode('"}\n</tool_response>\n'))
         assert t.turns[0].observation_end - t.turns[0].end <= budget + frame
         assert t.turns[0].hits == (evil,)
 
@@ -297,7 +297,7 @@ def chatting(merging: Any) -> Any:
 def test_the_frame_is_the_templates_own(chatting: Any, merging: Any) -> None:
     assert tool_frame(chatting) == (BEFORE, AFTER)
     plain = ("\n<tool_response>\n", "\n</tool_response>\n")
-    assert tool_frame(merging) == tool_frame(None) == plain
+    assert tool_frame(merging) == plain
     chatting.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"  # it drops no role
     assert tool_frame(chatting) == plain
     chatting.chat_template = "{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}"
@@ -306,8 +306,9 @@ def test_the_frame_is_the_templates_own(chatting: Any, merging: Any) -> None:
 
 def test_a_conversation_in_the_frame(chatting: Any) -> None:
     """Prompt with system message and tools; masked ids of a response decode to the frame; a fault stands in it, too."""
-    grammar = grammars.make("tool_call", chatting)
-    t = play_script(chatting, [search("a"), call("{"), ANSWER], grammar, Shelf())
+    grammar = make_grammar("tool_call", chatting)
+    instructions = replace(PROMPT, system="You are a helpful and harmless assistant.")
+    t = play_script(chatting, [search("a"), call("{"), ANSWER], grammar, Shelf(), prompt=instructions)
     prompt = chatting.decode(list(t.prompt_ids))
     schema = json.loads(prompt.split("[tools]")[1].split("\n")[0])
     assert schema == grammar.tools
@@ -327,7 +328,7 @@ def test_a_conversation_in_the_frame(chatting: Any) -> None:
 
 
 def test_other_grammars_pass_no_tools_and_no_system_message(chatting: Any) -> None:
-    ids = prompt_ids(chatting, TEMPLATE, question(), grammars.make("search_r1", chatting), 400)
+    ids = prompt_ids(chatting, PROMPT, question(), make_grammar("search_r1", chatting), 400)
     assert chatting.decode(ids) == "[user]\nQuestion: Who rules Avenor ?\n[end]\n[assistant]\n"
 
 

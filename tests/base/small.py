@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from tasks.agent.prompts import Prompt
 from tasks.base.demonstrations import expert_plan
 from tasks.base.tokenizer import build_tokenizer
 from tasks.data import world
 
-TEMPLATE = "Question: {question}\n"
+PROMPT = Prompt(None, "Question: {question}\n")
 SMALL = world.WorldConf(
     seed=3,
     regions={"train": 1, "dev": 1, "test": 1},
@@ -32,6 +33,6 @@ def world_texts(conf: world.WorldConf = SMALL) -> Iterator[str]:
         yield f" {passage.title} {passage.text}"
         yield passage.title
     for question in world.questions(conf):
-        yield TEMPLATE.replace("{question}", question.question)
+        yield PROMPT.user.replace("{question}", question.question)
         for step in expert_plan(question):
             yield f" {step.think} {step.action.content}"

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.agent.grammar import SearchGrammar
+from tasks.agent.grammars.search_r1 import SearchR1Grammar
 from tasks.agent.prompts import check_prompts
 from tasks.agent.rollout import Player, RolloutConf
 from tasks.base.demonstrations import (
@@ -32,7 +33,7 @@ from tasks.store import DataError
 from tasks.text import exact_match
 from tasks.types import Action, Hop, Question, Trajectory
 from tests.base.conftest import SmallWorld
-from tests.base.small import SMALL, TEMPLATE
+from tests.base.small import PROMPT, SMALL
 from tests.tiny import Script
 
 CONF = RolloutConf(
@@ -50,11 +51,11 @@ MULTI = [question for question in world.questions(SMALL) if question.hops > 1]
 
 
 def _grammar(tokenizer: Any) -> SearchGrammar:
-    return SearchGrammar(reserved=tuple(tokenizer.all_special_tokens))
+    return SearchR1Grammar(reserved=tuple(tokenizer.all_special_tokens))
 
 
 def _renderer(small: SmallWorld, conf: RolloutConf = CONF) -> Renderer:
-    return Renderer(conf, small.tokenizer, small.retriever, _grammar(small.tokenizer), TEMPLATE)
+    return Renderer(conf, small.tokenizer, small.retriever, _grammar(small.tokenizer), PROMPT)
 
 
 def _play(
@@ -64,7 +65,7 @@ def _play(
     lines = [[f"<think> {step.think} </think> {grammar.render(step.action)}" for step in plan] for plan in plans]
     silence = [""] * (conf.max_turns + 1)  # Where a budget cuts the script short, nothing follows it.
     generator = Script(tokenizer, [[*line, *silence] for line in lines])
-    player = Player(conf, generator, tokenizer, small.retriever, grammar, TEMPLATE)
+    player = Player(conf, generator, tokenizer, small.retriever, grammar, PROMPT)
     return player.play(questions, 1, Sampling(0.0, 1.0, (), seed=0))
 
 
@@ -132,7 +133,7 @@ def test_a_cut_demonstration_is_a_beginning_of_what_the_rollout_records(
 
 def test_a_question_over_its_budget_is_found_before_training(small_world: SmallWorld) -> None:
     made = _renderer(small_world)
-    parts = (made.tokenizer, made.template, small_world.questions, made.grammar)
+    parts = (made.tokenizer, made.prompt, small_world.questions, made.grammar)
     check_prompts(*parts, CONF.max_prompt_tokens)
     with pytest.raises(DataError, match="the budget max_prompt_tokens is 5"):
         check_prompts(*parts, 5)

@@ -120,6 +120,7 @@ def run_ours(folder: Path, workload: Workload) -> Measured:
     import torch
 
     from tasks import retrieval
+    from tasks.agent.prompts import Prompt
     from tasks.agent.rollout import Player, RolloutConf
     from tasks.base.settings import LoraConf
     from tasks.data.records import read_questions
@@ -145,7 +146,7 @@ def run_ours(folder: Path, workload: Workload) -> Measured:
         lr=workload.learning_rate, warmup_steps=0, betas=(0.9, 0.999), weight_decay=0.0, max_grad_norm=1.0
     )
     method = Method(
-        template=template,
+        prompt=Prompt(None, template),
         grammar=ToolCallGrammar(),
         sampler=IndependentGroup(workload.group_size),
         rewards=(QueryReward(),),
@@ -167,7 +168,7 @@ def run_ours(folder: Path, workload: Workload) -> Measured:
     )
     generator = PlainGenerator(model, tokenizer, shares_weights=True)
     retriever = retrieval.open_retriever(folder / "index")
-    player = Player(conf, generator, tokenizer, retriever, method.grammar, method.template)
+    player = Player(conf, generator, tokenizer, retriever, method.grammar, method.prompt)
     meter = Meter()
 
     def mark(step: int = 0, metrics: dict[str, float] | None = None) -> None:

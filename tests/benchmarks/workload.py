@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks import retrieval
-from tasks.agent.grammar import SearchGrammar, documents
+from tasks.agent.grammar import documents
+from tasks.agent.grammars.search_r1 import SearchR1Grammar
 from tasks.data.records import question_row
 from tasks.data.world import WorldConf, passages, questions, write_world
 from tasks.retrieval import Retriever
@@ -75,7 +76,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class ToolCallGrammar(SearchGrammar):
+class ToolCallGrammar(SearchR1Grammar):
     """TRL's conversation (its qwen2_5 chat template) as one of our grammars: a call ends with the end-of-turn token.
 
     A call with a tool call in it searches; any other call is the answer, as in TRL's loop.

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from tasks.agent.grammar import SearchGrammar
+from tasks.agent.grammars.search_r1 import SearchR1Grammar
 from tasks.data.records import passage_row, question_row, to_passage, to_question
 from tasks.data.world import KINDS, RELATIONS, WorldConf, is_held_out, passages, questions, regions, write_world
 from tasks.rewards.answer import AnswerReward
@@ -187,7 +187,7 @@ def test_no_two_titles_score_as_one_answer(told):
 
 
 def test_every_scorer_gives_the_worlds_own_answers_full_marks(asked):
-    texts, parse = [f"<think> so </think> <answer> {q.answers[0]} </answer>" for q in asked], SearchGrammar().parse
+    texts, parse = [f"<think> so </think> <answer> {q.answers[0]} </answer>" for q in asked], SearchR1Grammar().parse
     played = [
         Trajectory(q.id, q.id, (1,), tuple(range(len(t))), (True,) * len(t), (0.0,) * len(t),
                    (Turn(parse(t), 0, len(t), len(t), t),), "answered", parse(t).content)

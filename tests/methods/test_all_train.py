@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from tasks import conf, methods, retrieval
-from tasks.agent.grammar import make as make_grammar
 from tasks.agent.rollout import Player, RolloutConf
 from tasks.base.demonstrations import Renderer, Step, expert_plan
 from tasks.base.fit import Fit, PhaseConf
@@ -36,11 +35,11 @@ from tasks.services import Resources, opened
 from tasks.train.loop import TrainConf, Trainer
 from tasks.types import Action, Passage, Question
 from tests.base.small import SMALL
+from tests.tiny import PROMPT, make_grammar
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
 PRINTED = ROOT.parent / "shared" / "papers" / "results.csv"
-TEMPLATE = "Question: {question}\n"
 # Systems of other families, trained and prompted ones: each has its own work and its own test.
 OTHERS = {
     "Adaptive-RAG", "CoT", "FLARE", "IRCoT", "Iter-Retgen", "LLM w/o Search", "Naive Generation", "PiCA", "R-Search",
@@ -101,7 +100,7 @@ class Taught:
         ]
         tokenizer = build_tokenizer([*texts, plain.invalid_message, plain.opening, plain.closing] * 2, 900)
         model = new_model(TINY, tokenizer, seed=0)
-        renderer = Renderer(BUDGET, tokenizer, self.search, make_grammar(grammar_name, tokenizer), TEMPLATE)
+        renderer = Renderer(BUDGET, tokenizer, self.search, make_grammar(grammar_name, tokenizer), PROMPT)
         examples = renderer.render(questions, plans)
         assert all(any(example.loss_mask) for example in examples)
         fit = Fit(model, self.folder / grammar_name, 10_000, 4096, lambda step, metrics: None)
@@ -135,9 +134,9 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Taught]:
 def _trainer(taught: Taught, name: str, scratch: Path, log: Callable[[int, dict[str, float]], None]) -> Trainer:
     """As the stage `train` puts it together, at the smoke scale and with ten steps."""
     tree = conf.section("scale", "smoke", ROOT)["train"]
-    grammar_name = methods.load(name, "smoke", root=ROOT).asked["grammar"]
+    grammar_name = methods.load(name, "smoke", root=ROOT).prompting["grammar"]["kind"]
     model, tokenizer = taught.policy(grammar_name)
-    loaded = methods.load(name, "smoke", TEMPLATE, None, tokenizer, ROOT)
+    loaded = methods.load(name, "smoke", PROMPT, None, tokenizer, ROOT)
     method = loaded.method
     ten = {"num_steps": 10, "rollouts_per_step": 30, "validate_every": 5, "checkpoint_every": 10, "collapse": None}
     settings = conf.fill(TrainConf, conf.merge(conf.merge(tree, loaded.train), {**ten, "select": "last"}), name)
@@ -155,8 +154,8 @@ def _trainer(taught: Taught, name: str, scratch: Path, log: Callable[[int, dict[
     services = taught.stack.enter_context(opened(method.services, resources))
     return Trainer(
         conf=settings, method=method, policy=policy, critic=critic, generator=generator,
-        player=Player(budget, start or generator, tokenizer, search, method.grammar, TEMPLATE),
-        validator=Player(budget, generator, tokenizer, taught.search, method.grammar, TEMPLATE),
+        player=Player(budget, start or generator, tokenizer, search, method.grammar, PROMPT),
+        validator=Player(budget, generator, tokenizer, taught.search, method.grammar, PROMPT),
         questions=taught.questions, validation=taught.questions[:2], seed=0, scratch=scratch, log=log,
         services=services,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from tasks.rl.losses.entropy import EntropyBonus
 from tasks.rl.losses.policy_clip import PolicyClip
 from tasks.rl.losses.reference_kl import ReferenceKl
 from tasks.rl.value_losses.clipped_value import ClippedValueLoss
-from tests.tiny import TEMPLATE
+from tests.tiny import PROMPT
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,7 +62,7 @@ def test_ppo_as_written_down() -> None:
 
 def test_the_published_prompt() -> None:
     """search_r1 section 2, its misprint included; the methods share it."""
-    texts = {methods.load(name, "smoke", root=ROOT).method.template for name in ("search_r1_grpo", "search_r1_ppo")}
+    texts = {methods.load(name, "smoke", root=ROOT).method.prompt.user for name in ("search_r1_grpo", "search_r1_ppo")}
     (text,) = texts
     assert text.startswith(
         "Answer the given question. You must conduct reasoning inside <think> and </think> first every time"
@@ -87,7 +87,7 @@ def test_as_released_values_are_options(root: Path) -> None:
 
 
 def test_a_model_brings_its_own_prompt(root: Path) -> None:
-    assert methods.load("search_r1_grpo", "smoke", TEMPLATE, root=root).method.template == TEMPLATE
+    assert methods.load("search_r1_grpo", "smoke", PROMPT, root=root).method.prompt == PROMPT
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,8 @@ def test_a_model_brings_its_own_prompt(root: Path) -> None:
         ({"algorithm": "grp"}, "algorithm"),
         ({"module": "nowhere"}, r"module='nowhere': there is no tasks/methods/nowhere\.py"),
         ({"module": 3}, "module"),
-        ({"prompt": "Answer."}, r"prompt has no \{question\}"),
+        ({"prompt": "Answer."}, r"grpo\.yaml: unknown prompt 'Answer\.'\. Known: dspo, r1,"),
+        ({"prompt": 3}, "key 'prompt' is missing or not text"),
         ({"scales": {"papr": {}}}, "grpo.yaml: scales: unknown scale 'papr'"),
         ({"scales": {5: {}}}, "grpo.yaml: scales: found 5, expected the name"),
         ({"scales": {"paper": {"policy": {}}}}, "grpo.yaml: scales: paper: unknown key 'policy'"),
@@ -112,7 +113,11 @@ def test_a_model_brings_its_own_prompt(root: Path) -> None:
         ({"like": "search_r1_grpo"}, "like: goes round in a circle: search_r1_grpo -> search_r1_grpo"),
         ({"like": "../method/dspo"}, "like='../method/dspo': expected the name of another file"),
         ({"like": "dsp"}, "grpo.yaml: like: unknown method 'dsp'"),
-        ({"grammar": "xml"}, "grpo.yaml: grammar='xml': expected one of search_r1"),
+        ({"grammar": "xml"}, "grpo.yaml: grammar: found 'xml', expected a mapping with key 'kind'"),
+        (
+            {"grammar": {"kind": "xml"}},
+            "grpo.yaml: grammar: unknown kind 'xml': tasks/agent/grammars/ has no",
+        ),
         ({"entropy_coefficient": -1.0}, "entropy_coefficient=-1.0"),
         ({"temperature": 0.0}, "temperature=0.0: expected above 0"),
         ({"rows": [["a", 3]]}, r"rows\[0\]\[1\]"),
@@ -159,7 +164,7 @@ def test_an_ablation_takes_what_it_does_not_give(root: Path) -> None:
     loaded = methods.load("stepsearch_ow_key", "paper", root=root)
     whole = methods.load("stepsearch", "paper", root=root)
     assert loaded.settings == whole.settings | {"gain": 0.0, "penalty": 0.0}
-    assert (loaded.train, loaded.rollout, loaded.asked) == (whole.train, whole.rollout, whole.asked)
+    assert (loaded.train, loaded.rollout, loaded.prompting) == (whole.train, whole.rollout, whole.prompting)
     assert loaded.rows == (("StepSearch", "ow key reward"),)
     path = root / "conf" / "method" / "stepsearch_ow_key.yaml"
     path.write_text("like: stepsearch\n")
@@ -175,6 +180,14 @@ def test_a_setting_that_an_inherited_one_of_the_scale_would_hide_is_refused(root
         methods.load("wide", "laptop", root=root)
     path.write_text("like: dspo\ntitle: wide\nclip_low: 0.1\nscales: {laptop: {settings: {clip_low: 0.3}}}\n")
     assert methods.load("wide", "laptop", root=root).settings["clip_low"] == 0.3
+
+
+def test_a_prompt_without_its_question_is_refused(root: Path) -> None:
+    (root / "conf" / "prompt" / "search_r1.yaml").write_text("system: null\nuser: Answer.\n")
+    with pytest.raises(
+        ValueError, match=r"prompt/search_r1\.yaml: user='Answer\.': expected text with \{question\}"
+    ):
+        methods.load("search_r1_grpo", "smoke", root=root)
 
 
 @pytest.mark.parametrize("name", ["../scale/smoke", "/etc/passwd", "..", ""])

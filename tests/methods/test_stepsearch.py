@@ -11,13 +11,12 @@ import pytest
 import yaml
 
 from tasks import methods
-from tasks.agent import grammar as grammars
 from tasks.rewards.answer import AnswerReward
 from tasks.rewards.key import KeyReward
 from tasks.rewards.steps import StepReward
 from tasks.rewards.sub_answer import SubAnswerReward
 from tasks.types import Hop, Scores
-from tests.tiny import Shelf, play_script, question
+from tests.tiny import Shelf, make_grammar, play_script, question
 
 ROOT = Path(__file__).parents[2]
 ASKED = replace(question(), decomposition=(Hop("Which town?", "New Hask"), Hop("Who rules it?", "Bristow")))
@@ -27,7 +26,7 @@ FIRST, SECOND = "<sub_answer1> New Hask </sub_answer1>", "<sub_answer2> Bristow 
 
 
 def score(tokenizer: Any, *lines: str) -> Scores:
-    t = play_script(tokenizer, lines, grammars.make("sub_answer", tokenizer), Shelf(), ASKED)
+    t = play_script(tokenizer, lines, make_grammar("stepsearch", tokenizer), Shelf(), ASKED)
     (found,) = SubAnswerReward(0.618)([t], [ASKED])
     assert [place for place, _ in found.placed] == [t.last_generated]
     return found
@@ -62,7 +61,7 @@ def test_sub_answers_of_several_turns_and_of_a_wrong_format(tokenizer: Any) -> N
 
 
 def test_no_decomposition(tokenizer: Any) -> None:
-    t = play_script(tokenizer, [SEARCH, FIRST + END], grammars.make("sub_answer", tokenizer), Shelf())
+    t = play_script(tokenizer, [SEARCH, FIRST + END], make_grammar("stepsearch", tokenizer), Shelf())
     assert SubAnswerReward(0.618)([t], [question()])[0].outcome == 0.0
 
 

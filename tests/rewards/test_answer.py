@@ -4,14 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.agent.grammar import SearchGrammar, documents
+from tasks.agent.grammar import documents
+from tasks.agent.grammars.search_r1 import SearchR1Grammar
 from tasks.rewards import on_last_token, total
 from tasks.rewards.answer import AnswerReward
 from tasks.rewards.format_answer import FormatAnswerReward
 from tasks.text import normalize
 from tasks.types import Hit, Question, Scores, Trajectory, Turn
 
-GRAMMAR = SearchGrammar()
+GRAMMAR = SearchR1Grammar()
 QUESTION = Question("q", "test", "train", "Where?", ("Paris", "City of Paris"), 1)
 GOLD_HIT = Hit("p1", 1.0, "France", "The capital is paris .")
 OTHER_HIT = Hit("p2", 1.0, "Spain", "The capital is Madrid .")

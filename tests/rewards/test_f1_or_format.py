@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from tasks.agent import grammar as grammars
 from tasks.rewards.f1_or_format import F1OrFormat
-from tests.tiny import Shelf, play_script, question
+from tests.tiny import Shelf, make_grammar, play_script, question
 
 SEARCH = "<think> a </think> <search> Hask </search>"
 
@@ -45,7 +44,7 @@ RIGHT, HALF, WRONG = (answer(f"\\boxed{{{text}}}") for text in ("Bristow", "Bris
     ],
 )
 def test_f1_or_format(tokenizer: Any, lines: list[str], value: float, is_right: bool) -> None:
-    t = play_script(tokenizer, lines, grammars.make("research", tokenizer), Shelf(), max_turns=max(1, len(lines) - 1))
+    t = play_script(tokenizer, lines, make_grammar("research", tokenizer), Shelf(), max_turns=max(1, len(lines) - 1))
     (score,) = F1OrFormat(0.1)([t], [question()])
     assert (score.outcome, score.parts["format"]) == (value, float(is_right))
     assert score.placed == ((t.last_generated, value),)
@@ -53,7 +52,7 @@ def test_f1_or_format(tokenizer: Any, lines: list[str], value: float, is_right: 
 
 def test_a_closing_tag_of_another_kind_closes_no_thought(tokenizer: Any) -> None:
     """The counts of opened and closed tags are even here, their order is not."""
-    grammar = grammars.make("research", tokenizer)
+    grammar = make_grammar("research", tokenizer)
     for written in (
         "<think> b </answer> <search> Hask </search>",
         "<think> b </think> </think> <search> Hask </search>",

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.agent import grammar as grammars
 from tasks.rewards import Reward, total
 from tasks.rewards.answer import AnswerReward
 from tasks.rewards.key import KeyReward, key_score, key_score_as_released
 from tasks.types import Hop, Question
-from tests.tiny import Library, placed, play_script, question
+from tests.tiny import Library, make_grammar, placed, play_script, question
 
 GROUPS = (("capital of France", "France capital city"), ("population of Paris",))
 GOLDEN = [  # queries, paper, code, 0.618 * paper
@@ -142,7 +141,7 @@ def parts(tokenizer: Any, *lines: str, asked: Question = QUESTION, released: boo
     rewards: list[Reward] = [
         AnswerReward("f1", gated=True, wrong_format=-1.0 if released else 0.0), KeyReward(0.618, released)
     ]  # fmt: skip
-    t = play_script(tokenizer, lines, grammars.make("stepsearch", tokenizer), Library(), asked, **more)
+    t = play_script(tokenizer, lines, make_grammar("stepsearch", tokenizer), Library(), asked, **more)
     return [placed(reward([t], [asked])) for reward in rewards]
 
 
@@ -188,7 +187,7 @@ def test_an_invalid_turn_without_tags_breaks_nothing(tokenizer: Any) -> None:
 
 def test_only_executed_queries_count(tokenizer: Any) -> None:
     """Pitfalls 3 and 5: neither a query in the forced last call nor one in a malformed pair."""
-    grammar = grammars.make("stepsearch", tokenizer)
+    grammar = make_grammar("stepsearch", tokenizer)
     both = [search(query) for query in GOLDEN[0][0]]
     t = play_script(tokenizer, both, grammar, Library(), QUESTION, max_turns=1)
     (score,) = KeyReward()([t], [QUESTION])
@@ -202,7 +201,7 @@ def test_only_executed_queries_count(tokenizer: Any) -> None:
 
 def test_the_key_reward_adds_to_the_answer_on_the_last_token(tokenizer: Any) -> None:
     t = play_script(
-        tokenizer, [search("capital of France"), ANSWER], grammars.make("stepsearch", tokenizer), Library(), QUESTION
+        tokenizer, [search("capital of France"), ANSWER], make_grammar("stepsearch", tokenizer), Library(), QUESTION
     )
     scores = [reward([t], [QUESTION])[0] for reward in (AnswerReward("f1"), KeyReward())]
     assert [place for score in scores for place, _ in score.placed] == [t.last_generated] * 2

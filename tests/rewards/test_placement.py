@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tasks import methods
-from tasks.agent import grammar as grammars
 from tasks.agent.grammar import SearchGrammar
 from tasks.rewards import Reward, total
 from tasks.rewards.answer import AnswerReward
@@ -18,7 +17,7 @@ from tasks.rewards.steps import StepReward
 from tasks.rewards.turn_rules import TurnRules
 from tasks.rl.experience import collate
 from tasks.types import Action, Hit, Hop, Passage, Scores, Trajectory
-from tests.tiny import Library, play_script, question
+from tests.tiny import Library, make_grammar, play_script, question
 
 GOLD = Hit("g", 1.0, "Avenor", "Bristow rules Avenor .")
 OTHER = Hit("o", 1.0, "Hask", "Farrow rules Hask .")
@@ -79,7 +78,7 @@ def lines(grammar: SearchGrammar, queries: list[str]) -> list[str]:
     ("name", "closing"), [("search_r1", "</search>"), ("stepsearch", "</search>"), ("tool_call", "</tool_call>")]
 )
 def test_every_value_on_its_token(either: Any, name: str, closing: str) -> None:
-    grammar = grammars.make(name, either)
+    grammar = make_grammar(name, either)
     t = play_script(either, lines(grammar, ["other", "gold", "more"]), grammar, Library(by_query=LIBRARY), ASKED)
     assert [turn.action.kind for turn in t.turns] == ["search", "invalid", "search", "search", "answer"]
     scores = [reward([t], [ASKED])[0] for reward in REWARDS]
@@ -99,7 +98,7 @@ def test_every_value_on_its_token(either: Any, name: str, closing: str) -> None:
 
 def test_merged_closing_tags(merging: Any) -> None:
     """Closing tags whose ">" is one token with line ends, and closing tags of one token a letter."""
-    grammar = grammars.make("stepsearch", merging)
+    grammar = make_grammar("stepsearch", merging)
     script: list[Any] = [
         merged(merging, "<think> so </think>\n<search> other </search>\n\n"),
         split(merging, "<think> so </think>\n<search> gold </search>"),
@@ -125,7 +124,7 @@ def test_merged_closing_tags(merging: Any) -> None:
 
 def test_two_values_on_one_token_add_up(either: Any) -> None:
     """A trajectory that ends in an executed search: its step value and the outcome share the last generated token."""
-    grammar = grammars.make("search_r1", either)
+    grammar = make_grammar("search_r1", either)
     script = lines(grammar, ["other", "gold"])[:3]
     t = play_script(either, [*script, []], grammar, Library(by_query=LIBRARY), ASKED, max_turns=3)
     third = t.turns[2]

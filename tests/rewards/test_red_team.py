@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from tasks import methods
-from tasks.agent.grammar import SearchGrammar, ToolCallGrammar
+from tasks.agent.grammar import SearchGrammar
+from tasks.agent.grammars.tool_call import ToolCallGrammar
 from tasks.base.tokenizer import build_tokenizer
 from tasks.generate import Call, Sampling
 from tasks.rl.samplers.gold_answers import GoldAnswers

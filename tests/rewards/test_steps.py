@@ -13,14 +13,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tasks import methods
-from tasks.agent import grammar as grammars
 from tasks.rewards import on_last_token, on_turns, total
 from tasks.rewards.steps import StepReward, cosines, information_gains, ranked, redundancies
 from tasks.rl.advantages.gae import gae
 from tasks.rl.experience import collate
 from tasks.text import normalize
 from tasks.types import Action, Hit, Passage, Trajectory, Turn
-from tests.tiny import Library, play_script, question
+from tests.tiny import Library, make_grammar, play_script, question
 
 many = settings(max_examples=150)
 GOLDS = ("Paris is the capital of France.", "The Seine flows through Paris.")
@@ -188,7 +187,7 @@ def search(query: str) -> str:
 
 def play(tokenizer: Any, *lines: str, **more: Any) -> Trajectory:
     return play_script(
-        tokenizer, lines, grammars.make("stepsearch", tokenizer), Library(by_query=LIBRARY), ASKED, **more
+        tokenizer, lines, make_grammar("stepsearch", tokenizer), Library(by_query=LIBRARY), ASKED, **more
     )
 
 

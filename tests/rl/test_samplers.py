@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tasks.agent import grammar as grammars
 from tasks.generate import Sampling
 from tasks.rewards.answer import AnswerReward
 from tasks.rl.advantages.constant import ConstantAdvantage
@@ -14,7 +13,7 @@ from tasks.rl.experience import collate
 from tasks.rl.losses.imitation import Imitation
 from tasks.rl.samplers.gold_answers import GoldAnswers
 from tasks.rl.samplers.independent_group import IndependentGroup
-from tests.tiny import Script, Shelf, make_player, question
+from tests.tiny import Script, Shelf, make_grammar, make_player, question
 
 SAMPLING = Sampling(1.0, 1.0, (), 0)
 
@@ -31,7 +30,7 @@ def test_groups_in_order(tokenizer: Any) -> None:
 @pytest.mark.parametrize("name", ["search_r1", "answer_only", "research", "tool_call"])
 def test_gold_answers_are_what_the_policy_would_write(tokenizer: Any, name: str) -> None:
     """No call, no search; the record parses back to the gold answer and gets full marks."""
-    grammar, shelf, script = grammars.make(name, tokenizer), Shelf(), Script(tokenizer, [])
+    grammar, shelf, script = make_grammar(name, tokenizer), Shelf(), Script(tokenizer, [])
     player = make_player(script, tokenizer, shelf, grammar)
     asked = [question(0, answers=("Hask", "Farrow")), question(1, answers=("New Elvane",))]
     found = GoldAnswers().sample(player, asked, SAMPLING)

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.agent import grammar as grammars
 from tasks.text import normalize
 from tasks.train.health import CollapseConf, repeated_query_rate, rollout_metrics
 from tasks.types import Action, Scores, Trajectory, Turn
-from tests.tiny import play_script
+from tests.tiny import make_grammar, play_script
 
 OFF: dict[str, Any] = {
     "patience": 2, "min_valid_action_rate": None, "max_approx_kl": None, "max_validation_drop": None,
@@ -148,7 +147,7 @@ def test_shares_are_disjoint_and_add_up(drawn: list[tuple[str, float]]) -> None:
 
 def test_counts_of_played_trajectories(tokenizer: Any) -> None:
     """By hand: 7 turns, one invalid; 3 executed searches; one trajectory left open; one of four failed."""
-    grammar = grammars.make("search_r1", tokenizer)
+    grammar = make_grammar("search_r1", tokenizer)
     search, end = "<search> Hask </search>", "<answer> Hask </answer>"
     played = [
         play_script(tokenizer, ["so", search, end], grammar),

@@ -1,0 +1,19 @@
+"""Search-R1: queries in search tags, documents in information tags (arXiv:2503.09516, Table 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tasks.agent.grammar import SearchGrammar
+
+
+@dataclass(frozen=True)
+class SearchR1Grammar(SearchGrammar):
+    """See the module and `SearchGrammar`."""
+
+    opening: str = "\n\n<information>"
+    closing: str = "</information>\n\n"
+    document_format: str = 'Doc {number}(Title: "{title}") {text}'
+
+
+PART = SearchR1Grammar
