@@ -2,8 +2,9 @@
 #
 #   make run                                        everything that is out of date, then the result table
 #   make run DATA=folder RETRIEVER=dense SEEDS=0,1 METHODS=search_r1_grpo TOP_K=5 MAX_QUESTIONS=600 SCALE=smoke MODEL=tiny
-#                                                   the same, after writing these into params.yaml
-#   make run COMPARE=bm25,dense,hybrid              also these retrievers, measured side by side
+#                                                   the same, after writing these into params.yaml; every setting of it
+#                                                   has its variable: python -m flows.reproduce --help
+#   make run COMPARE_RETRIEVERS=bm25,dense,hybrid   also these retrievers, measured side by side
 #   make run AUGMENT=openai                         sub-questions and queries written by a model (conf/augment)
 #   make smoke                                      the whole pipeline at its smallest size; params.yaml stays as it is
 #   make compare                                    the methods and seeds of conf/compare/main.yaml (STUDY=main) at laptop
@@ -40,16 +41,12 @@ export OMP_NUM_THREADS ?= 1
 # Every stage is a process: without compiled libraries in .venv each of them starts twice as slowly.
 unexport PYTHONDONTWRITEBYTECODE
 
-comma := ,
-list = [$(subst $(eval) ,$(comma),$(strip $(1)))]
-SETTINGS = $(if $(DATA),--data '$(DATA)') \
-  $(if $(RETRIEVER),--set 'retriever=$(RETRIEVER)') $(if $(MODEL),--set 'model=$(MODEL)') \
-  $(if $(COMPARE),--set 'compare_retrievers=$(call list,$(COMPARE))') \
-  $(if $(AUGMENT),--set 'augment=$(AUGMENT)') \
-  $(if $(SCALE),--set 'scale=$(SCALE)') $(if $(GENERATOR),--set 'generator=$(GENERATOR)') \
-  $(if $(METHODS),--set 'methods=$(call list,$(METHODS))') $(if $(SEEDS),--set 'seeds=$(call list,$(SEEDS))') \
-  $(if $(TOP_K),--set 'evaluate.top_k=$(TOP_K)') \
-  $(if $(MAX_QUESTIONS),--set 'evaluate.max_questions=$(MAX_QUESTIONS)') $(if $(PARALLEL),--max-parallel '$(PARALLEL)')
+# Every variable of the command line that is not the Makefile's own is a setting; flows.reproduce knows which there are.
+OWN := VENV REQUIREMENTS UV PYTEST PORT_PREFECT PORT_MLFLOW INDEX PORT ARGS STUDY PARALLEL \
+  DO_NOT_TRACK HF_HUB_OFFLINE OMP_NUM_THREADS UV_LINK_MODE PIP_FIND_LINKS PIP_INDEX_URL
+GIVEN = $(strip $(foreach name,$(filter-out $(OWN),$(.VARIABLES)),$(if $(filter command,$(origin $(name))),$(name))))
+SETTINGS = $(foreach name,$(GIVEN),$(if $($(name)),--set '$(name)=$($(name))')) \
+  $(if $(PARALLEL),--max-parallel '$(PARALLEL)')
 
 .PHONY: setup run smoke compare test lint check format bench bench-retrieval ui serve search-server report upload clean
 

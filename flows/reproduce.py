@@ -172,20 +172,22 @@ def _end_without_prefect(run: Run) -> None:
 
 def main(words: list[str] | None = None) -> int:
     """The command line; 0 when every stage is up to date afterwards."""
-    parser = argparse.ArgumentParser(prog="python -m flows.reproduce", description=(__doc__ or "").splitlines()[0])
+    root = Path.cwd()
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.reproduce",
+        description=(__doc__ or "").splitlines()[0],
+        epilog=settings.help_text(root),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="write into params.yaml, run")
     parser.add_argument("--once", action="store_true", help="put params.yaml back at the end")
-    parser.add_argument("--data", help="a name of conf/data/, or a folder of real data")
     parser.add_argument("--compare", metavar="NAME", help="methods and seeds of conf/compare/NAME.yaml")
     parser.add_argument("--force", action="append", default=[], metavar="STAGE", help="run it even if unchanged")
     parser.add_argument("--max-parallel", type=int, default=2, help="independent stages at once (2)")
     parser.add_argument("--no-prefect", action="store_true", help="run the stages without Prefect")
     given = parser.parse_args(words)
-    root = Path.cwd()
     try:
-        answers = settings.parse(given.set)
-        if given.data:
-            answers = {**settings.data_answers(given.data, root), **answers}
+        answers = settings.parse(given.set, root)
         if given.compare:
             answers = {**settings.compare_answers(given.compare, root), **answers}
         with prepared(root, answers, tuple(given.force), max(1, given.max_parallel), given.once) as run:

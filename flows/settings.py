@@ -1,69 +1,92 @@
-"""The typed form of a pipeline run, and how its answers get into `params.yaml`: set, checked, written, run.
+"""The form of a pipeline run and the settings of its command line, both made from `tasks.conf.Params`, and how answers
+get into `params.yaml`: checked, written, run.
 
-An answer left empty means "as `params.yaml` says". Bounds that are more than a type are checked by
-`tasks.conf`, the only reader of the settings; nothing here knows what a setting does.
+An answer left empty means "as `params.yaml` says". Nothing here knows what a setting does.
 """
 
 from __future__ import annotations
 
+import difflib
 import io
 import os
+import typing
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from tasks import conf
 
 
-def names_of(kind: str) -> Any:
-    """A type with the names of `conf/<kind>/*.yaml` as its values, for a list in the form."""
-    names = tuple(sorted(path.stem for path in (Path(conf.CONF) / kind).glob("*.yaml")))
-    return Literal[names] if names else str
+def names_of(kind: str, root: Path = Path(".")) -> list[str]:
+    """Names of the files `conf/<kind>/*.yaml`."""
+    return sorted(path.stem for path in (root / conf.CONF / kind).glob("*.yaml"))
 
 
-class EvaluateForm(BaseModel):
-    """Settings of the evaluation; it and the report alone depend on them."""
+def form_of(cls: type) -> type[BaseModel]:
+    """A form with the keys of a settings dataclass, each of which may stay empty; names of files become a choice."""
+    fields: dict[str, Any] = {}
+    for setting in conf.settings_of(cls):
+        note = setting.info.description
+        if setting.section is not None:
+            section = form_of(setting.section)
+            fields[setting.key] = (section, Field(default_factory=section, description=note))
+        else:
+            answer: Any = Annotated[(_choice(setting), Field(), *setting.info.metadata)]  # type: ignore[misc]
+            fields[setting.key] = (answer | None, Field(default=None, description=note))
+    return create_model(f"{cls.__name__}Form", __config__=ConfigDict(extra="forbid"), **fields)
 
-    model_config = ConfigDict(extra="forbid")
 
-    top_k: int | None = Field(default=None, ge=0, le=100, description="Passages a search returns; 0 as in training.")
-    max_questions: int | None = Field(default=None, ge=0, description="Play at most this many questions; 0 plays all.")
-    num_bootstrap: int | None = Field(default=None, ge=100, description="Resamples behind each interval.")
-    sampled: bool | None = Field(default=None, description="Also play once at temperature 1.")
-    max_failed_share: float | None = Field(
-        default=None, ge=0, lt=1, description="Trajectories whose search may fail and count as wrong."
-    )
+def _choice(setting: conf.Setting) -> Any:
+    """The type of a setting, with the names of its files where it has some."""
+    names = tuple(names_of(setting.kind)) if setting.kind else ()
+    if not names:
+        return setting.info.annotation
+    return list[Literal[names]] if setting.is_list else Literal[names]  # type: ignore[valid-type]
 
 
-class Form(BaseModel):
+_Answers: Any = form_of(conf.Params)
+
+
+class Form(_Answers):
     """What to change in `params.yaml` before running. Empty: as it stands there."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    scale: names_of("scale") | None = Field(default=None, description="Sizes and budgets.")  # type: ignore[valid-type]
-    data: names_of("data") | None = Field(default=None, description="Where questions come from.")  # type: ignore[valid-type]
-    data_folder: str | None = Field(
-        default=None, description="Folder of real data, read in place; only with data: folder."
-    )
-    model: names_of("model") | None = Field(default=None, description="The policy.")  # type: ignore[valid-type]
-    retriever: names_of("retriever") | None = Field(default=None, description="The search engine.")  # type: ignore[valid-type]
-    compare_retrievers: list[names_of("retriever")] | None = Field(  # type: ignore[valid-type]
-        default=None, description="Retrievers to build and measure side by side."
-    )
-    augment: names_of("augment") | None = Field(default=None, description="What writes sub-questions and queries.")  # type: ignore[valid-type]
-    generator: Literal["plain", "vllm"] | None = Field(default=None, description="What writes the policy's text.")
-    methods: list[names_of("method")] | None = Field(default=None, min_length=1, description="RL methods.")  # type: ignore[valid-type]
-    seeds: list[int] | None = Field(default=None, min_length=1, description="One run of every method for each seed.")
-    evaluate: EvaluateForm = Field(default_factory=EvaluateForm, description="How results are measured.")
-    force: list[str] = Field(default_factory=list, description="Stages to run even if nothing changed.")
-    max_parallel: int = Field(default=2, ge=1, le=64, description="Independent stages at once.")
+    force: list[str] = Field(default_factory=list, description="stages to run even if nothing changed")
+    max_parallel: int = Field(default=2, ge=1, le=64, description="independent stages at once")
 
     def answers(self) -> dict[str, Any]:
         """Settings that were given, by dotted key."""
-        given = self.model_dump(exclude_none=True, exclude={"force", "max_parallel"})
-        nested = given.pop("evaluate", {})
-        return {**given, **{f"evaluate.{key}": value for key, value in nested.items()}}
+        given = self.model_dump(mode="json", exclude_none=True, exclude={"force", "max_parallel"})
+        return {key: value for key, value in _flat(given) if key in SETTINGS}
+
+
+def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        yield from _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
+
+
+def _every(cls: type = conf.Params, prefix: str = "") -> Iterator[tuple[str, conf.Setting]]:
+    for setting in conf.settings_of(cls):
+        key = prefix + setting.key
+        yield from _every(setting.section, f"{key}.") if setting.section is not None else [(key, setting)]
+
+
+SETTINGS: dict[str, conf.Setting] = dict(_every())
+"""What can be set, by dotted key."""
+VARIABLES = {key.rpartition(".")[2].upper(): key for key in SETTINGS}
+"""The dotted key of each variable of the Makefile, such as `TOP_K`."""
+
+
+def help_text(root: Path) -> str:
+    """Every setting for `--help`: its key, its variable, what it means and which values it may have."""
+    lines = ["settings (--set key=value, or --set VARIABLE=value; lists as a,b):"]
+    for variable, key in VARIABLES.items():
+        setting = SETTINGS[key]
+        choices = names_of(setting.kind, root) if setting.kind else typing.get_args(setting.info.annotation)
+        known = f" [{', '.join(map(str, choices))}]" if choices and ... not in choices else ""
+        lines.append(f"  {key} ({variable}): {setting.info.description}{known}")
+    return "\n".join(lines)
 
 
 def apply(answers: dict[str, Any], root: Path) -> list[str]:
@@ -72,36 +95,49 @@ def apply(answers: dict[str, Any], root: Path) -> list[str]:
     Either all are written or none: the result is checked first, and replaces the file in one step.
 
     Raises:
-        ValueError: unknown key, or a value that `tasks.conf` refuses.
+        ValueError: a value that `tasks.conf` refuses.
     """
     from ruamel.yaml import YAML
-    from ruamel.yaml.comments import CommentedSeq
 
     yaml = YAML()
     yaml.preserve_quotes, yaml.width = True, 4096
     path = root / conf.PARAMS
-    conf.read_yaml(path)  # Its errors are for readers.
+    conf.read_yaml(path)  # ruamel's errors name no file.
     tree = yaml.load(path.read_text(encoding="utf-8"))
     changes = []
     for key, value in answers.items():
-        place, last = tree, key.rpartition(".")[2]
-        for part in key.split(".")[:-1]:
-            place = place.get(part) if isinstance(place, dict) else None
-        if not isinstance(place, dict) or last not in place:
-            raise ValueError(f"--set {key}: params.yaml has no such key. Known: {', '.join(_keys(tree))}.")
-        old = place[last]
+        section, last = _place(tree, key)
+        old = section.get(last)
         if list(old) != list(value) if isinstance(old, list) and isinstance(value, list) else old != value:
-            if isinstance(value, list):
-                value = CommentedSeq(value)
-                value.fa.set_flow_style()
-            place[last] = value
+            section[last] = _inline(value)
             changes.append(f"{key}: {_text(old)} -> {_text(value)}")
     text = io.StringIO()
     yaml.dump(tree, text)
-    conf.check(YAML(typ="safe").load(text.getvalue()), root)  # Also what was written there by hand.
+    conf.check(conf.parse(text.getvalue(), str(conf.PARAMS)), root)  # Also what was written there by hand.
     if changes:
         write(root, text.getvalue())
     return changes
+
+
+def _place(tree: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
+    """The section of `params.yaml` that holds a dotted key, and the last part of the key."""
+    *sections, last = key.split(".")
+    for name in sections:
+        tree = tree.setdefault(name, {})
+        if not isinstance(tree, dict):
+            raise ValueError(f"{conf.PARAMS}: {name}: found {tree!r}, expected a mapping.")
+    return tree, last
+
+
+def _inline(value: Any) -> Any:
+    """A list as `[a, b]` in the file."""
+    from ruamel.yaml.comments import CommentedSeq
+
+    if not isinstance(value, list):
+        return value
+    inline = CommentedSeq(value)
+    inline.fa.set_flow_style()
+    return inline
 
 
 def write(root: Path, text: str) -> None:
@@ -112,21 +148,44 @@ def write(root: Path, text: str) -> None:
     os.replace(beside, path)
 
 
-def parse(words: list[str]) -> dict[str, Any]:
-    """`["evaluate.top_k=5", "seeds=[0,1]"]` as `{"evaluate.top_k": 5, "seeds": [0, 1]}`; values are YAML."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
+def parse(words: list[str], root: Path = Path(".")) -> dict[str, Any]:
+    """`["evaluate.top_k=5", "SEEDS=0,1"]` as `{"evaluate.top_k": 5, "seeds": [0, 1]}`; values are YAML.
 
-    result: dict[str, Any] = {}
+    Raises:
+        ValueError: no `key=value`, no setting or variable of this name, or a value that is not YAML.
+    """
+    answers: dict[str, Any] = {}
     for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or not key:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
             raise ValueError(f"--set {word}: expected key=value, such as evaluate.top_k=5.")
-        try:
-            result[key] = YAML(typ="safe").load(value)
-        except YAMLError:
-            raise ValueError(f"--set {word}: the value is not YAML. Lists are written as [a, b].") from None
-    return result
+        if name in SHORTHANDS:
+            answers |= SHORTHANDS[name](value, root)
+        else:
+            key = _key(name)
+            answers[key] = _value(word, value, SETTINGS[key].is_list)
+    return answers
+
+
+def _key(name: str) -> str:
+    """The dotted key that a key or a variable stands for."""
+    known = [*(VARIABLES if name.isupper() else SETTINGS), *(SHORTHANDS if name.isupper() else ())]
+    if name not in known:
+        close = difflib.get_close_matches(name, known, 1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise ValueError(f"--set {name}: params.yaml has no such key. Known: {', '.join(known)}.{hint}")
+    return VARIABLES.get(name, name)
+
+
+def _value(word: str, text: str, is_list: bool) -> Any:
+    """The YAML value of a setting; a list may go without its brackets."""
+    try:
+        value = conf.parse(text, word)
+        if is_list and not isinstance(value, list):
+            value = conf.parse(f"[{text}]", word)
+    except ValueError:
+        raise ValueError(f"--set {word}: the value is not YAML. Lists are written as a,b or [a, b].") from None
+    return value
 
 
 def data_answers(data: str, root: Path) -> dict[str, Any]:
@@ -135,12 +194,16 @@ def data_answers(data: str, root: Path) -> dict[str, Any]:
     Raises:
         ValueError: neither.
     """
-    known = sorted(path.stem for path in (root / conf.CONF / "data").glob("*.yaml"))
+    known = names_of("data", root)
     if data in known:
         return {"data": data, "data_folder": "conf/data"} if data != "folder" else {"data": data}
     if (root / data).is_dir():
         return {"data": "folder", "data_folder": data}
     raise ValueError(f"DATA={data}: neither a folder nor a name of conf/data/ ({', '.join(known)}).")
+
+
+SHORTHANDS: dict[str, Callable[[str, Path], dict[str, Any]]] = {"DATA": data_answers}
+"""Variables that stand for more than their setting."""
 
 
 def compare_answers(name: str, root: Path) -> dict[str, Any]:
@@ -151,11 +214,6 @@ def compare_answers(name: str, root: Path) -> dict[str, Any]:
     """
     found = conf.compare(name, root)
     return {"methods": list(found.methods), "seeds": list(found.seeds)}
-
-
-def _keys(tree: dict[str, Any]) -> list[str]:
-    nested = [[f"{k}.{j}" for j in v] if isinstance(v, dict) else [k] for k, v in tree.items()]
-    return [key for keys in nested for key in keys]
 
 
 def _text(value: Any) -> str:

@@ -1,97 +1,138 @@
 """The only reader of `params.yaml` and `conf/`: YAML in, checked dataclasses out.
 
-A settings dataclass stands beside the code it configures; this module fills it and refuses unknown
-keys, missing keys, wrong types and values outside `Literal` choices, naming file, key, what was found
-and what was expected. Bounds are checked by the dataclass itself in `__post_init__` (ValueError).
+A settings dataclass stands beside the code it configures, and pydantic fills it. Types are strict and unknown keys are
+refused. The bounds of one field stand in its type (`Annotated[int, Field(ge=1)]`), rules between fields in
+`__post_init__` (`require`). Every error names file, key, what was found and what was expected.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
+import functools
+import json
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 T = TypeVar("T")
 Tree = dict[str, Any]
 
 PARAMS = Path("params.yaml")
 CONF = Path("conf")
-_EXPONENT = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")  # YAML 1.1 reads 1e-6 as text.
+MAX_NODES = 20_000
+"""Most nodes of a YAML file after its aliases are written out; our largest file has some hundred."""
+
+_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
+class FileOf:
+    """Marks a setting whose values are names of files: `conf/<kind>/<name>.yaml`."""
+
+    kind: str
+
+
+@dataclass(frozen=True)
 class Evaluate:
-    """The `evaluate` section of `params.yaml`.
+    """The section `evaluate` of `params.yaml`; the evaluation and the report alone depend on it."""
 
-    Attributes:
-        top_k: passages per search; 0 takes the scale's, with which training searches.
-        max_questions: play at most this many (a seeded sample, spread over datasets); 0 plays all.
-        num_bootstrap: resamples behind each 95% interval.
-        sampled: also play once at temperature 1 with a fixed seed, reported beside greedy.
-        max_failed_share: of all trajectories, how many may fail because a search did and count as wrong; more end
-            the evaluation, so that an outage never looks like a poor policy.
-    """
-
-    top_k: int
-    max_questions: int
-    num_bootstrap: int
-    sampled: bool
-    max_failed_share: float = 0.0
-
-    def __post_init__(self) -> None:
-        require(0 <= self.max_failed_share < 1, "max_failed_share", self.max_failed_share, "a share from 0, below 1")
-        require(self.top_k >= 0, "top_k", self.top_k, "0 (as in training) or more")
-        require(self.max_questions >= 0, "max_questions", self.max_questions, "0 (all) or more")
-        require(self.num_bootstrap >= 100, "num_bootstrap", self.num_bootstrap, "at least 100")
+    top_k: Annotated[int, Field(ge=0, description="passages per search; 0 takes the scale's, as in training")]
+    max_questions: Annotated[
+        int, Field(ge=0, description="play a seeded sample of this size, spread over datasets; 0 plays all")
+    ]
+    num_bootstrap: Annotated[int, Field(ge=100, description="resamples behind each 95% interval")]
+    sampled: Annotated[
+        bool, Field(description="also play once at temperature 1 with a fixed seed, reported beside greedy")
+    ]
+    max_failed_share: Annotated[
+        float,
+        Field(ge=0, lt=1, description="of all trajectories, how many may fail in search; more end the evaluation"),
+    ] = 0.0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Params:
-    """`params.yaml`: which runs exist. Each name selects a file of that name under `conf/`.
+    """`params.yaml`: which runs exist. Form, command line and checks all follow these fields."""
 
-    `augment` may be left out; the stage of that name then has nothing to read.
-    """
-
-    scale: str
-    data: str
-    data_folder: str
-    model: str
-    retriever: str
-    generator: Literal["plain", "vllm"]
-    methods: tuple[str, ...]
-    seeds: tuple[int, ...]
-    evaluate: Evaluate
-    compare_retrievers: tuple[str, ...] = ()
-    augment: str = ""
+    scale: Annotated[str, FileOf("scale"), Field(description="sizes and budgets (conf/scale)")]
+    data: Annotated[str, FileOf("data"), Field(description="world is generated, folder is read (conf/data)")]
+    data_folder: Annotated[str, Field(description="of data: folder, read in place; otherwise unused")]
+    model: Annotated[str, FileOf("model"), Field(description="the policy (conf/model)")]
+    retriever: Annotated[str, FileOf("retriever"), Field(description="the search engine (conf/retriever)")]
+    generator: Annotated[
+        Literal["plain", "vllm"], Field(description="writes the policy's text (plain is transformers)")
+    ]
+    methods: Annotated[tuple[str, ...], FileOf("method"), Field(min_length=1, description="RL methods (conf/method)")]
+    seeds: Annotated[
+        tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1, description="every method runs with each seed")
+    ]
+    evaluate: Annotated[Evaluate, Field(description="how results are measured")]
+    compare_retrievers: Annotated[
+        tuple[str, ...], FileOf("retriever"), Field(description="built and measured side by side (conf/retriever)")
+    ] = ()
+    augment: Annotated[
+        str, FileOf("augment"), Field(description="writes sub-questions and reference queries (conf/augment)")
+    ] = ""
 
     def __post_init__(self) -> None:
-        require(bool(self.methods), "methods", self.methods, "at least one name of conf/method/")
-        require(bool(self.seeds), "seeds", self.seeds, "at least one integer")
-        require(min(self.seeds, default=0) >= 0, "seeds", self.seeds, "integers from 0")
-        require(len(set(self.seeds)) == len(self.seeds), "seeds", self.seeds, "different integers")
-        require(len(set(self.methods)) == len(self.methods), "methods", self.methods, "different names")
-        compared = self.compare_retrievers
-        require(len(set(compared)) == len(compared), "compare_retrievers", compared, "different names")
+        for key, noun in (("methods", "names"), ("seeds", "integers"), ("compare_retrievers", "names")):
+            values = getattr(self, key)
+            require(len(set(values)) == len(values), key, values, f"different {noun}")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Compare:
     """One file of `conf/compare/`: methods and seeds that are set side by side."""
 
-    methods: tuple[str, ...]
-    seeds: tuple[int, ...]
+    methods: Annotated[tuple[str, ...], Field(min_length=1)]
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 
-    def __post_init__(self) -> None:
-        require(bool(self.methods), "methods", self.methods, "at least one name of conf/method/")
-        require(bool(self.seeds) and min(self.seeds) >= 0, "seeds", self.seeds, "at least one integer, 0 or more")
+
+@dataclass(frozen=True)
+class Setting:
+    """One key of `params.yaml`, as form and command line describe it.
+
+    Attributes:
+        key: its name.
+        info: type, bounds and description, as pydantic has them.
+        default: what holds where `params.yaml` leaves the key out; `dataclasses.MISSING` where it must not.
+    """
+
+    key: str
+    info: FieldInfo
+    default: object
+
+    @property
+    def kind(self) -> str:
+        """`conf/<kind>/` has a file for each of its values; empty where the values are no names of files."""
+        return next((mark.kind for mark in self.info.metadata if isinstance(mark, FileOf)), "")
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it holds several values."""
+        return typing.get_origin(self.info.annotation) is tuple
+
+    @property
+    def section(self) -> type | None:
+        """The dataclass of a section, None for a value."""
+        return self.info.annotation if dataclasses.is_dataclass(self.info.annotation) else None
+
+
+def settings_of(cls: type = Params) -> Iterator[Setting]:
+    """The keys of `params.yaml`, or of one of its sections, in order."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    for field in dataclasses.fields(cls):
+        yield Setting(field.name, FieldInfo.from_annotation(hints[field.name]), field.default)
 
 
 def require(holds: bool, key: str, found: object, expected: str) -> None:
@@ -108,16 +149,11 @@ def params(root: Path = Path(".")) -> Params:
 def check(tree: Mapping[str, Any], root: Path = Path(".")) -> Params:
     """The settings `params.yaml` would give with this content; ValueErrors as if it stood there."""
     result = fill(Params, tree, str(PARAMS))
-    for kind, names in (
-        ("scale", [result.scale]),
-        ("data", [result.data]),
-        ("model", [result.model]),
-        ("retriever", [result.retriever, *result.compare_retrievers]),
-        ("augment", [result.augment] if result.augment else []),
-        ("method", result.methods),
-    ):
-        for name in names:
-            path_of(kind, name, root)
+    for setting in (one for one in settings_of() if one.kind):
+        value: Any = getattr(result, setting.key)
+        if value != setting.default:
+            for name in value if setting.is_list else [value]:
+                path_of(setting.kind, name, root)
     return result
 
 
@@ -181,33 +217,72 @@ def load(cls: type[T], kind: str, name: str, key: str | None = None, root: Path 
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, refusing a key that stands twice in one mapping; YAML would keep the last in silence."""
+    """The safe loader without what surprises: a key twice in a mapping, and aliases that stand for too much.
+
+    YAML keeps the last of two equal keys in silence, and ten lines of aliases can stand for more than memory holds.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.sizes: dict[yaml.Node, int] = {}  # Of each node that is whole: the nodes in it, aliases written out.
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        is_alias, mark = self.check_event(yaml.AliasEvent), self.peek_event().start_mark
+        node = super().compose_node(parent, index)
+        assert node is not None
+        if is_alias and node not in self.sizes:
+            raise yaml.composer.ComposerError(None, None, "an alias stands inside what it names", mark)
+        if not is_alias:
+            self.sizes[node] = 1 + sum(self.sizes[part] for part in _parts(node))
+        if self.sizes[node] > MAX_NODES:
+            raise yaml.composer.ComposerError(None, None, f"aliases stand for more than {MAX_NODES:,} values", mark)
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         assert node is not None
         seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    raise yaml.composer.ComposerError(None, None, f"key {key.value!r} stands twice", key.start_mark)
-                seen.add(key.value)
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.composer.ComposerError(None, None, f"key {key.value!r} stands twice", key.start_mark)
+            seen.add(key.value)
         return node
+
+
+def _parts(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else []
+
+
+# YAML 1.1 reads 1e-6 as text.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+"), list("-+.0123456789")
+)
 
 
 def read_yaml(path: Path) -> Tree:
     """Parse one YAML mapping; syntax errors, repeated keys and other shapes are ValueErrors that name the file."""
     try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ValueError(f"{path}: the file is missing. Run from the root of the clone.") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: byte {error.start} is not UTF-8. Save the file as UTF-8.") from None
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: not valid YAML: {error}") from None
+    tree = parse(text, str(path))
     if not isinstance(tree, dict):
         raise ValueError(f"{path}: found {type(tree).__name__}, expected a mapping of settings.")
     return tree
+
+
+def parse(text: str, where: str) -> Any:
+    """What a YAML text says; a ValueError that starts with `where` if it cannot be read."""
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{where}: not valid YAML: {error}") from None
+    except (RecursionError, ValueError) as error:  # Brackets too deep, a number of thousands of digits, no such date.
+        raise ValueError(f"{where}: not valid YAML: {error}.") from None
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any] | None) -> Tree:
@@ -226,23 +301,110 @@ def fill(cls: type[T], tree: Mapping[str, Any], where: str) -> T:
         ValueError: unknown, missing or mistyped key, or a bound of the dataclass; starts with `where`.
     """
     if not isinstance(tree, Mapping):
-        raise ValueError(f"{where}: found {tree!r}, expected a mapping with the keys of {cls.__name__}.")
-    hints = typing.get_type_hints(cls)
-    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    for key in tree:
-        if key not in fields:
-            hint = _did_you_mean(str(key), list(fields))
-            raise ValueError(f"{where}: unknown key {key!r}.{hint} Known: {', '.join(fields)}.")
-    values: Tree = {}
-    for name, field in fields.items():
-        if name in tree:
-            values[name] = _cast(hints[name], tree[name], f"{where}: {name}")
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ValueError(f"{where}: key {name!r} is missing. Add it ({_describe(hints[name])}).")
+        raise ValueError(f"{where}: found {tree!r}, expected {_described(cls)}.")
     try:
-        return cls(**values)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+        # As JSON: only there does a strict schema take a mapping for a dataclass and a list for a tuple. YAML's dates
+        # become text.
+        text = json.dumps([tree], default=str)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: found what JSON cannot hold ({error}), expected text, numbers and lists.") from None
+    try:
+        (made,) = _adapter(cls).validate_json(text)  # type: ignore[arg-type]
+    except ValidationError as error:
+        # A misspelt key is also a missing one: the misspelling says more.
+        first = min(error.errors(), key=lambda one: one["type"] != "unexpected_keyword_argument")
+        raise ValueError(f"{where}{_explained(cls, first)}") from None
+    return typing.cast(T, made)
+
+
+@functools.cache
+def _adapter(cls: type) -> TypeAdapter[Any]:
+    """The checks of a dataclass; in a tuple, since pydantic takes no configuration for a dataclass by itself."""
+    return TypeAdapter(tuple[cls], config=_STRICT)  # type: ignore[valid-type]
+
+
+_BOUNDS = {
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "a number above {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "a number below {lt}",
+    "too_short": "at least {min_length} in the list",
+    "string_too_short": "at least {min_length} characters",
+}
+
+
+def _explained(cls: type, error: ErrorDetails) -> str:
+    """What one error of pydantic means to the reader of the file: the key, what was found, what was expected."""
+    *parents, key = error["loc"][1:] or [""]  # The first place is that in the tuple of `_adapter`.
+    above, owner = _place(cls, parents)
+    place, hint = _place(cls, error["loc"][1:])
+    kind, found, context = error["type"], error["input"], error.get("ctx", {})
+    if kind == "unexpected_keyword_argument":
+        known = [field.name for field in dataclasses.fields(_bare(owner))]
+        return f"{above}: unknown key {key!r}.{_did_you_mean(str(key), known)} Known: {', '.join(known)}."
+    if kind == "missing":
+        return f"{above}: key {key!r} is missing. Add it ({_described(hint)})."
+    if kind == "value_error":
+        return f"{place}: {context['error']}"
+    if kind in _BOUNDS:
+        return f"{place}={found!r}: expected {_BOUNDS[kind].format(**context)}{_meaning(hint)}."
+    if kind == "json_invalid":
+        return f": found text that cannot be read ({context['error']}). Write it as UTF-8."
+    scalar = f" ({type(found).__name__})" if _bare(hint) in _NOUNS else ""
+    return f"{place}: found {found!r}{scalar}, expected {_described(hint)}."
+
+
+def _place(hint: Any, steps: Sequence[int | str]) -> tuple[str, Any]:
+    """The place as people write it (`: parts: size`, `: sizes[1]`, `: shares.a`) and the type that stands there."""
+    text = ""
+    for step in steps:
+        owner = _bare(hint)
+        if dataclasses.is_dataclass(owner):
+            text += f": {step}"
+            hint = typing.get_type_hints(owner, include_extras=True).get(str(step), Any)
+        else:
+            text += f"[{step}]" if isinstance(step, int) else f".{step}"
+            hint = next((one for one in reversed(typing.get_args(owner)) if one is not ...), Any)
+    return text, hint
+
+
+def _bare(hint: Any) -> Any:
+    """A type without `Annotated` and `| None`."""
+    if typing.get_origin(hint) is Annotated:
+        return _bare(typing.get_args(hint)[0])
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return _bare(next(one for one in typing.get_args(hint) if one is not type(None)))
+    return hint
+
+
+def _meaning(hint: Any) -> str:
+    notes = [note.description for note in getattr(hint, "__metadata__", ()) if isinstance(note, FieldInfo)]
+    return f" ({notes[0]})" if notes and notes[0] else ""
+
+
+_NOUNS = {
+    int: ("an integer", "integers"),
+    float: ("a number", "numbers"),
+    str: ("text", "texts"),
+    bool: ("true or false", "true or false"),
+}
+
+
+def _described(hint: Any) -> str:
+    """A type in words."""
+    hint = _bare(hint)
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        names = ", ".join(field.name for field in dataclasses.fields(hint))
+        return f"a mapping with the keys of {typing.cast(type, hint).__name__} ({names})"
+    if origin is Literal:
+        return f"one of {', '.join(map(repr, args))}"
+    if origin is tuple:
+        element = _bare(args[0])
+        return f"a list of {_NOUNS[element][1]}" if element in _NOUNS else "a list"
+    if origin is dict:
+        return "a mapping"
+    return _NOUNS[hint][0] if hint in _NOUNS else str(hint).removeprefix("typing.")
 
 
 def plain(value: object) -> Any:
@@ -254,46 +416,6 @@ def plain(value: object) -> Any:
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
     return value
-
-
-def _cast(hint: Any, value: Any, where: str) -> Any:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:  # Checked by the dataclass itself.
-        return value
-    if origin in (Union, types.UnionType):
-        if value is None and type(None) in args:
-            return None
-        (hint,) = (a for a in args if a is not type(None))
-        return _cast(hint, value, where)
-    if origin is Literal:
-        if value not in args:
-            raise ValueError(f"{where}: found {value!r}, expected one of {', '.join(map(repr, args))}.")
-        return value
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise ValueError(f"{where}: found {value!r}, expected a list of {_describe(args[0])}.")
-        return tuple(_cast(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
-    if origin is dict:
-        if not isinstance(value, Mapping):
-            raise ValueError(f"{where}: found {value!r}, expected a mapping.")
-        return {str(k): _cast(args[1], item, f"{where}.{k}") for k, item in value.items()}
-    if dataclasses.is_dataclass(hint):
-        return fill(typing.cast(type, hint), value, where)
-    if hint is float and isinstance(value, str) and _EXPONENT.fullmatch(value):
-        value = float(value)
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
-    if hint in (int, str, bool) and type(value) is hint:
-        return value
-    raise ValueError(f"{where}: found {value!r} ({type(value).__name__}), expected {_describe(hint)}.")
-
-
-def _describe(hint: Any) -> str:
-    if dataclasses.is_dataclass(hint):
-        return "a mapping"
-    return {int: "an integer", float: "a number", str: "text", bool: "true or false"}.get(hint) or str(hint).replace(
-        "typing.", ""
-    )
 
 
 def _did_you_mean(name: str, known: list[str]) -> str:

@@ -1,14 +1,16 @@
 """Strict settings: every mistake a person can make in YAML is named, none is repaired in silence."""
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import Field
 
 from tasks import conf
 from tasks.conf import Evaluate, Params, fill, merge, plain, require
@@ -41,7 +43,7 @@ GOOD = "learning_rate: 0.1\nnum_steps: 3\nname: x\nkind: fast\n"
 
 
 def read(text, cls=Settings):
-    return fill(cls, yaml.safe_load(text), "conf/x.yaml")
+    return fill(cls, conf.parse(text, "conf/x.yaml"), "conf/x.yaml")
 
 
 def test_a_good_file():
@@ -70,14 +72,14 @@ def test_numbers_as_people_write_them(text, value):
     [
         (("num_steps", "num_stesp"), ["unknown key 'num_stesp'", "Did you mean 'num_steps'?", "Known: learning_rate"]),
         (("name: x", "name: x\nzzzz: 1"), ["unknown key 'zzzz'", "Known: "]),
-        (("name: x", "name: x\n7: 1"), ["unknown key 7"]),
+        (("name: x", "name: x\n7: 1"), ["unknown key '7'"]),
         (("name: x\n", ""), ["key 'name' is missing", "text"]),
         (("num_steps: 3\n", ""), ["key 'num_steps' is missing", "an integer"]),
         (("fast", "fats"), ["kind", "'fats'", "'fast', 'slow'"]),
         (("3", "3.0"), ["num_steps", "3.0 (float)", "an integer"]),
         (("3", "true"), ["num_steps", "True (bool)", "an integer"]),
         (("3", "'3'"), ["num_steps", "'3' (str)", "an integer"]),
-        (("3", "1e3"), ["num_steps", "'1e3'", "an integer"]),
+        (("3", "1e3"), ["num_steps", "1000.0 (float)", "an integer"]),
         (("3", "null"), ["num_steps", "None", "an integer"]),
         (("3", "[3]"), ["num_steps", "[3]", "an integer"]),
         (("3", "0"), ["num_steps=0", "expected at least 1"]),
@@ -86,6 +88,7 @@ def test_numbers_as_people_write_them(text, value):
         (("0.1", "nan"), ["learning_rate", "nan", "a number"]),
         (("0.1", "inf"), ["learning_rate", "inf", "a number"]),
         (("0.1", ".nan"), ["learning_rate", "nan", "a number"]),
+        (("0.1", "1_000e1"), ["learning_rate", "'1_000e1'", "a number"]),
         (("0.1", "1_0e1"), ["learning_rate", "1_0e1", "a number"]),
         (("0.1", "null"), ["learning_rate", "None", "a number"]),
         (("name: x", "name: 5"), ["name", "5 (int)", "text"]),
@@ -94,7 +97,7 @@ def test_numbers_as_people_write_them(text, value):
         (("name: x", "name: x\nis_on: 1"), ["is_on", "1 (int)", "true or false"]),
         (("name: x", "name: x\nis_on: 'yes'"), ["is_on", "'yes'", "true or false"]),
         (("name: x", "name: x\ncap: high"), ["cap", "'high'", "a number"]),
-        (("name: x", "name: x\nsizes: 3"), ["sizes", "3", "a list of an integer"]),
+        (("name: x", "name: x\nsizes: 3"), ["sizes", "3", "a list of integers"]),
         (("name: x", "name: x\nsizes: 'ab'"), ["sizes", "'ab'", "a list"]),
         (("name: x", "name: x\nsizes: [1, b]"), ["sizes[1]", "'b'", "an integer"]),
         (("name: x", "name: x\nsizes: {a: 1}"), ["sizes", "a list"]),
@@ -224,18 +227,21 @@ def test_params(clone):
     ("change", "parts"),
     [
         (("[grpo]", "[grop]"), ["unknown method 'grop'", "Did you mean 'grpo'?", "Known: grpo, ppo"]),
-        (("[grpo]", "[]"), ["methods", "at least one"]),
-        (("[grpo]", "grpo"), ["methods", "'grpo'", "a list of text"]),
+        (("[grpo]", "[]"), ["methods=[]", "expected at least 1 in the list (RL methods"]),
+        (("[grpo]", "grpo"), ["methods", "'grpo'", "a list of texts"]),
         (("[grpo]", "[grpo, grpo]"), ["methods", "different names"]),
-        (("[0, 1]", "[]"), ["seeds", "at least one integer"]),
+        (("[0, 1]", "[]"), ["seeds=[]", "expected at least 1 in the list"]),
         (("[0, 1]", "[1, 1]"), ["seeds", "different integers"]),
         (("[0, 1]", "[0, x]"), ["seeds[1]", "'x'"]),
         (("model: tiny", "model: tyni"), ["unknown model 'tyni'", "Known: tiny"]),
         (("scale: small", "scale: big"), ["unknown scale 'big'", "Known: small"]),
         (("generator: plain", "generator: vlm"), ["generator", "'vlm'", "'plain', 'vllm'"]),
         (("top_k: 3", "topk: 3"), ["evaluate", "unknown key 'topk'", "Did you mean 'top_k'?"]),
-        (("top_k: 3", "top_k: -1"), ["evaluate: top_k=-1", "0 (as in training) or more"]),
-        (("max_questions: 0", "max_questions: -1"), ["max_questions=-1", "0 (all) or more"]),
+        (
+            ("top_k: 3", "top_k: -1"),
+            ["evaluate: top_k=-1", "expected at least 0 (passages per search; 0 takes the scale's, as in training)"],
+        ),
+        (("max_questions: 0", "max_questions: -1"), ["max_questions=-1", "expected at least 0", "0 plays all"]),
         (("num_bootstrap: 2000", "num_bootstrap: 99"), ["num_bootstrap=99", "at least 100"]),
         (("seeds: [0, 1]\n", ""), ["'seeds' is missing"]),
         (("seeds:", "compare_retrievers: [bm25, bm52]\nseeds:"), ["unknown retriever 'bm52'", "Did you mean 'bm25'?"]),
@@ -262,6 +268,11 @@ def test_a_mistake_in_params_is_named(clone, change, parts):
         (b"a: \xff\xfe", "not valid YAML|UTF-8"),
         (b"!!python/object/apply:os.getcwd []", "not valid YAML"),
         (b"a: {x: 1, x: 2}", "twice"),
+        (b"a: &a [*a]", "an alias stands inside what it names"),
+        (b"a: &a {<<: *a}", "an alias stands inside what it names"),
+        (b"a: *b", "undefined alias"),
+        (b"a: " + b"[" * 5000, "not valid YAML"),
+        (b"a: 2024-13-01", "not valid YAML"),
     ],
 )
 def test_a_file_that_is_not_a_mapping_is_named(tmp_path, content, message):
@@ -293,6 +304,60 @@ def test_loading_a_section(clone):
 def test_yaml_merge_keys_still_work(tmp_path):
     (tmp_path / "x.yaml").write_text("base: &b {x: 1, y: 2}\nmore:\n  <<: *b\n  y: 3\n")
     assert conf.read_yaml(tmp_path / "x.yaml")["more"] == {"x": 1, "y": 3}
+
+
+@pytest.mark.parametrize("line", ["{key}: &{key} [{alias}]", "{key}: &{key} {{<<: [{alias}]}}"])
+def test_a_few_lines_that_stand_for_a_billion_values_are_refused(tmp_path, line):
+    names = "abcdefghij"
+    rows = [line.format(key=new, alias=", ".join([f"*{old}"] * 9)) for old, new in itertools.pairwise(names)]
+    (tmp_path / "x.yaml").write_text("a: &a {x: 1}\n" + "\n".join(rows))
+    with pytest.raises(ValueError, match=r"x\.yaml: not valid YAML: aliases stand for more than 20,000 values"):
+        conf.read_yaml(tmp_path / "x.yaml")
+
+
+def test_a_date_is_text_and_what_json_cannot_hold_is_named():
+    assert read(GOOD.replace("name: x", "name: 2024-01-01")).name == "2024-01-01"
+    with pytest.raises(ValueError, match=r"conf/x\.yaml: num_steps: found '2024-01-01' \(str\), expected an integer"):
+        read(GOOD.replace("3", "2024-01-01"))
+    with pytest.raises(ValueError, match=r"conf/x\.yaml: found what JSON cannot hold \(keys must be str"):
+        fill(Settings, {"parts": {(1, 2): 3}}, "conf/x.yaml")
+    with pytest.raises(ValueError, match=r"conf/x\.yaml: found text that cannot be read"):
+        fill(Settings, {"name": "\ud800"}, "conf/x.yaml")
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_numbers_keep_every_bit(number):
+    assert fill(Settings, {**conf.parse(GOOD, ""), "learning_rate": number}, "x").learning_rate.hex() == number.hex()
+
+
+@dataclass(frozen=True)
+class Bounded:
+    share: Annotated[float, Field(ge=0, lt=1, description="of all rows")] = 0.5
+    size: Annotated[int, Field(gt=0, le=9)] = 1
+    name: Annotated[str, Field(min_length=1)] = "x"
+    names: Annotated[tuple[str, ...], Field(min_length=2)] = ("a", "b")
+    inner: Annotated[Inner | None, Field(description="further")] = None
+    inners: tuple[Inner, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("share: -0.1", "conf/x.yaml: share=-0.1: expected at least 0.0 (of all rows)."),
+        ("share: 1", "conf/x.yaml: share=1: expected a number below 1.0 (of all rows)."),
+        ("size: 0", "conf/x.yaml: size=0: expected a number above 0."),
+        ("size: 10", "conf/x.yaml: size=10: expected at most 9."),
+        ("name: ''", "conf/x.yaml: name='': expected at least 1 characters."),
+        ("names: [a]", "conf/x.yaml: names=['a']: expected at least 2 in the list."),
+        ("inner: {sise: 2}", "conf/x.yaml: inner: unknown key 'sise'. Did you mean 'size'? Known: size."),
+        ("inners: [{}, {size: x}]", "conf/x.yaml: inners[1]: size: found 'x' (str), expected an integer."),
+        ("inners: [1]", "conf/x.yaml: inners[0]: found 1, expected a mapping with the keys of Inner (size)."),
+    ],
+)
+def test_bounds_stand_in_the_type(text, message):
+    with pytest.raises(ValueError) as found:
+        read(text, Bounded)
+    assert str(found.value) == message
 
 
 def test_the_shipped_params_are_well_formed():

@@ -1,5 +1,7 @@
 """How answers get into `params.yaml`: all or none, checked, comments kept."""
 
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -35,12 +37,19 @@ def test_answers_are_written_and_comments_stay(root: Path) -> None:
     ("words", "message"),
     [
         (["evaluate.topk=5"], "params.yaml has no such key. Known: scale, data, "),
+        (["evaluate.topk=5"], "Did you mean evaluate.top_k?"),
         (["evaluate.top_k.x=5"], "params.yaml has no such key"),
-        (["evaluate.top_k=-1"], "top_k=-1: expected 0 (as in training) or more"),
+        (["evaluate=5"], "params.yaml has no such key"),
+        (["SEDES=5"], "--set SEDES: params.yaml has no such key. Known: SCALE, DATA, "),
+        (["SEDES=5"], "Did you mean SEEDS?"),
+        (["DATA=nowhere"], "DATA=nowhere: neither a folder nor a name of conf/data/"),
+        (["METHODS=a,grop"], "unknown method 'grop'"),
+        (["TOP_K=1,2"], "top_k: found '1,2' (str), expected an integer"),
+        (["evaluate.top_k=-1"], "evaluate: top_k=-1: expected at least 0 (passages per search; 0 takes"),
         (["evaluate.top_k=five"], "found 'five' (str), expected an integer"),
         (["methods=[grop]"], "unknown method 'grop'"),
         (["retriever=bm52"], "unknown retriever 'bm52'. Did you mean 'bm25'?"),
-        (["seeds=[]"], "expected at least one integer"),
+        (["seeds=[]"], "seeds=[]: expected at least 1 in the list"),
         (["evaluate.top_k=7", "seeds=[1, 1]"], "expected different integers"),
         (["seeds"], "expected key=value"),
         (["seeds=[0"], "the value is not YAML"),
@@ -61,7 +70,7 @@ def test_wrong_answers_change_nothing(root: Path, words: list[str], message: str
         ("scale: small", "scale: small\nfoo: 1", "params.yaml: unknown key 'foo'"),
         ("methods: [a, b]", "methods: [a, grop]", "params.yaml: unknown method 'grop'"),
         ("seeds: [0]", "seeds: 0", "params.yaml: seeds: found 0, expected a list"),
-        ("seeds: [0]", "seeds: [0, -1]", "seeds=(0, -1): expected integers from 0"),
+        ("seeds: [0]", "seeds: [0, -1]", "seeds[1]=-1: expected at least 0"),
         ("seeds: [0]", "seeds: [0", "not valid YAML"),
         (PARAMS_YAML, "", "expected a mapping of settings"),
     ],
@@ -87,6 +96,56 @@ def test_a_clone_without_settings(
     monkeypatch.chdir(root)
     assert reproduce.main(["--no-prefect", "--once"]) == 1
     assert "params.yaml: the file is missing" in capfd.readouterr().err
+
+
+def test_every_setting_has_a_variable_of_the_makefile(root: Path) -> None:
+    words = ["SEEDS=0,7", "METHODS=b", "TOP_K=5", "DATA=world", "MAX_FAILED_SHARE=1e-2", "COMPARE_RETRIEVERS=[dense]"]
+    assert settings.parse(words, root) == {
+        "seeds": [0, 7],
+        "methods": ["b"],
+        "evaluate.top_k": 5,
+        "data": "world",
+        "data_folder": "conf/data",
+        "evaluate.max_failed_share": 0.01,
+        "compare_retrievers": ["dense"],
+    }
+    settings.apply(settings.parse(words, root), root)
+    assert conf.params(root).compare_retrievers == ("dense",)  # A key that the file did not have.
+    assert len(settings.VARIABLES) == len(settings.SETTINGS)
+
+
+def test_make_hands_on_what_it_was_given_and_nothing_of_its_own() -> None:
+    words = [
+        "SEEDS=0,1",
+        "DATA=my folder",
+        "PARALLEL=3",
+        "STUDY=main",
+        "REQUIREMENTS=requirements/cpu.txt",
+        "SEDES=1",
+        "SCALE=",
+    ]
+    command = ["make", "--dry-run", "--always-make", "run", *words]
+    done = subprocess.run(command, cwd=HOUSE, capture_output=True, text=True, check=True)
+    (line,) = [line for line in done.stdout.splitlines() if "flows.reproduce" in line]
+    options = shlex.split(line)[3:]
+    assert sorted(options[1::2]) == ["3", "DATA=my folder", "SEDES=1", "SEEDS=0,1"]
+    assert sorted(options[::2]) == ["--max-parallel", "--set", "--set", "--set"]
+
+
+def test_the_comments_of_params_are_the_descriptions() -> None:
+    """One description serves the file, the form and the command line."""
+    lines = (HOUSE / conf.PARAMS).read_text(encoding="utf-8").splitlines()
+    comments = {line.split(":")[0].strip(): line.partition("#")[2].strip() for line in lines if ":" in line}
+    described = {key.rpartition(".")[2]: setting.info.description for key, setting in settings.SETTINGS.items()}
+    assert {key: comments[key] for key in described} == described
+
+
+def test_the_command_line_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        reproduce.main(["--help"])
+    printed = capsys.readouterr().out
+    for variable, key in settings.VARIABLES.items():
+        assert f"{key} ({variable}): {settings.SETTINGS[key].info.description}" in printed
 
 
 def test_data_is_a_name_or_a_folder(root: Path) -> None:
@@ -117,13 +176,13 @@ def test_a_comparison_sets_methods_and_seeds(root: Path) -> None:
         ("mian", "methods: [a]\nseeds: [0]\n", "--compare: unknown compare 'mian'. Did you mean 'main'? Known: main."),
         ("main", "method: [a]\nseeds: [0]\n", "conf/compare/main.yaml: unknown key 'method'. Did you mean 'methods'?"),
         ("main", "methods: [a]\n", "conf/compare/main.yaml: key 'seeds' is missing"),
-        ("main", "methods: [a]\nseeds: []\n", "conf/compare/main.yaml: seeds=(): expected at least one integer"),
-        ("main", "methods: [a]\nseeds: [-1]\n", "conf/compare/main.yaml: seeds=(-1,): expected at least one integer"),
-        ("main", "methods: []\nseeds: [0]\n", "conf/compare/main.yaml: methods=(): expected at least one name"),
+        ("main", "methods: [a]\nseeds: []\n", "conf/compare/main.yaml: seeds=[]: expected at least 1 in the list"),
+        ("main", "methods: [a]\nseeds: [-1]\n", "conf/compare/main.yaml: seeds[0]=-1: expected at least 0"),
+        ("main", "methods: []\nseeds: [0]\n", "conf/compare/main.yaml: methods=[]: expected at least 1 in the list"),
         ("main", "methods: [../compare/main]\nseeds: [0]\n", "conf/compare/main.yaml: unknown method '../compare"),
         ("main", "methods: [a, grop]\nseeds: [0]\n", "conf/compare/main.yaml: unknown method 'grop'"),
         ("main", "methods: [a, a]\nseeds: [0]\n", "expected different names"),
-        ("main", "methods: []\nseeds: [0]\n", "expected at least one name of conf/method/"),
+        ("main", "methods: []\nseeds: [0]\n", "main.yaml: methods=[]: expected at least 1 in the list"),
         ("main", "methods: [a]\nseeds: [zero]\n", "conf/compare/main.yaml: seeds[0]: found 'zero' (str)"),
     ],
 )
