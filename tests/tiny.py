@@ -33,6 +33,7 @@ from tasks.rl.losses.policy_clip import PolicyClip
 from tasks.rl.losses.reference_kl import ReferenceKl
 from tasks.rl.method import Method
 from tasks.rl.samplers.independent_group import IndependentGroup
+from tasks.rl.search.index import IndexSearch
 from tasks.rl.value_losses.clipped_value import ClippedValueLoss
 from tasks.train.loop import TrainConf, Trainer
 from tasks.types import Hit, Question, Scores, Trajectory
@@ -298,6 +299,7 @@ def make_method(
         value_loss=ClippedValueLoss(value_clip) if is_ppo else None,
         temperature=temperature,
         top_p=top_p,
+        search=IndexSearch(),
     )
 
 

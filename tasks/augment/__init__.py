@@ -49,10 +49,6 @@ class Written:
     tokens: int = 0
 
 
-class WriterError(ValueError):
-    """A writer cannot go on: the message says why, and that what it has finished is kept."""
-
-
 class Writer(Protocol):
     """Makes resolved hops with queries of questions that have a decomposition."""
 
@@ -60,6 +56,6 @@ class Writer(Protocol):
         """One `Written` a question, in the order of the questions; they are read as far as needed.
 
         Raises:
-            WriterError: nothing more can be written now.
+            ServiceError: the model that writes cannot be used now; what it has written is kept.
         """
         ...

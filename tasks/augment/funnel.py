@@ -63,7 +63,7 @@ def augment(
         The counts of every step: `questions`, `hops`, `queries` and `writer_tokens`.
 
     Raises:
-        WriterError: the writer cannot go on.
+        ServiceError: the writer cannot go on.
         RetrievalError: a search failed.
     """
     counts = _Counts()

@@ -22,6 +22,7 @@ from tasks.rl.losses.policy_clip import PolicyClip
 from tasks.rl.losses.reference_kl import ReferenceKl
 from tasks.rl.method import Method
 from tasks.rl.samplers.independent_group import IndependentGroup
+from tasks.rl.search.index import IndexSearch
 
 
 @dataclass(frozen=True)
@@ -74,4 +75,5 @@ def build(conf: Conf, prompt: Prompt, grammar: SearchGrammar) -> Method:
         value_loss=None,
         temperature=conf.temperature,
         top_p=conf.top_p,
+        search=IndexSearch(),
     )

@@ -21,6 +21,7 @@ from tasks.rl.losses.imitation import Imitation
 from tasks.rl.method import Method
 from tasks.rl.samplers.gold_answers import GoldAnswers
 from tasks.rl.samplers.independent_group import IndependentGroup
+from tasks.rl.search.index import IndexSearch
 
 
 @dataclass(frozen=True)
@@ -58,4 +59,5 @@ def build(conf: Conf, prompt: Prompt, grammar: SearchGrammar) -> Method:
         value_loss=None,
         temperature=conf.temperature,
         top_p=conf.top_p,
+        search=IndexSearch(),
     )

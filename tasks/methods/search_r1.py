@@ -29,6 +29,7 @@ from tasks.rl.losses.policy_clip import PolicyClip
 from tasks.rl.losses.reference_kl import ReferenceKl
 from tasks.rl.method import Method
 from tasks.rl.samplers.independent_group import IndependentGroup
+from tasks.rl.search.index import IndexSearch
 from tasks.rl.value_losses.clipped_value import ClippedValueLoss
 
 
@@ -95,6 +96,7 @@ def compose(conf: Conf, prompt: Prompt, grammar: SearchGrammar, rewards: tuple[R
         value_loss=ClippedValueLoss(conf.value_clip, conf.value_loss_over) if is_ppo else None,
         temperature=conf.temperature,
         top_p=conf.top_p,
+        search=IndexSearch(),
     )
 
 

@@ -67,6 +67,10 @@ class GeneratedRetriever:
     noise: float = 0.0
     seed: str = ""
 
+    def announce(self, noise: float, seed: str) -> None:
+        """From now on answer with this noise and seed."""
+        self.noise, self.seed = noise, seed
+
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
         """`top_k` written documents for each query."""
         check_request(queries, top_k)

@@ -17,9 +17,9 @@ from tasks.rl.advantages import Advantage
 from tasks.rl.filters import Filter
 from tasks.rl.losses import LossSum
 from tasks.rl.samplers import Sampler
-from tasks.rl.simulators import Simulator
+from tasks.rl.search import Search
 from tasks.rl.value_losses import ValueLoss
-from tasks.services import Kind, Role
+from tasks.services import Kind, Role, check_role
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Method:
         sampler, rewards, filter, advantage, loss: the parts.
         value_loss: the critic's loss where the advantage needs values.
         temperature, top_p: of rollouts.
-        simulator: answers searches during training in place of the search engine; None: the engine does.
-        services: which service plays each role that the rewards call.
+        search: who answers the searches of training.
+        services: which service plays each role that the parts call.
     """
 
     prompt: Prompt
@@ -46,7 +46,7 @@ class Method:
     value_loss: ValueLoss | None
     temperature: float
     top_p: float
-    simulator: Simulator | None = None
+    search: Search
     services: Mapping[Role, Kind] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -69,8 +69,9 @@ class Method:
         return any(kind.needs_reference for kind in self.services.values())
 
     def _check_services(self) -> None:
-        """Every role that a reward calls is played by one service of that role, and no other service is named."""
-        called = {role: type(reward).__name__ for reward in self.rewards for role in reward.services}
+        """Every role that a part calls is played by one service of that role, and no other service is named."""
+        callers: tuple[Reward | Search, ...] = (*self.rewards, self.search)
+        called = {role: type(part).__name__ for part in callers for role in part.services}
         for role, caller in called.items():
             if role not in self.services:
                 raise ValueError(
@@ -80,9 +81,7 @@ class Method:
         for role, kind in self.services.items():
             if role not in called:
                 raise ValueError(f"services: {role} is named, but no part of this method calls it. Remove it.")
-            if kind.role != role:
-                found = f"{role} is a {type(kind).__name__}, which plays {kind.role}"
-                raise ValueError(f"services: {found}. Name a file of conf/service/ whose kind plays {role}.")
+            check_role(role, kind, f"services: {role}")
 
 
 def outcome_parts(names: Sequence[str], scores: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -8,20 +8,63 @@ only, so that a part may name a role without depending on any kind.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, cast
 
-from tasks.types import Question, Trajectory
+from tasks import conf, parts
+from tasks.types import Hit, Question, Trajectory
 
 if TYPE_CHECKING:
     from tasks.engine import Policy
 
-Role = Literal["log_probs", "turn_scores"]
+ROOM = "services"
+Role = Literal["chat", "log_probs", "turn_scores", "documents"]
+Messages = Sequence[Mapping[str, str]]
+"""A conversation: objects with `role` and `content`, as chat models take them."""
 Pair = tuple[Sequence[int], Sequence[int]]
 """Token ids of a context and of its continuation."""
+
+
+class ServiceError(ValueError):
+    """A service cannot be used now; the message says why, and what of the work done so far is kept."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a chat model wrote, why it stopped, and the tokens of prompt and reply together."""
+
+    content: str
+    finish_reason: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The server will not answer this conversation, and said why; it may answer others."""
+
+    detail: str
+
+
+class Chat(Protocol):
+    """A chat model."""
+
+    @property
+    def model(self) -> str:
+        """Its name, for records."""
+        ...
+
+    def replies(self, conversations: Iterable[Messages]) -> Generator[Reply | Refusal, None, None]:
+        """One answer a conversation, in order. Conversations are read ahead of the answers, several are asked at once.
+
+        Closing the generator asks nothing more and waits for the answers under way.
+
+        Raises:
+            ServiceError: no answer can be had now.
+        """
+        ...
 
 
 class LogProbs(Protocol):
@@ -44,11 +87,25 @@ class TurnScores(Protocol):
         ...
 
 
+class Documents(Protocol):
+    """A simulator that answers searches in place of an index: a `tasks.retrieval.Retriever`."""
+
+    def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
+        """`top_k` hits for each query; they depend on the query and on what was announced last."""
+        ...
+
+    def announce(self, noise: float, seed: str) -> None:
+        """From now on the share `noise` of queries gets noisy documents, drawn by `seed`."""
+        ...
+
+
 class Services(TypedDict, total=False):
     """The services of a run, by role."""
 
+    chat: Chat
     log_probs: LogProbs
     turn_scores: TurnScores
+    documents: Documents
 
 
 NO_SERVICES: Services = {}
@@ -61,16 +118,16 @@ class Resources:
     Attributes:
         root: root of the clone.
         scratch: folder for files of this run.
-        policy: the engine's policy; it answers as the start policy where the service `needs_reference`.
+        policy: the engine's policy, None outside training; its reference is there where a service `needs_reference`.
         tokenizer: the policy's.
         max_batch_tokens: tokens of one forward, padding included.
     """
 
     root: Path
     scratch: Path
-    policy: Policy
-    tokenizer: Any
-    max_batch_tokens: int
+    policy: Policy | None = None
+    tokenizer: Any = None
+    max_batch_tokens: int = 0
 
 
 class Kind(Protocol):
@@ -89,6 +146,27 @@ class Kind(Protocol):
     def opened(self, resources: Resources) -> AbstractContextManager[Any]:
         """Start the service when the block begins and close it when the block ends."""
         ...
+
+
+def load(role: Role, name: str, root: Path) -> Kind:
+    """The service that `conf/service/<name>.yaml` describes.
+
+    Raises:
+        ValueError: there is no such file, its kind or a number is wrong, or its kind does not play this role.
+    """
+    where = str(conf.path_of("service", name, root))
+    kind: Kind = parts.make(ROOM, conf.section("service", name, root), where)
+    check_role(role, kind, where)
+    return kind
+
+
+def check_role(role: Role, kind: Kind, where: str) -> None:
+    """Raise the ValueError for a service that does not play this role; `where` names its settings."""
+    if kind.role != role:
+        raise ValueError(
+            f"{where}: kind={parts.kind_of(kind)!r} plays {kind.role}, expected one that plays {role}. Name another "
+            "file of conf/service/."
+        )
 
 
 @contextlib.contextmanager

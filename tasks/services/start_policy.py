@@ -23,6 +23,7 @@ class StartPolicy:
     @contextlib.contextmanager
     def opened(self, resources: Resources) -> Iterator[ReferenceLogProbs]:
         """Nothing is started and nothing is closed: the engine belongs to the run."""
+        assert resources.policy is not None
         yield ReferenceLogProbs(resources.policy, resources.tokenizer, resources.max_batch_tokens)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
-from tasks import conf, retrieval, store
+from tasks import conf, retrieval, services, store
 from tasks.augment import Writer
-from tasks.augment.endpoint import Endpoint
 from tasks.augment.funnel import augment
 from tasks.augment.openai import OpenAIWriter
 from tasks.augment.records import HOPS, SUMMARY
@@ -26,8 +25,6 @@ DATA = Path("artifacts/data")
 INDEX = Path("artifacts/index")
 OUT = Path("artifacts/augment")
 DOCS = Path(".scratch/data_docs")
-CACHE = Path(".scratch/augment")
-"""Replies of models; they stay, because they were paid for."""
 OWN_INDEX = "index"
 
 
@@ -38,13 +35,11 @@ def body(ctx: Context) -> None:
     total = _num_questions(ctx.root, settings)
     questions = ctx.progress(_questions(ctx.root, settings), total)
     with store.replacing_folder(ctx.root / OUT) as work:
-        if settings.openai is None:
-            counts = augment(questions, RulesWriter(), sources, settings, work)
-        else:
-            counts = _by_model(ctx, questions, sources, settings, work)
+        with _writer(ctx, settings) as (writer, name):
+            counts = augment(questions, writer, sources, settings, work)
         summary = {
             **counts,
-            "writer": settings.writer if settings.openai is None else f"openai: {settings.openai.model}",
+            "writer": name,
             "settings": conf.plain(settings),
             "data_sha256": ctx.data_sha256,
         }
@@ -56,15 +51,15 @@ def body(ctx: Context) -> None:
     _tell(ctx, summary)
 
 
-def _by_model(
-    ctx: Context, questions: Iterator[Question], sources: list[Source], settings: AugmentConf, work: Path
-) -> Row:
-    assert settings.openai is not None
-    with closing(Endpoint(settings.openai, ctx.root / CACHE)) as endpoint:
-        writer: Writer = OpenAIWriter(endpoint, settings.num_queries)
-        counts = augment(questions, writer, sources, settings, work)
-        print(f"{endpoint.num_asked} requests sent, {endpoint.num_cached} replies from the cache", flush=True)
-    return counts
+@contextlib.contextmanager
+def _writer(ctx: Context, settings: AugmentConf) -> Iterator[tuple[Writer, str]]:
+    """The writer and what it is called in the summary; a chat model is opened and closed."""
+    if settings.chat is None or settings.prompt is None:
+        yield RulesWriter(), settings.writer
+        return
+    kind = services.load("chat", settings.chat, ctx.root)
+    with kind.opened(services.Resources(ctx.root, ctx.scratch)) as chat:
+        yield OpenAIWriter(chat, settings.prompt, settings.num_queries), f"openai: {chat.model}"
 
 
 def _questions(root: Path, settings: AugmentConf) -> Iterator[Question]:

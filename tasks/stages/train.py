@@ -13,9 +13,6 @@ from tasks import conf
 from tasks.agent.rollout import RolloutConf
 from tasks.augment.records import read_hops
 from tasks.data.records import read_passages
-from tasks.retrieval import Retriever
-from tasks.retrieval.generated import GeneratedRetriever
-from tasks.retrieval.writers import WorldWriter
 from tasks.runner import Context, run
 from tasks.services import Resources, opened
 from tasks.stages import parts
@@ -23,6 +20,9 @@ from tasks.store import DataError, replacing_folder, write_json, write_jsonl
 from tasks.types import Passage, Question
 
 if TYPE_CHECKING:
+    from tasks.agent.rollout import Player
+    from tasks.generate import Generator
+    from tasks.retrieval import Retriever
     from tasks.rl.method import Method
     from tasks.train.loop import Trainer
 
@@ -70,25 +70,28 @@ def body(ctx: Context, method: str, seed: int) -> None:
     training = [q for q in questions if q.split == "train"]
     prepared = prepare(composed, training, ctx.root, method)
     ctx.track_data("training", len(training))
-    running = Resources(ctx.root, ctx.scratch, policy, tokenizer, settings.max_batch_tokens)
-    trainer = Trainer(
-        conf=settings,
-        method=composed,
-        policy=policy,
-        critic=critic,
-        generator=generator,
-        player=parts.make_player(
-            rollout, playing, tokenizer, prepared.search or search, composed.grammar, composed.prompt
-        ),
-        validator=parts.make_player(rollout, generator, tokenizer, search, composed.grammar, composed.prompt),
-        questions=prepared.questions,
-        validation=validation,
-        seed=seed,
-        scratch=ctx.scratch,
-        log=parts.Bar(ctx, settings.num_steps).log,
-    )
+    resources = Resources(ctx.root, ctx.scratch, policy, tokenizer, settings.max_batch_tokens)
+
+    def player(plays: Generator, searched: Retriever) -> Player:
+        return parts.make_player(rollout, plays, tokenizer, searched, composed.grammar, composed.prompt)
+
     try:
-        with opened(composed.services, running) as trainer.services:
+        with opened(composed.services, resources) as services:
+            trainer = Trainer(
+                conf=settings,
+                method=composed,
+                policy=policy,
+                critic=critic,
+                generator=generator,
+                player=player(playing, composed.search.retriever(search, services)),
+                validator=player(generator, search),
+                questions=prepared.questions,
+                validation=validation,
+                seed=seed,
+                scratch=ctx.scratch,
+                log=parts.Bar(ctx, settings.num_steps).log,
+                services=services,
+            )
             trainer.run()
     finally:
         generator.shutdown()
@@ -125,29 +128,24 @@ def _publish(ctx: Context, trainer: Trainer, method: str, used: dict[str, Any], 
     parts.track_outcome(ctx, parts.ARTIFACTS / "train" / f"{method}-{seed}", rows)
 
 
-CACHE = Path(".scratch/simulator")
-
-
 @dataclass(frozen=True)
 class Prepared:
     """What a method trains on besides the start policy.
 
     Attributes:
         questions: training questions with what rewards read: resolved hops and reference queries, gold passages.
-        search: the search engine of training, None for the index.
         missing: what rewards read and some questions lack -> how many lack it.
     """
 
     questions: list[Question]
-    search: Retriever | None
     missing: dict[str, int]
 
 
 def prepare(method: Method, questions: list[Question], root: Path, name: str) -> Prepared:
-    """Read what the method's rewards read and its simulator needs.
+    """Read what the method's rewards read.
 
     Raises:
-        DataError: not one training question has what a reward reads, or there is nobody to write documents.
+        DataError: not one training question has what a reward reads.
     """
     missing: dict[str, int] = {}
     if "decomposition" in method.reads:
@@ -174,26 +172,11 @@ def prepare(method: Method, questions: list[Question], root: Path, name: str) ->
             print(
                 f"{count} of {len(questions)} training questions have no {need}: these earn nothing by it", flush=True
             )
-    search = None if method.simulator is None else simulated(method.simulator.writer, root)
-    return Prepared(questions, search, missing)
+    return Prepared(questions, missing)
 
 
 def _known(question: Question, passages: Mapping[str, Passage]) -> tuple[Passage, ...]:
     return tuple(passages[name] for name in question.gold_passage_ids if name in passages)
-
-
-def simulated(writer: str, root: Path) -> Retriever:
-    """The search engine that a simulator plays."""
-    if writer == "endpoint":
-        from tasks.augment.documents import EndpointWriter
-        from tasks.augment.endpoint import Endpoint
-        from tasks.augment.settings import SimulatorConf
-
-        settings = conf.load(SimulatorConf, "simulator", "endpoint", root=root)
-        where = f"{conf.CONF}/simulator/endpoint.yaml"
-        return GeneratedRetriever(EndpointWriter(Endpoint(settings.endpoint, root / CACHE, where), settings))
-    corpus = root / parts.ARTIFACTS / "data" / "corpus.jsonl"
-    return GeneratedRetriever(WorldWriter([(passage.title, passage.text) for passage in read_passages(corpus)]))
 
 
 def main() -> None:

@@ -28,7 +28,6 @@ from tasks.generate import Generator, Sampling
 from tasks.records import schema
 from tasks.records.trajectories import trajectory_row
 from tasks.retrieval import RetrievalError
-from tasks.retrieval.generated import GeneratedRetriever
 from tasks.rewards import total
 from tasks.rl.experience import Experience, collate, microbatches, minibatches
 from tasks.rl.losses import Normalizer
@@ -310,12 +309,8 @@ class Trainer:
         """Play one draw; group ids of later draws of a step are told apart, a question may come again."""
         progress = self.progress
         progress.num_draws += 1
-        search = self.player.retriever
-        if isinstance(search, GeneratedRetriever) and self.method.simulator is not None:
-            search.noise, search.seed = (
-                self.method.simulator.noise(self._share_done()),
-                f"{self.seed}/{progress.num_draws}",
-            )
+        draw_seed = f"{self.seed}/{progress.num_draws}"
+        self.method.search.announce(self.services, self._share_done(), draw_seed)
         sampling = Sampling(
             self.method.temperature, self.method.top_p, (), seed=self.seed * 100_003 + progress.num_draws
         )
@@ -541,7 +536,7 @@ class Trainer:
         A longer run has one validation more (at the end of the shorter one), from which its best may come.
         """
         settings = {"train": plain(self.conf), "method": plain(self.method), "seed": self.seed}
-        if self.method.simulator is None:  # Its noise depends on how long the run is.
+        if not self.method.search.depends_on_budget:
             del settings["train"]["num_steps"], settings["train"]["max_generated_tokens"]
         return cast(dict[str, Any], json.loads(json.dumps(settings, default=lambda part: type(part).__qualname__)))
 

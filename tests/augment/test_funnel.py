@@ -215,7 +215,7 @@ def test_nothing_decomposed_is_nothing_written(tmp_path: Path) -> None:
         ({"num_queries": 0}, "num_queries=0"),
         ({"top_k": 0}, "top_k=0"),
         ({"batch_size": 0}, "batch_size=0"),
-        ({"writer": "openai"}, "openai=False: expected this section with writer: openai"),
+        ({"writer": "openai"}, "chat=None: expected a value with writer: openai"),
     ],
 )
 def test_settings_out_of_bounds(changes: dict[str, Any], message: str) -> None:

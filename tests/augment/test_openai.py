@@ -17,13 +17,14 @@ from typing import Any
 
 import pytest
 
-from tasks.augment import WriterError, Written
+from tasks.augment import Written
 from tasks.augment.coherence import fault
-from tasks.augment.endpoint import Endpoint
 from tasks.augment.openai import OpenAIWriter
-from tasks.augment.settings import AugmentConf, EndpointConf
+from tasks.augment.settings import AugmentConf
+from tasks.services import ServiceError
+from tasks.services.endpoint import ChatEndpoint, Endpoint
 from tasks.types import Hop, Question
-from tests.augment.completions import KEY, KEY_VARIABLE, Completions, completion, good, hops_in, serving
+from tests.services.completions import KEY, KEY_VARIABLE, PROMPT, Completions, completion, good, hops_in, serving
 
 
 @pytest.fixture
@@ -42,9 +43,9 @@ def question(number: int = 1) -> Question:
     return Question(f"q{number}", "d", "train", text, ("Bern", "Berne"), 2, decomposition=hops)
 
 
-def write(conf: EndpointConf, cache: Path, questions: list[Question]) -> list[Written]:
-    with closing(Endpoint(conf, cache)) as endpoint:
-        return list(OpenAIWriter(endpoint, 3).write(questions))
+def write(conf: Endpoint, cache: Path, questions: list[Question]) -> list[Written]:
+    with closing(ChatEndpoint(conf, cache)) as endpoint:
+        return list(OpenAIWriter(endpoint, PROMPT, 3).write(questions))
 
 
 def one(server: Completions, cache: Path, content: Any, **more: Any) -> Written:
@@ -242,14 +243,14 @@ def test_a_pause_that_the_server_asks_for_is_kept(server: Completions, tmp_path:
 
 def test_a_pause_longer_than_allowed_ends_the_run_at_once(server: Completions, tmp_path: Path) -> None:
     server.answer = lambda body: (429, {"error": {"message": "quota"}}, {"Retry-After": "3600"})
-    with pytest.raises(WriterError, match=r"quota: asks to wait 3600 s, more than max_retry_after_s=5\. Run again"):
+    with pytest.raises(ServiceError, match=r"quota: asks to wait 3600 s, more than max_retry_after_s=5\. Run again"):
         write(server.conf(), tmp_path, [question()])
 
 
 def test_no_answer_in_time_is_tried_again_and_then_ends_the_run(server: Completions, tmp_path: Path) -> None:
     released = threading.Event()
     server.answer = lambda body: (200, completion(good(body))) if released.wait(5) else (500, {})
-    with pytest.raises(WriterError, match=r"ReadTimeout.* \(2 tries\)\. Every finished reply is kept"):
+    with pytest.raises(ServiceError, match=r"ReadTimeout.* \(2 tries\)\. Every finished reply is kept"):
         write(server.conf(timeout_s=0.2, retries=1), tmp_path, [question()])
     released.set()
     assert len(server.asked) == 2
@@ -259,7 +260,7 @@ def test_a_server_that_is_not_there(tmp_path: Path, server: Completions) -> None
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{held.getsockname()[1]}/v1"
-        with pytest.raises(WriterError, match=r"/v1/chat/completions: ConnectError: .*refused.* \(3 tries\)"):
+        with pytest.raises(ServiceError, match=r"/v1/chat/completions: ConnectError: .*refused.* \(3 tries\)"):
             write(server.conf(base_url=url), tmp_path, [question()])
 
 
@@ -268,7 +269,7 @@ def test_a_wrong_key_address_or_model_ends_the_run_without_another_try(
     server: Completions, tmp_path: Path, status: int
 ) -> None:
     server.answer = lambda body: (status, {"error": {"message": "no such thing"}})
-    with pytest.raises(WriterError, match=rf"status {status}: no such thing\. Correct base_url, model or the key"):
+    with pytest.raises(ServiceError, match=rf"status {status}: no such thing\. Correct base_url, model or the key"):
         write(server.conf(max_in_flight=1), tmp_path, [question(n) for n in range(5)])
     assert len(server.asked) == 1
 
@@ -282,7 +283,7 @@ def test_a_refused_question_is_rejected_and_many_in_a_row_end_the_run(server: Co
     found = write(server.conf(), tmp_path, [question(n) for n in range(6)])
     assert [one.rejection.reason if one.rejection else None for one in found] == [None] * 3 + ["refused"] + [None] * 2
     server.answer = lambda body: (422, {"error": "unknown field seed"})
-    with pytest.raises(WriterError, match=r"4 requests in a row were refused, the last with status 422: unknown field"):
+    with pytest.raises(ServiceError, match="4 requests in a row were refused, the last with status 422: unknown"):
         write(server.conf(max_in_flight=1), tmp_path / "b", [question(n) for n in range(9)])
 
 
@@ -295,24 +296,29 @@ def test_a_budget_ends_the_run_and_keeps_what_was_paid_for(
 ) -> None:
     questions = [question(n) for n in range(8)]
     for _ in range(2):  # It holds over all runs.
-        with pytest.raises(WriterError, match=rf"the budget is spent: {told} of conf/augment/\. Raise it to go on"):
+        with pytest.raises(ServiceError, match=rf"the budget is spent: {told} of the file of conf/service/"):
             write(server.conf(max_in_flight=1, **budget), tmp_path, questions)
         assert len(server.asked) == 4
     assert len(write(server.conf(max_in_flight=1), tmp_path, questions)) == 8
     assert len(server.asked) == 8
 
 
+def ask(endpoint: ChatEndpoint, text: str) -> Any:
+    (reply,) = endpoint.replies([[{"role": "user", "content": text}]])
+    return reply
+
+
 def test_a_budget_holds_for_all_processes_together(server: Completions, tmp_path: Path) -> None:
     """Two endpoints share a folder and know nothing of one another; each would stay below the budget."""
     conf = server.conf(max_requests=6)
-    with closing(Endpoint(conf, tmp_path)) as first, closing(Endpoint(conf, tmp_path)) as second:
+    with closing(ChatEndpoint(conf, tmp_path)) as first, closing(ChatEndpoint(conf, tmp_path)) as second:
         for number in range(3):
             for endpoint in (first, second):
-                endpoint.complete([{"role": "user", "content": f"{number} {endpoint is first}"}])
+                ask(endpoint, f"{number} {endpoint is first}")
         for endpoint in (first, second):
-            with pytest.raises(WriterError, match="6 of max_requests=6"):
-                endpoint.complete([{"role": "user", "content": "one more"}])
-        assert first.complete([{"role": "user", "content": "0 False"}]).content  # The other's reply.
+            with pytest.raises(ServiceError, match="6 of max_requests=6"):
+                ask(endpoint, "one more")
+        assert ask(first, "0 False").content  # The other's reply.
     assert len(server.asked) == 6
 
 
@@ -343,8 +349,8 @@ def test_tokens_are_estimated_where_the_server_does_not_tell(server: Completions
 
 def test_a_run_that_is_stopped_goes_on_where_it_was(server: Completions, tmp_path: Path) -> None:
     questions = [question(n) for n in range(30)]
-    with closing(Endpoint(server.conf(), tmp_path)) as endpoint:
-        writing = OpenAIWriter(endpoint, 3).write(questions)
+    with closing(ChatEndpoint(server.conf(), tmp_path)) as endpoint:
+        writing = OpenAIWriter(endpoint, PROMPT, 3).write(questions)
         first = [next(writing) for _ in range(5)]
         writing.close()
     asked = len(server.asked)
@@ -370,7 +376,7 @@ def test_the_key_is_sent_and_nowhere_else(
     messages = []
     for status in (401, 500):
         server.answer = lambda body, status=status: (status, {"error": {"message": f"wrong key {KEY}"}})
-        with pytest.raises(WriterError) as caught:
+        with pytest.raises(ServiceError) as caught:
             write(conf, tmp_path, [question(3)])
         messages.append(str(caught.value))
     assert all(headers["authorization"] == f"Bearer {KEY}" for _, _, headers in server.asked)
@@ -399,8 +405,8 @@ def test_a_reply_is_kept_whatever_its_text_hides(
 
 
 def test_an_address_that_is_none(server: Completions, tmp_path: Path) -> None:
-    with pytest.raises(WriterError, match="base_url: not an address"):
-        Endpoint(server.conf(base_url="http://127.0.0.1:x/v1"), tmp_path)
+    with pytest.raises(ServiceError, match="base_url: not an address"):
+        ChatEndpoint(server.conf(base_url="http://127.0.0.1:x/v1"), tmp_path)
 
 
 @pytest.mark.parametrize("value", [None, "", "a\nb", "schl\u00fcssel", "x "])
@@ -410,7 +416,7 @@ def test_a_key_that_is_missing_or_cannot_be_sent(
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     if value is not None:
         monkeypatch.setenv(KEY_VARIABLE, value)
-    with pytest.raises(WriterError, match=f"environment variable {KEY_VARIABLE}") as caught:
+    with pytest.raises(ServiceError, match=f"environment variable {KEY_VARIABLE}") as caught:
         write(server.conf(key_variable=KEY_VARIABLE), tmp_path, [question()])
     assert not value or value not in str(caught.value)
     assert not server.asked
@@ -453,6 +459,6 @@ def test_braces_in_a_question_stay_text(server: Completions, tmp_path: Path) -> 
     assert "Q: What does {answer} mean in {hops}?\nA: Bern" in server.asked[0][1]["messages"][0]["content"]
 
 
-def test_a_prompt_without_its_placeholders_is_refused(server: Completions) -> None:
+def test_a_prompt_without_its_placeholders_is_refused() -> None:
     with pytest.raises(ValueError, match=r"expected text with \{answer\}"):
-        AugmentConf("openai", ("train",), 2, ("index",), 3, "nonempty", openai=server.conf(prompt="{question}"))
+        AugmentConf("openai", ("train",), 2, ("index",), 3, "nonempty", chat="openai", prompt="{question}")

@@ -133,6 +133,7 @@ def run_ours(folder: Path, workload: Workload) -> Measured:
     from tasks.rl.losses.policy_clip import PolicyClip
     from tasks.rl.method import Method
     from tasks.rl.samplers.independent_group import IndependentGroup
+    from tasks.rl.search.index import IndexSearch
     from tasks.stages.parts import set_threads
     from tasks.train.loop import TrainConf, Trainer
 
@@ -156,6 +157,7 @@ def run_ours(folder: Path, workload: Workload) -> Measured:
         value_loss=None,
         temperature=1.0,
         top_p=1.0,
+        search=IndexSearch(),
     )
     conf = RolloutConf(
         max_turns=workload.max_searches,

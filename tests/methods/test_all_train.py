@@ -28,8 +28,6 @@ from tasks.data.decomposition import hops_of
 from tasks.data.records import read_passages, read_questions
 from tasks.engine.plain import PlainCritic, PlainPolicy
 from tasks.generate.plain import PlainGenerator
-from tasks.retrieval.generated import GeneratedRetriever
-from tasks.retrieval.writers import WorldWriter
 from tasks.rl.filters.keep_all import KeepAll
 from tasks.services import Resources, opened
 from tasks.train.loop import TrainConf, Trainer
@@ -68,11 +66,12 @@ class Taught:
     """A small world, and per grammar a policy that knows a few of its questions."""
 
     def __init__(self, folder: Path) -> None:
-        world.write_world(SMALL, folder)
-        retrieval.build(folder / "corpus.jsonl", folder / "index", retrieval.load_settings("bm25", ROOT))
-        self.search = retrieval.open_retriever(folder / "index", folder / "corpus.jsonl")
-        self.passages: list[Passage] = list(read_passages(folder / "corpus.jsonl"))
-        train = [q for q in read_questions(folder / "questions.jsonl") if q.split == "train" and q.hops <= 2]
+        data = folder / "artifacts" / "data"
+        world.write_world(SMALL, data)
+        retrieval.build(data / "corpus.jsonl", folder / "index", retrieval.load_settings("bm25", ROOT))
+        self.search = retrieval.open_retriever(folder / "index", data / "corpus.jsonl")
+        self.passages: list[Passage] = list(read_passages(data / "corpus.jsonl"))
+        train = [q for q in read_questions(data / "questions.jsonl") if q.split == "train" and q.hops <= 2]
         self.questions: list[Question] = [self._with_inputs(q) for q in train[:6]]
         self.folder, self.stack = folder, ExitStack()
         self.made: dict[str, tuple[Any, dict[str, torch.Tensor]]] = {}
@@ -147,11 +146,9 @@ def _trainer(taught: Taught, name: str, scratch: Path, log: Callable[[int, dict[
     critic = PlainCritic(model, settings.critic, settings.dtype) if method.advantage.needs_values else None
     policy = PlainPolicy(model, tokenizer, settings.policy, LoraConf(), settings.dtype, method.needs_reference)
     generator = PlainGenerator(policy.causal_lm, tokenizer, True)
-    search: Any = taught.search
-    if method.simulator is not None:
-        search = GeneratedRetriever(WorldWriter([(p.title, p.text) for p in taught.passages]))
-    resources = Resources(ROOT, scratch, policy, tokenizer, settings.max_batch_tokens)
+    resources = Resources(taught.folder, scratch, policy, tokenizer, settings.max_batch_tokens)
     services = taught.stack.enter_context(opened(method.services, resources))
+    search = method.search.retriever(taught.search, services)
     return Trainer(
         conf=settings, method=method, policy=policy, critic=critic, generator=generator,
         player=Player(budget, start or generator, tokenizer, search, method.grammar, PROMPT),

@@ -147,7 +147,7 @@ def test_wrong_files(root: Path, values: dict[str, Any], message: str) -> None:
         ("sft", {"group_size": 5}, "group_size=5: expected 1 with source: gold"),
         (
             "zerosearch",
-            {"simulator": {"writer": "world", "noise_start": 2.0, "noise_end": 0.5, "base": 4.0}},
+            {"search": {"noise_start": 2.0, "noise_end": 0.5, "base": 4.0}},
             "noise_st",
         ),
     ],
@@ -184,9 +184,7 @@ def test_a_setting_that_an_inherited_one_of_the_scale_would_hide_is_refused(root
 
 def test_a_prompt_without_its_question_is_refused(root: Path) -> None:
     (root / "conf" / "prompt" / "search_r1.yaml").write_text("system: null\nuser: Answer.\n")
-    with pytest.raises(
-        ValueError, match=r"prompt/search_r1\.yaml: user='Answer\.': expected text with \{question\}"
-    ):
+    with pytest.raises(ValueError, match=r"prompt/search_r1\.yaml: user='Answer\.': expected text with \{question\}"):
         methods.load("search_r1_grpo", "smoke", root=root)
 
 

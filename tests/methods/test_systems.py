@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tasks import methods
+from tasks.parts import kind_of
 from tasks.rewards.answer import AnswerReward
 from tasks.rewards.format_answer import FormatAnswerReward
 from tasks.rewards.key import KeyReward
@@ -21,7 +22,8 @@ from tasks.rl.losses import LossSum
 from tasks.rl.losses.imitation import Imitation
 from tasks.rl.losses.policy_clip import PolicyClip
 from tasks.rl.losses.reference_kl import ReferenceKl
-from tasks.rl.simulators import Simulator
+from tasks.rl.search.index import IndexSearch
+from tasks.rl.search.simulated import SimulatedSearch
 from tasks.rl.value_losses.clipped_value import ClippedValueLoss
 from tests.tiny import make_tokenizer
 
@@ -73,8 +75,8 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "r1": of(PPO, EM, searches=False),
     "research": of(GRPO, "F1OrFormat"),
     "mt_ppo": of(PPO, EM, TurnRules(0.3, -0.2)),
-    "tips": of(PPO, EM, "AnswerPotential"),
-    "zerosearch": of(PPO, AnswerReward("f1"), simulator=Simulator("endpoint", 0.0, 0.5, 4.0)),
+    "tips": of(PPO, EM, "AnswerPotential", services=["start_policy"]),
+    "zerosearch": of(PPO, AnswerReward("f1"), search=SimulatedSearch(0.0, 0.5, 4.0), services=["endpoint_documents"]),
     "sft": of(
         GRPO, EM, group=1, advantage=ConstantAdvantage(), loss=IMITATION, searches=False, sampler="GoldAnswers", lr=None
     ),
@@ -88,8 +90,9 @@ def test_every_configuration_is_written_down() -> None:
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_a_configuration_is_what_its_name_says(name: str) -> None:
-    """At paper scale; the laptop's differs in clip range, lengths and the simulator alone."""
-    wanted = {"searches": True, "sampler": "IndependentGroup", "frozen": False, "simulator": None, "lr": 1e-6}
+    """At paper scale; the laptop's differs in clip range, lengths and the service that simulates alone."""
+    wanted: dict[str, Any] = {"searches": True, "sampler": "IndependentGroup", "frozen": False, "lr": 1e-6}
+    wanted |= {"search": IndexSearch(), "services": []}
     wanted |= SYSTEMS[name]
     if name.startswith("stepsearch") or name in ("ppo_f1", "grpo_f1"):
         wanted["lr"] = 7e-7
@@ -108,7 +111,8 @@ def test_a_configuration_is_what_its_name_says(name: str) -> None:
         "searches": m.grammar.can_search,
         "sampler": type(m.sampler).__name__,
         "frozen": m.sampler.from_start,
-        "simulator": m.simulator,
+        "search": m.search,
+        "services": [kind_of(service) for service in m.services.values()],
         "lr": loaded.train.get("policy", {}).get("lr"),
     } == wanted
     assert m.value_loss in (None, ClippedValueLoss(0.5))

@@ -17,8 +17,8 @@ from tasks import retrieval, store
 from tasks.augment.records import read_hops
 from tasks.retrieval import RetrievalError
 from tasks.stages import augment
-from tests.augment.completions import KEY, KEY_VARIABLE, Completions, completion, good, serving
 from tests.data.rows import lines, passage, question
+from tests.services.completions import KEY, KEY_VARIABLE, Completions, completion, good, serving
 from tests.stages.clone import Clone
 
 RULES = """writer: rules
@@ -28,23 +28,25 @@ sources: [index, exact]
 top_k: 2
 validity: nonempty
 """
-MODEL = """openai:
-  base_url: %s
-  model: writer-1
-  key_variable: %s
-  max_in_flight: 2
-  timeout_s: 20.0
-  retries: 1
-  backoff_s: 0.01
-  max_backoff_s: 0.02
-  max_retry_after_s: 1.0
-  max_refused_in_a_row: 3
-  max_requests: %d
-  max_total_tokens: 100000
-  request: {}
-  prompt: |
-    {question} {answer} {num_queries}
-    {hops}
+PROMPT = """chat: mine
+prompt: |
+  {question} {answer} {num_queries}
+  {hops}
+"""
+SERVICE = """kind: endpoint
+base_url: %s
+model: writer-1
+key_variable: %s
+max_in_flight: 2
+timeout_s: 20.0
+retries: 1
+backoff_s: 0.01
+max_backoff_s: 0.02
+max_retry_after_s: 1.0
+max_refused_in_a_row: 3
+max_requests: %d
+max_total_tokens: 100000
+request: {}
 """
 Context = Callable[..., Any]
 
@@ -171,7 +173,9 @@ def test_an_outage_of_a_source_is_an_error(context: Context, monkeypatch: pytest
     [
         (RULES.replace("exact", "exakt"), "unknown retriever 'exakt'. Did you mean 'exact'?"),
         (RULES.replace("rules", "rule"), "writer: found 'rule', expected one of 'rules', 'openai'"),
-        (RULES.replace("rules", "openai"), "mine.yaml: openai=False: expected this section with writer: openai"),
+        (RULES.replace("rules", "openai"), "mine.yaml: chat=None: expected a value with writer: openai"),
+        (RULES + "chat: openai\n", "mine.yaml: chat='openai': expected a value with writer: openai, and none with"),
+        (RULES.replace("rules", "openai") + PROMPT, "unknown service 'mine'"),
         (RULES.replace("top_k", "topk"), "mine.yaml: unknown key 'topk'. Did you mean 'top_k'?"),
         (RULES.replace("[train]", "[trian]"), "splits[0]: found 'trian', expected one of 'train', 'dev', 'test'"),
     ],
@@ -210,8 +214,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Completions]:
 
 def _by_model(clone: Clone, server: Completions, max_requests: int = 1000) -> None:
     conf = RULES.replace("rules", "openai").replace("exact", "bm25_exact")
-    text = conf + MODEL % (server.url, KEY_VARIABLE, max_requests)
-    (clone.root / "conf/augment/mine.yaml").write_text(text, encoding="utf-8")
+    (clone.root / "conf/augment/mine.yaml").write_text(conf + PROMPT, encoding="utf-8")
+    service = SERVICE % (server.url, KEY_VARIABLE, max_requests)
+    (clone.root / "conf/service/mine.yaml").write_text(service, encoding="utf-8")
     clone.set("augment", "mine")
 
 
@@ -260,14 +265,14 @@ def test_a_model_killed_in_a_clone_and_asked_for_the_rest(
     killed.wait()
     time.sleep(0.2)
     asked = len(server.asked)
-    kept = len(list((clone.root / ".scratch/augment").glob("*/*.json")))
+    kept = len(list((clone.root / ".scratch/replies").glob("*/*.json")))
     assert asked - 2 <= kept <= asked < 120
     assert not (clone.root / "artifacts/augment").exists()
 
     _by_model(clone, server, max_requests=asked + 10)
     done = clone.stage("augment")
     assert done.returncode == 1
-    assert f"the budget is spent: {asked + 10} of max_requests={asked + 10} of conf/augment/" in done.stderr
+    assert f"the budget is spent: {asked + 10} of max_requests={asked + 10} of the file of conf/service/" in done.stderr
     assert not (clone.root / "artifacts/augment").exists()
 
     _by_model(clone, server)

@@ -9,7 +9,6 @@ import pytest
 
 from tasks import methods
 from tasks.data.records import passage_row
-from tasks.retrieval.generated import GeneratedRetriever
 from tasks.stages.train import prepare
 from tasks.store import DataError, write_jsonl
 from tasks.types import Hop, Passage, Question
@@ -69,7 +68,7 @@ def test_a_method_without_such_needs_reads_neither(tmp_path: Path) -> None:
     questions = [question(0, gold=())]
     found = prepare(method("search_r1_grpo"), questions, tmp_path, "search_r1_grpo")  # Nothing is there to be read.
     assert found.questions == questions
-    assert (found.missing, found.search) == ({}, None)
+    assert found.missing == {}
 
 
 @pytest.mark.parametrize(
@@ -103,10 +102,3 @@ def test_a_spoilt_row_of_the_augmentation_is_named(root: Path) -> None:
     (root / "artifacts/augment/hops.jsonl").write_text('{"question_id": "q0", "hops": [{"question": "#1 x"}]}\n')
     with pytest.raises(DataError, match=r"hops\.jsonl: row 1"):
         prepare(method("stepsearch"), [question(0)], root, "stepsearch")
-
-
-def test_the_worlds_simulator_answers_from_the_corpus(root: Path) -> None:
-    found = prepare(method("zerosearch"), [question(0)], root, "zerosearch").search
-    assert isinstance(found, GeneratedRetriever)
-    (hits,) = found.search(["Town 2 ruler"], 1)
-    assert (hits[0].title, hits[0].text) == ("Town 2", "Town 2 is ruled by Person 2.")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tasks.augment.settings import EndpointConf
+from tasks.services.endpoint import Endpoint
 
 KEY = "tk-7f3a-never-shown"
 KEY_VARIABLE = "AUGMENT_TEST_KEY"
@@ -67,14 +67,14 @@ class Completions:
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
         threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
 
-    def conf(self, **changes: Any) -> EndpointConf:
+    def conf(self, **changes: Any) -> Endpoint:
         """Settings for this server, quick and without a key unless told otherwise."""
         values: dict[str, Any] = {
-            "base_url": self.url, "model": "writer-1", "key_variable": "", "prompt": PROMPT, "request": {"seed": 1},
+            "base_url": self.url, "model": "writer-1", "key_variable": "", "request": {"seed": 1},
             "max_in_flight": 3, "timeout_s": 20.0, "retries": 2, "backoff_s": 0.001, "max_backoff_s": 0.002,
             "max_retry_after_s": 5.0, "max_refused_in_a_row": 3, "max_requests": 1000, "max_total_tokens": 100_000,
         }  # fmt: skip
-        return EndpointConf(**values | changes)
+        return Endpoint(**values | changes)
 
 
 @contextmanager

@@ -1,24 +1,27 @@
-"""When a simulated search engine answers with noise: ZeroSearch's curriculum (systems.md)."""
+"""A simulator answers the searches of training, with more and more noise: ZeroSearch's curriculum."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar
 
 from tasks.conf import require
+from tasks.retrieval import Retriever
+from tasks.services import Role, Services
 
 
 @dataclass(frozen=True)
-class Simulator:
-    """The curriculum.
+class SimulatedSearch:
+    """The curriculum; who writes the documents is the service `documents`.
 
     Attributes:
-        writer: `world` for the generated world's own, `endpoint` for a language model.
         noise_start, noise_end: share of queries with noisy documents at the first and the last step.
         base: of the exponential curve between them; the larger, the later noise rises. 1 is a straight line.
     """
 
-    writer: Literal["world", "endpoint"]
+    services: ClassVar[tuple[Role, ...]] = ("documents",)
+    depends_on_budget: ClassVar[bool] = True
+
     noise_start: float
     noise_end: float
     base: float
@@ -31,8 +34,19 @@ class Simulator:
     def noise(self, done: float) -> float:
         """Share of noisy answers when a share `done` of the training is over.
 
-        >>> [round(Simulator("world", 0.0, 0.5, 4.0).noise(d), 4) for d in (0, 0.5, 1)]
+        >>> [round(SimulatedSearch(0.0, 0.5, 4.0).noise(d), 4) for d in (0, 0.5, 1)]
         [0.0, 0.1667, 0.5]
         """
         rise = done if self.base == 1 else (self.base**done - 1) / (self.base - 1)
         return self.noise_start + rise * (self.noise_end - self.noise_start)
+
+    def retriever(self, index: Retriever, services: Services) -> Retriever:
+        """The simulator."""
+        return services["documents"]
+
+    def announce(self, services: Services, done: float, seed: str) -> None:
+        """Tell the simulator the noise of this draw."""
+        services["documents"].announce(self.noise(done), seed)
+
+
+PART = SimulatedSearch

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tasks.retrieval.generated import GeneratedRetriever
 from tasks.retrieval.writers import WorldWriter
-from tasks.rl.simulators import Simulator
+from tasks.rl.search.index import IndexSearch
+from tasks.rl.search.simulated import SimulatedSearch
 
 
 @pytest.mark.parametrize(
@@ -27,12 +28,12 @@ from tasks.rl.simulators import Simulator
     ],
 )
 def test_by_hand(start: float, end: float, base: float, done: float, wanted: float) -> None:
-    assert Simulator("world", start, end, base).noise(done) == pytest.approx(wanted)
+    assert SimulatedSearch(start, end, base).noise(done) == pytest.approx(wanted)
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(1, 50), st.floats(0, 1), st.floats(0, 1))
 def test_between_its_ends_and_monotone(start: float, end: float, base: float, one: float, other: float) -> None:
-    simulator = Simulator("world", start, end, base)
+    simulator = SimulatedSearch(start, end, base)
     early, late = (simulator.noise(done) for done in sorted((one, other)))
     assert min(start, end) - 1e-9 <= early <= max(start, end) + 1e-9
     assert (late - early) * (end - start) >= -1e-9
@@ -41,17 +42,36 @@ def test_between_its_ends_and_monotone(start: float, end: float, base: float, on
 
 
 def test_a_curve_of_nearly_one_is_nearly_straight() -> None:
-    assert Simulator("world", 0.0, 1.0, 1.0001).noise(0.3) == pytest.approx(0.3, abs=1e-4)
+    assert SimulatedSearch(0.0, 1.0, 1.0001).noise(0.3) == pytest.approx(0.3, abs=1e-4)
 
 
 @pytest.mark.parametrize("change", [{"noise_start": -0.1}, {"noise_end": 1.1}, {"base": 0.5}])
 def test_bounds(change: dict[str, float]) -> None:
-    fine: dict[str, Any] = {"writer": "world", "noise_start": 0.0, "noise_end": 0.5, "base": 4.0}
+    fine: dict[str, Any] = {"noise_start": 0.0, "noise_end": 0.5, "base": 4.0}
     with pytest.raises(ValueError, match=next(iter(change))):
-        Simulator(**(fine | change))
+        SimulatedSearch(**(fine | change))
 
 
 PASSAGES = [(f"Town{i}", f"Town{i} lies at the river{i} .") for i in range(9)] + [("King", "King rules .")]
+
+
+def test_the_simulator_is_told_noise_and_seed_and_the_index_nothing() -> None:
+    class Engine:
+        def search(self, queries: list[str], top_k: int) -> list[list[Any]]:
+            raise AssertionError
+
+        def announce(self, noise: float, seed: str) -> None:
+            told.append((noise, seed))
+
+    told: list[tuple[float, str]] = []
+    index, simulator = Engine(), Engine()
+    curriculum = SimulatedSearch(0.0, 0.5, 1.0)
+    assert curriculum.retriever(index, {"documents": simulator}) is simulator
+    curriculum.announce({"documents": simulator}, 0.5, "0/7")
+    assert told == [(0.25, "0/7")]
+    assert IndexSearch().retriever(index, {}) is index
+    IndexSearch().announce({}, 0.5, "0/8")
+    assert told == [(0.25, "0/7")]
 
 
 def test_noise_is_the_share_of_false_leading_documents() -> None:

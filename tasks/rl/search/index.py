@@ -1,0 +1,27 @@
+"""The index answers the searches of training, as it does those of evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tasks.retrieval import Retriever
+from tasks.services import Role, Services
+
+
+@dataclass(frozen=True)
+class IndexSearch:
+    """It has no setting."""
+
+    services: ClassVar[tuple[Role, ...]] = ()
+    depends_on_budget: ClassVar[bool] = False
+
+    def retriever(self, index: Retriever, services: Services) -> Retriever:
+        """See `Search`."""
+        return index
+
+    def announce(self, services: Services, done: float, seed: str) -> None:
+        """An index answers alike at any time."""
+
+
+PART = IndexSearch

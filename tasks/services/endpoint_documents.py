@@ -1,0 +1,124 @@
+"""A language model that plays the search engine of training (ZeroSearch), behind an OpenAI-compatible server.
+
+It is told the query and whether its documents are to be useful or noisy, and gives back JSON:
+`{"documents": [{"title": text, "text": text}, ...]}`. It never sees question or answer: it stands where a search
+engine stands. (ZeroSearch's own simulator is told both.) A reply that cannot be read is asked for again; after the
+last attempt the search has failed, which is no empty observation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tasks.conf import require
+from tasks.retrieval.generated import Document, GeneratedRetriever, Request
+from tasks.services import Chat, Messages, Refusal, Reply, Resources, Role
+from tasks.services.endpoint import Endpoint
+from tasks.services.replies import UnusableError, check_prompt, filled, read_json
+
+PLACEHOLDERS = ("{query}", "{kind}", "{num_documents}")
+
+
+@dataclass(frozen=True)
+class EndpointDocuments:
+    """The model that writes documents.
+
+    Attributes:
+        useful, noisy: what stands for `{kind}`.
+        attempts: requests for a query until one reply can be read.
+        prompt: text with `PLACEHOLDERS`.
+        chat: where the model is and what it may cost.
+    """
+
+    role: ClassVar[Role] = "documents"
+    needs_reference: ClassVar[bool] = False
+
+    useful: str
+    noisy: str
+    attempts: int
+    prompt: str
+    chat: Endpoint
+
+    def __post_init__(self) -> None:
+        require(self.attempts >= 1, "attempts", self.attempts, "at least 1")
+        check_prompt(self.prompt, PLACEHOLDERS)
+
+    @contextlib.contextmanager
+    def opened(self, resources: Resources) -> Iterator[GeneratedRetriever]:
+        """Open and close the connections to the server."""
+        with self.chat.opened(resources) as chat:
+            yield GeneratedRetriever(ModelWriter(chat, self))
+
+
+@dataclass(frozen=True)
+class _ReplyDocument:
+    """One document of a reply."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class _ReplyDocuments:
+    """The schema of a reply."""
+
+    documents: tuple[_ReplyDocument, ...]
+
+
+@dataclass(frozen=True)
+class ModelWriter:
+    """Asks `chat` for documents; answers to one request and seed come from its cache when they are asked for again."""
+
+    chat: Chat
+    conf: EndpointDocuments
+
+    def write(self, requests: Sequence[Request], top_k: int, seed: str) -> list[list[Document]]:
+        """See `tasks.retrieval.generated.Writer`.
+
+        Raises:
+            ServiceError: the model cannot be used now.
+            ValueError: no reply to some query could be read, or the server refuses it.
+        """
+        written: dict[int, list[Document]] = {}
+        problems: dict[int, str] = {}
+        for attempt in range(1, self.conf.attempts + 1):
+            missing = [number for number in range(len(requests)) if number not in written]
+            conversations = [self._conversation(requests[number], top_k, seed, attempt) for number in missing]
+            for number, reply in zip(missing, self.chat.replies(conversations), strict=True):
+                try:
+                    written[number] = _documents(reply, top_k)
+                except UnusableError as error:
+                    problems[number] = ": ".join(map(str, error.args))
+        for number, (query, _) in enumerate(requests):
+            if number not in written:
+                told = f"no usable reply in {self.conf.attempts} attempts: {problems[number]}"
+                raise ValueError(f"query {query!r:.80}: {told}")
+        return [written[number] for number in range(len(requests))]
+
+    def _conversation(self, request: Request, top_k: int, seed: str, attempt: int) -> Messages:
+        query, useful = request
+        kind = self.conf.useful if useful else self.conf.noisy
+        prompt = filled(self.conf.prompt, {"{query}": query, "{kind}": kind, "{num_documents}": str(top_k)})
+        # The seed makes draws of other steps other requests; without it the cache would answer them all alike.
+        draw = {"role": "system", "content": f"Draw {seed}, attempt {attempt}."}
+        return [draw, {"role": "user", "content": prompt}]
+
+
+def _documents(reply: Reply | Refusal, top_k: int) -> list[Document]:
+    """The first `top_k` documents of a reply.
+
+    Raises:
+        UnusableError: refused, unreadable, or too few of them have text.
+    """
+    if isinstance(reply, Refusal):
+        raise UnusableError(reply.detail)
+    documents = [(one.title, one.text) for one in read_json(reply, _ReplyDocuments).documents[:top_k]]
+    if len(documents) == top_k and all(text.strip() for _, text in documents):
+        return documents
+    raise UnusableError(f"found {len(documents)} documents with text, expected {top_k}")
+
+
+PART = EndpointDocuments
