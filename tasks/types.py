@@ -187,8 +187,38 @@ class Trajectory(Episode, Tokens):
 
 
 @dataclass(frozen=True)
+class Sample:
+    """What is trained: tokens that follow a context.
+
+    A trajectory of independent play is one sample. A candidate for the next turn is one, too: the turns before it are
+    its context, whoever wrote them.
+
+    Attributes:
+        question_id: the question that was played.
+        group_id: samples of one group are compared with each other.
+        prefix_ids: context, which is read and never trained.
+        ids: the tokens after it.
+        trained: one entry per token of `ids`, True on those that are trained; never True on one the policy did not
+            write.
+        sampler_logprobs: one entry per token of `ids`, 0.0 where `trained` is False.
+        weight: factor of this sample's part of the loss.
+    """
+
+    question_id: str
+    group_id: str
+    prefix_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    trained: tuple[bool, ...]
+    sampler_logprobs: tuple[float, ...]
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
 class Scores:
-    """Rewards of one trajectory: (index into `response_ids`, value) pairs; values at one index add up."""
+    """Rewards of one trajectory or sample: (index, value) pairs; values at one index add up.
+
+    An index counts the tokens of a trajectory's `response_ids`, or of a sample's `ids`.
+    """
 
     outcome: float
     placed: tuple[tuple[int, float], ...]

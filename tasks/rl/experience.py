@@ -1,6 +1,6 @@
-"""Scored trajectories as tensors, and their division into mini-batches and micro-batches.
+"""Scored samples as tensors, and their division into mini-batches and micro-batches.
 
-Shapes: N trajectories, T positions of prompt + response, right-padded. Every [N, T] tensor is aligned to
+Shapes: N samples, T positions of prefix and the tokens after it, right-padded. Every [N, T] tensor is aligned to
 token positions: entry t belongs to token t (its logprob given the tokens before it, the value before it).
 """
 
@@ -14,27 +14,29 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tasks.types import Scores, Trajectory
+from tasks.types import Sample, Scores
 
 Tokens = Literal["generated", "response"]
-"""Tokens of a trajectory that a part counts: those the policy wrote, or observations, too."""
+"""Tokens of a sample that a part counts: those that are trained, or observations, too."""
 
 
 @dataclass(frozen=True)
 class Experience:
-    """One step's trajectories; optional tensors are filled by the parts of a method that need them.
+    """One step's samples; optional tensors are filled by the parts of a method that need them.
 
     Attributes:
         ids: [N, T] token ids, 0 in the padding.
-        lengths: [N] prompt + response tokens.
-        response_mask: [N, T] True on response tokens, observations included.
-        loss_mask: [N, T] True on tokens the policy wrote.
+        lengths: [N] tokens of prefix and sample.
+        response_mask: [N, T] True on the tokens after the prefix, observations included.
+        loss_mask: [N, T] True on the tokens that are trained. The policy wrote them; what it wrote of the prefix
+            (earlier turns, of which a candidate is a continuation) is not trained.
         rewards: [N, T] values placed by the rewards.
-        outcomes: [N] sum of each trajectory's rewards.
-        group_ids: N prompt ids.
+        outcomes: [N] sum of each sample's rewards.
+        group_ids: N ids; samples of one group are compared with each other.
         sampler_logprobs: [N, T] as the generator reported them, 0 off the loss mask.
         old_logprobs, ref_logprobs, values: [N, T], computed by the trainer before the first update.
         advantages, returns: [N, T].
+        weights: [N] factors of each sample's part of the loss; None where all are 1.
     """
 
     ids: Tensor
@@ -50,12 +52,13 @@ class Experience:
     values: Tensor | None = None
     advantages: Tensor | None = None
     returns: Tensor | None = None
+    weights: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def rows(self, index: Sequence[int]) -> Experience:
-        """These trajectories, trimmed to the longest of them."""
+        """These samples, trimmed to the longest of them."""
         width = int(self.lengths[list(index)].max())
         cut: dict[str, Any] = {}
         for field in fields(self):
@@ -73,38 +76,46 @@ class Experience:
         return replace(self, **{name: value.to(device) for name, value in moved.items()})
 
 
-def collate(trajectories: Sequence[Trajectory], scores: Sequence[Scores]) -> Experience:
-    """Tensors of scored trajectories; a reward at response index i lands on position len(prompt) + i.
+def collate(samples: Sequence[Sample], scores: Sequence[Scores]) -> Experience:
+    """Tensors of scored samples; a reward at index i of a sample lands on position len(prefix) + i.
 
     Raises:
-        ValueError: no trajectories.
+        ValueError: no samples.
     """
-    if not trajectories:
-        raise ValueError("no trajectory to train on: every one of this step failed or was filtered.")
-    width = max(len(t.prompt_ids) + len(t.response_ids) for t in trajectories)
-    count = len(trajectories)
+    if not samples:
+        raise ValueError("no sample to train on: every trajectory of this step failed or was filtered.")
+    lengths = [len(sample.prefix_ids) + len(sample.ids) for sample in samples]
+    count, width = len(samples), max(lengths)
     ids = torch.zeros(count, width, dtype=torch.long)
     response_mask, loss_mask = (torch.zeros(count, width, dtype=torch.bool) for _ in range(2))
     rewards, sampler = (torch.zeros(count, width) for _ in range(2))
-    for i, (trajectory, score) in enumerate(zip(trajectories, scores, strict=True)):
-        start = len(trajectory.prompt_ids)
-        stop = start + len(trajectory.response_ids)
-        ids[i, :stop] = torch.tensor(trajectory.prompt_ids + trajectory.response_ids)
+
+    for i, (sample, score) in enumerate(zip(samples, scores, strict=True)):
+        start, stop = len(sample.prefix_ids), lengths[i]
+        ids[i, :stop] = torch.tensor(sample.prefix_ids + sample.ids)
         response_mask[i, start:stop] = True
-        loss_mask[i, start:stop] = torch.tensor(trajectory.loss_mask, dtype=torch.bool)
-        sampler[i, start:stop] = torch.tensor(trajectory.sampler_logprobs)
+        loss_mask[i, start:stop] = torch.tensor(sample.trained, dtype=torch.bool)
+        sampler[i, start:stop] = torch.tensor(sample.sampler_logprobs)
         for position, value in score.placed:
             rewards[i, start + position] += value
+
     return Experience(
         ids=ids,
-        lengths=torch.tensor([len(t.prompt_ids) + len(t.response_ids) for t in trajectories]),
+        lengths=torch.tensor(lengths),
         response_mask=response_mask,
         loss_mask=loss_mask,
         rewards=rewards,
         outcomes=torch.tensor([score.outcome for score in scores]),
-        group_ids=tuple(t.group_id for t in trajectories),
+        group_ids=tuple(sample.group_id for sample in samples),
         sampler_logprobs=sampler,
+        weights=_weights(samples),
     )
+
+
+def _weights(samples: Sequence[Sample]) -> Tensor | None:
+    """None where all weights are 1: multiplying by 1 would cost a pass over every loss."""
+    weights = [sample.weight for sample in samples]
+    return torch.tensor(weights) if any(weight != 1 for weight in weights) else None
 
 
 def minibatches(num_rows: int, count: int, seed: str) -> list[list[int]]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from tasks.engine import Policy
 from tasks.rl.experience import collate, microbatches
 from tasks.services import Pair, Resources, Role
-from tasks.types import Scores, Trajectory
+from tasks.types import Sample, Scores
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ReferenceLogProbs:
     def mean_logprobs(self, pairs: Sequence[Pair]) -> list[float]:
         """See `LogProbs`; in micro-batches of pairs of similar length."""
         rows = [
-            Trajectory("", str(i), tuple(context), tuple(ids), (True,) * len(ids), (0.0,) * len(ids), (), "open")
+            Sample("", str(i), tuple(context), tuple(ids), (True,) * len(ids), (0.0,) * len(ids))
             for i, (context, ids) in enumerate(pairs)
         ]
         lengths = [len(context) + len(ids) for context, ids in pairs]

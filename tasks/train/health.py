@@ -13,7 +13,7 @@ from tasks import text
 from tasks.conf import require
 from tasks.rl.filters import by_group, share_with_signal
 from tasks.rl.method import outcome_parts
-from tasks.types import Scores, Trajectory
+from tasks.types import Sample, Scores, Trajectory
 
 SUCCESS = ("em", "subem", "f1")
 """Reward parts that tell success, the first that is there."""
@@ -79,18 +79,20 @@ class CollapseConf:
         return f"validation EM fell from {max(found):.3f} to {found[-2]:.3f} and {found[-1]:.3f}"
 
 
-def rollout_metrics(trajectories: Sequence[Trajectory], scores: Sequence[Scores], num_played: int) -> dict[str, float]:
-    """What a batch of rollouts looks like: rewards, lengths, searches, validity, share of groups with a signal.
+def rollout_metrics(
+    trajectories: Sequence[Trajectory], samples: Sequence[Sample], scores: Sequence[Scores], num_played: int
+) -> dict[str, float]:
+    """What a batch of rollouts looks like: rewards of samples, lengths, searches and validity of trajectories.
 
     Shares of groups are there only where some group has two members; `share_all_zero` and `share_all_one` tell the
     groups in which every trajectory failed or succeeded, by the first reward part of `SUCCESS`.
     """
-    count = len(trajectories)
+    count, num_samples = len(trajectories), len(samples)
     turns = [turn for t in trajectories for turn in t.turns]
-    mean = sum(s.outcome for s in scores) / count
+    mean = sum(s.outcome for s in scores) / num_samples
     return {
         "reward_mean": mean,
-        "reward_std": (sum((s.outcome - mean) ** 2 for s in scores) / max(count - 1, 1)) ** 0.5,
+        "reward_std": (sum((s.outcome - mean) ** 2 for s in scores) / max(num_samples - 1, 1)) ** 0.5,
         **outcome_parts(sorted({name for s in scores for name in s.parts}), [s.parts for s in scores]),
         "num_searches": sum(t.num_searches for t in trajectories) / count,
         "repeated_query_rate": repeated_query_rate(trajectories),
@@ -99,7 +101,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory], scores: Sequence[Scores]
         "valid_action_rate": sum(turn.action.kind != "invalid" for turn in turns) / max(len(turns), 1),
         "truncated_rate": sum(t.status in ("overflow", "open") for t in trajectories) / count,
         "usable_rate": count / num_played,
-        **_group_metrics(trajectories, scores),
+        **_group_metrics(samples, scores),
     }
 
 
@@ -111,13 +113,13 @@ def answer_metrics(trajectories: Sequence[Trajectory], golds: Sequence[Sequence[
     return {"em_mean": sum(ems) / len(ems), "answer_words": sum(given) / max(len(given), 1)}
 
 
-def _group_metrics(trajectories: Sequence[Trajectory], scores: Sequence[Scores]) -> dict[str, float]:
-    if len({t.group_id for t in trajectories}) == len(trajectories):
+def _group_metrics(samples: Sequence[Sample], scores: Sequence[Scores]) -> dict[str, float]:
+    if len({sample.group_id for sample in samples}) == len(samples):
         return {}
-    found = {"share_with_signal": share_with_signal(trajectories, scores)}
+    found = {"share_with_signal": share_with_signal(samples, scores)}
     part = next((name for name in SUCCESS if all(name in score.parts for score in scores)), None)
     if part is not None:
-        groups = by_group(trajectories, [score.parts[part] for score in scores]).values()
+        groups = by_group(samples, [score.parts[part] for score in scores]).values()
         found["share_all_zero"] = sum(max(values) <= 0 for values in groups) / len(groups)
         found["share_all_one"] = sum(min(values) >= 1 for values in groups) / len(groups)
     return found

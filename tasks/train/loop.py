@@ -12,7 +12,6 @@ import logging
 import math
 import random
 import shutil
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,10 +31,11 @@ from tasks.rewards import total
 from tasks.rl.experience import Experience, collate, microbatches, minibatches
 from tasks.rl.losses import Normalizer
 from tasks.rl.method import Method
+from tasks.rl.samplers import Draw
 from tasks.services import NO_SERVICES, Services
 from tasks.store import DataError, read_jsonl
 from tasks.train.health import CollapseConf, answer_metrics, rollout_metrics
-from tasks.types import Question, Scores, Trajectory
+from tasks.types import Question, Sample, Scores, Trajectory
 
 log = logging.getLogger(__name__)
 Log = Callable[[int, dict[str, float]], None]
@@ -142,10 +142,24 @@ class Progress:
 
 @dataclass
 class _Played:
-    """All that was played for a step, and what of it the filter kept."""
+    """All that was played for a step, and what of it the filter kept.
+
+    Attributes:
+        trajectories: of all draws.
+        samples, scores, owners: of all draws, one entry a sample; see `Draw`.
+        drawn: one entry a sample: number of its draw and id of its question. A question may come again in a later
+            draw, and counts again.
+        kept: numbers of the samples that the filter kept.
+        questions: by id.
+        num_played, num_failed: trajectories, lost ones included.
+        num_rounds: draws.
+    """
 
     trajectories: list[Trajectory] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
     scores: list[Scores] = field(default_factory=list)
+    owners: list[int | None] = field(default_factory=list)
+    drawn: list[tuple[int, str]] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
     questions: dict[str, Question] = field(default_factory=dict)
     num_played: int = 0
@@ -153,15 +167,33 @@ class _Played:
     num_rounds: int = 0
 
     @property
-    def groups(self) -> list[str]:
-        """Ids of the kept groups, in order."""
-        return list(dict.fromkeys(self.trajectories[i].group_id for i in self.kept))
+    def kept_questions(self) -> list[tuple[int, str]]:
+        """Draw and id of the questions of which a sample was kept, in order."""
+        return list(dict.fromkeys(self.drawn[i] for i in self.kept))
 
-    def first(self, num_groups: int) -> tuple[list[Trajectory], list[Scores]]:
-        """The kept trajectories of the first so many groups: the surplus is dropped."""
-        wanted = set(self.groups[:num_groups])
-        rows = [i for i in self.kept if self.trajectories[i].group_id in wanted]
-        return [self.trajectories[i] for i in rows], [self.scores[i] for i in rows]
+    @property
+    def kept_share(self) -> float:
+        """Share of the groups of which a sample was kept."""
+        kept_groups = {self.samples[i].group_id for i in self.kept}
+        return len(kept_groups) / len({sample.group_id for sample in self.samples})
+
+    def add(self, draw: Draw, number: int, kept: Sequence[int]) -> None:
+        """One more draw, and which of its samples the filter kept."""
+        first_sample, first_trajectory = len(self.samples), len(self.trajectories)
+        self.kept += [first_sample + i for i in kept]
+        self.trajectories += draw.trajectories
+        self.samples += draw.samples
+        self.scores += draw.scores
+        self.owners += [None if owner is None else first_trajectory + owner for owner in draw.owners]
+        self.drawn += [(number, sample.question_id) for sample in draw.samples]
+        self.num_played += len(draw.trajectories) + len(draw.lost)
+        self.num_failed += sum(t.status == "failed" for t in draw.lost)
+        self.num_rounds += 1
+
+    def of_first(self, num_questions: int) -> list[int]:
+        """Numbers of the kept samples of the first so many kept questions: the surplus is dropped."""
+        wanted = set(self.kept_questions[:num_questions])
+        return [i for i in self.kept if self.drawn[i] in wanted]
 
 
 @dataclass
@@ -260,14 +292,14 @@ class Trainer:
         played = self._play(step, wanted)
         metrics = self._played_metrics(played)
         fewest = math.ceil(wanted / self.conf.minibatches) if refills else 1  # dspo section 10: one mini-batch.
-        is_enough = len(played.groups) >= fewest
+        is_enough = len(played.kept_questions) >= fewest
         if refills or not is_enough:
             metrics["skipped_update"] = float(not is_enough)
         if is_enough:
-            trajectories, scores = played.first(wanted)
-            experience = self._experience(trajectories, scores, step)
+            rows = played.of_first(wanted)
+            experience = self._experience([played.samples[i] for i in rows], [played.scores[i] for i in rows], step)
             metrics |= self._learn(experience, step)
-            self._record(step, trajectories, scores, played.questions, experience)
+            self._record(step, played, rows, experience)
         cost = self.progress.cost = self.player.cost
         return metrics | {
             "generated_tokens_total": cost.generated, "prefill_tokens_total": cost.prefilled,
@@ -275,37 +307,29 @@ class Trainer:
         }  # fmt: skip
 
     def _play(self, step: int, wanted: int) -> _Played:
-        """Draw, play, score and filter until `wanted` groups are kept or the filter's rounds are over."""
+        """Draw, play, score and filter until `wanted` questions are kept or the filter's rounds are over."""
         found = _Played()
-        while found.num_rounds < self.method.filter.max_rounds and len(found.groups) < wanted:
+        while found.num_rounds < self.method.filter.max_rounds and len(found.kept_questions) < wanted:
             if found.num_rounds and self._is_spent():
                 break  # The budget ends a step's refill, too: no method gets more tokens than another.
-            found.num_rounds += 1
             questions = self._draw(self.progress.num_draws + 1)
             found.questions |= {question.id: question for question in questions}
-            played = self._sample(questions)
-            usable = self._usable(played, step)
-            scores = self._score(usable, [found.questions[t.question_id] for t in usable])
-            first = len(found.trajectories)
-            found.kept += [first + i for i in self.method.filter.keep(usable, scores)]
-            found.trajectories += usable
-            found.scores += scores
-            found.num_played += len(played)
-            found.num_failed += sum(t.status == "failed" for t in played)
+            draw = self._sample(questions)
+            self._require_usable(draw, step)
+            found.add(draw, self.progress.num_draws, self.method.filter.keep(draw.samples, draw.scores))
         return found
 
     def _played_metrics(self, played: _Played) -> dict[str, float]:
         """Of everything that was played, before the filter."""
         golds = [played.questions[t.question_id].answers for t in played.trajectories]
         metrics = answer_metrics(played.trajectories, golds)
-        metrics |= rollout_metrics(played.trajectories, played.scores, played.num_played)
+        metrics |= rollout_metrics(played.trajectories, played.samples, played.scores, played.num_played)
         metrics["failed"] = played.num_failed
         if self.method.filter.max_rounds > 1:
-            num_groups = len({t.group_id for t in played.trajectories})
-            metrics |= {"sampling_rounds": played.num_rounds, "filter_kept_share": len(played.groups) / num_groups}
+            metrics |= {"sampling_rounds": played.num_rounds, "filter_kept_share": played.kept_share}
         return metrics
 
-    def _sample(self, questions: list[Question]) -> list[Trajectory]:
+    def _sample(self, questions: list[Question]) -> Draw:
         """Play one draw; group ids of later draws of a step are told apart, a question may come again."""
         progress = self.progress
         progress.num_draws += 1
@@ -314,12 +338,13 @@ class Trainer:
         sampling = Sampling(
             self.method.temperature, self.method.top_p, (), seed=self.seed * 100_003 + progress.num_draws
         )
-        played = self.method.sampler.sample(self.player, questions, sampling)
-        progress.num_trajectories += len(played)
-        progress.num_failed += sum(t.status == "failed" for t in played)
+        draw = self.method.sampler.draw(self.player, questions, sampling, self._score)
+        progress.num_trajectories += len(draw.trajectories) + len(draw.lost)
+        progress.num_failed += sum(t.status == "failed" for t in draw.lost)
         if self.method.filter.max_rounds > 1:
-            played = [replace(t, group_id=f"{progress.num_draws}/{t.group_id}") for t in played]
-        return played
+            samples = [replace(s, group_id=f"{progress.num_draws}/{s.group_id}") for s in draw.samples]
+            draw = replace(draw, samples=samples)
+        return draw
 
     def _is_spent(self) -> bool:
         return 0 < self.conf.max_generated_tokens <= self.player.cost.generated
@@ -329,25 +354,23 @@ class Trainer:
         spent = self.player.cost.generated / self.conf.max_generated_tokens if self.conf.max_generated_tokens else 0.0
         return min(1.0, max(spent, self.progress.step / max(self.conf.num_steps - 1, 1)))
 
-    def _usable(self, played: Sequence[Trajectory], step: int) -> list[Trajectory]:
-        """What can be scored: no failed or empty trajectory, no member left alone by failures.
+    def _require_usable(self, draw: Draw, step: int) -> None:
+        """Whether a draw can be learned from without a bias.
 
         Raises:
             RetrievalError: searches failed, and nothing is left or more than `max_failed_share` is lost.
             ValueError: nothing is left, because the policy wrote nothing.
         """
-        sound = [t for t in played if t.status != "failed" and t.num_generated]
-        usable = whole_groups(sound, self.method.sampler.size)
-        failed = [t for t in played if t.status == "failed"]
+        failed = [t for t in draw.lost if t.status == "failed"]
+        sound = [*draw.trajectories, *(t for t in draw.lost if t.status != "failed" and t.num_generated)]
         searched = len(failed) + sum(any(turn.executed for turn in t.turns) for t in sound)
-        if usable and len(failed) <= self.conf.max_failed_share * searched:
-            return usable
+        if draw.samples and len(failed) <= self.conf.max_failed_share * searched:
+            return
+        num_played = len(draw.trajectories) + len(draw.lost)
         if not failed:
-            raise ValueError(
-                f"step {step}: the policy ended all {len(played)} trajectories without a token of its own."
-            )
+            raise ValueError(f"step {step}: the policy ended all {num_played} trajectories without a token of its own.")
         raise RetrievalError(
-            f"step {step}: {len(failed)} of {len(played)} trajectories failed ({failed[0].error}), "
+            f"step {step}: {len(failed)} of {num_played} trajectories failed ({failed[0].error}), "
             f"{searched - len(failed)} others searched (max_failed_share={self.conf.max_failed_share:g}). Nothing was "
             f"learned from them. Mend the search and start again: the run continues."
         )
@@ -365,13 +388,13 @@ class Trainer:
         by_reward = [reward(trajectories, questions, self.services) for reward in self.method.rewards]
         return [total(scores) for scores in zip(*by_reward, strict=True)]
 
-    def _experience(self, trajectories: Sequence[Trajectory], scores: Sequence[Scores], step: int) -> Experience:
+    def _experience(self, samples: Sequence[Sample], scores: Sequence[Scores], step: int) -> Experience:
         """Tensors of a step, with old (and reference) logprobs, values and advantages.
 
         Old logprobs are computed on the very micro-batches the update uses: before the first update the
         ratio is then exactly 1. The first mini-batch's come from its own update where `_own_old_logprobs`.
         """
-        experience = collate(trajectories, scores)
+        experience = collate(samples, scores)
         self._plan = [
             microbatches(experience.lengths.tolist(), rows, self.conf.max_batch_tokens)
             for rows in minibatches(len(experience), self.conf.minibatches, f"{self.seed}/minibatch/{step}")
@@ -497,25 +520,23 @@ class Trainer:
             self.progress.history.append({"step": step, "metrics": metrics})
             self.log(step, metrics)
 
-    def _record(
-        self, step: int, trajectories: Sequence[Trajectory], scores: Sequence[Scores], questions: dict[str, Question],
-        experience: Experience,
-    ) -> None:  # fmt: skip
+    def _record(self, step: int, played: _Played, rows: Sequence[int], experience: Experience) -> None:
+        """Write the first trajectories that were learned from; `rows`: the samples of the experience."""
         is_last = step == self.conf.num_steps or self._is_spent()
         wanted = step == 1 or is_last or step % self.conf.validate_every == 0
         if not wanted or not self.conf.record_trajectories:
             return
-        assert experience.advantages is not None
-        rows = []
-        for i in range(min(self.conf.record_trajectories, len(trajectories))):
-            start = len(trajectories[i].prompt_ids)
-            advantages = experience.advantages[i, start : start + len(trajectories[i].response_ids)].tolist()
-            row = trajectory_row(
-                trajectories[i], questions[trajectories[i].question_id], policy="", seed=self.seed, mode="sampled",
-                step=step, tokenizer=self.player.tokenizer, scores=scores[i], advantages=advantages,
-            )  # fmt: skip
-            rows.append(row)
-        schema.write(self.scratch / "trajectories" / f"{step:08d}.jsonl", rows)
+        learned = recorded(played.trajectories, played.samples, played.scores, played.owners, rows, experience)
+        schema.write(
+            self.scratch / "trajectories" / f"{step:08d}.jsonl",
+            [
+                trajectory_row(
+                    trajectory, played.questions[trajectory.question_id], policy="", seed=self.seed, mode="sampled",
+                    step=step, tokenizer=self.player.tokenizer, scores=scores, advantages=advantages,
+                )
+                for trajectory, scores, advantages in learned[: self.conf.record_trajectories]
+            ],
+        )  # fmt: skip
 
     def _save(self) -> None:
         progress = self.progress
@@ -561,10 +582,37 @@ class Trainer:
         self._hand_over(self.progress.step)
 
 
-def whole_groups(trajectories: Sequence[Trajectory], size: int) -> list[Trajectory]:
-    """Without the members of a group that lost all others to failures: alone they have nothing to be compared with."""
-    members = Counter(t.group_id for t in trajectories)
-    return [t for t in trajectories if size == 1 or members[t.group_id] > 1]
+def recorded(
+    trajectories: Sequence[Trajectory], samples: Sequence[Sample], scores: Sequence[Scores],
+    owners: Sequence[int | None], rows: Sequence[int], experience: Experience,
+) -> list[tuple[Trajectory, Scores, list[float]]]:  # fmt: skip
+    """Trajectories of which samples were learned from, with the rewards and advantages of these on their tokens.
+
+    Args:
+        trajectories: all of a step.
+        samples, scores, owners: all of a step; see `Draw`.
+        rows: which samples were learned from, in the order of the experience.
+        experience: with advantages.
+    """
+    assert experience.advantages is not None
+    parts: dict[int, list[tuple[int, int]]] = {}  # Trajectory -> (sample, its row of the experience).
+    for row, i in enumerate(rows):
+        if (owner := owners[i]) is not None:
+            parts.setdefault(owner, []).append((i, row))
+
+    learned = []
+    for owner, own in parts.items():
+        trajectory = trajectories[owner]
+        advantages = [0.0] * len(trajectory.response_ids)
+        on_trajectory = []
+        for i, row in own:
+            prefix, count = len(samples[i].prefix_ids), len(samples[i].ids)
+            start = prefix - len(trajectory.prompt_ids)
+            advantages[start : start + count] = experience.advantages[row, prefix : prefix + count].tolist()
+            placed = tuple((start + position, value) for position, value in scores[i].placed)
+            on_trajectory.append(replace(scores[i], placed=placed))
+        learned.append((trajectory, total(on_trajectory), advantages))
+    return learned
 
 
 def _add(sums: dict[str, float], update: Update) -> None:

@@ -14,6 +14,7 @@ from tasks.retrieval import RetrievalError
 from tasks.rewards.answer import AnswerReward
 from tasks.rewards.format_answer import FormatAnswerReward
 from tasks.rl.experience import collate
+from tasks.rl.samples import whole_trajectories
 from tasks.store import DataError
 from tasks.types import Hit, Trajectory
 from tests.tiny import Script, Shelf, hit, logprobs_of, make_model, make_player, question, rollout_conf
@@ -341,7 +342,7 @@ def test_merged_tokens_turn_boundaries_mask_and_reward(merging: Any) -> None:
     assert merging.encode(merging.decode(list(t.response_ids))) != list(t.response_ids)  # so this test shows something
     (scores,) = AnswerReward()([t], [question()])
     assert scores.placed == ((len(t.response_ids) - 1, 1.0),)
-    experience = collate([t], [scores])
+    experience = collate(whole_trajectories([t]), [scores])
     place = len(t.prompt_ids) + len(t.response_ids) - 1
     assert experience.rewards[0].nonzero().tolist() == [[place]]
     assert bool(experience.loss_mask[0, place])

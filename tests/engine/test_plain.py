@@ -21,6 +21,7 @@ from tasks.generate import Sampling
 from tasks.generate.plain import PlainGenerator
 from tasks.rl.experience import Experience, collate, microbatches
 from tasks.rl.losses import Normalizer
+from tasks.rl.samples import whole_trajectories
 from tasks.store import DataError
 from tasks.types import Scores, Trajectory
 from tests.tiny import TEXTS, logits_of, make_method, make_model, make_policy, make_tokenizer, optimizer
@@ -45,7 +46,7 @@ def batch_of(count: int = 4) -> Experience:
     masks = [[True, True, False, False, True], [True], [True, False, False, True, True, True, True], [True, True]]
     rows = [trajectory(i, 2 + 3 * i, masks[i % 4]) for i in range(count)]
     scores = [Scores(float(i % 2), ((rows[i].last_generated, float(i % 2)),)) for i in range(count)]
-    return collate(rows, scores)
+    return collate(whole_trajectories(rows), scores)
 
 
 def naive(model: Any, batch: Experience) -> tuple[Tensor, Tensor]:
@@ -449,6 +450,6 @@ def test_generator_and_trainer_agree(tokenizer: Any) -> None:
                 Trajectory("q", "g", p, c.token_ids, (True,) * len(c.token_ids), c.logprobs, (), "open")
                 for p, c in zip(((1, 2, 3, 4),) * 2 + ((9,),) * 2, calls, strict=True)
             ]
-            batch = collate(rows, [Scores(0.0, ())] * 4)
+            batch = collate(whole_trajectories(rows), [Scores(0.0, ())] * 4)
             torch.testing.assert_close(policy.logprobs(batch, whole(batch)), batch.sampler_logprobs, rtol=0, atol=1e-5)
             update(policy)

@@ -16,6 +16,7 @@ from tasks.rewards.overlong import OverlongPenalty
 from tasks.rewards.steps import StepReward
 from tasks.rewards.turn_rules import TurnRules
 from tasks.rl.experience import collate
+from tasks.rl.samples import whole_trajectories
 from tasks.types import Action, Hit, Hop, Passage, Scores, Trajectory
 from tests.tiny import Library, make_grammar, play_script, question
 
@@ -115,7 +116,7 @@ def test_merged_closing_tags(merging: Any) -> None:
     check_places(merging, t, "</search>", scores)
     assert scores[0].outcome == 1.0
     assert scores[1].outcome == pytest.approx(0.618)
-    batch = collate([t], [total(scores)])
+    batch = collate(whole_trajectories([t]), [total(scores)])
     start = len(t.prompt_ids)
     rewarded = {place - start for place in batch.rewards[0].nonzero()[:, 0].tolist()}
     assert rewarded <= {turn.end - 1 for turn in t.turns}
@@ -136,7 +137,7 @@ def test_two_values_on_one_token_add_up(either: Any) -> None:
     assert outcome_value == -1.0
     assert step_value > 0
     assert dict(total(scores).placed)[t.last_generated] == pytest.approx(step_value - 1.0)
-    assert collate([t], [total(scores)]).rewards.sum().item() == pytest.approx(
+    assert collate(whole_trajectories([t]), [total(scores)]).rewards.sum().item() == pytest.approx(
         sum(v for s in scores for _, v in s.placed)
     )
 
@@ -147,7 +148,7 @@ def test_a_composed_method_loses_no_value(either: Any, name: str) -> None:
     method = methods.load(name, "laptop", tokenizer=either).method
     t = play_script(either, lines(method.grammar, ["other", "gold"]), method.grammar, Library(by_query=LIBRARY), ASKED)
     scores = [reward([t], [ASKED])[0] for reward in method.rewards]
-    batch = collate([t], [total(scores)])
+    batch = collate(whole_trajectories([t]), [total(scores)])
     wanted: dict[int, float] = {}
     for place, value in (pair for score in scores for pair in score.placed):
         wanted[place] = wanted.get(place, 0.0) + value

@@ -17,6 +17,7 @@ from tasks.rewards import on_last_token, on_turns, total
 from tasks.rewards.steps import StepReward, cosines, information_gains, ranked, redundancies
 from tasks.rl.advantages.gae import gae
 from tasks.rl.experience import collate
+from tasks.rl.samples import whole_trajectories
 from tasks.text import normalize
 from tasks.types import Action, Hit, Passage, Trajectory, Turn
 from tests.tiny import Library, make_grammar, play_script, question
@@ -273,14 +274,14 @@ def ten_tokens() -> Trajectory:
 def test_golden_placement(scale: float, wanted: tuple[float, float, float]) -> None:
     t = ten_tokens()
     score = total([on_turns(t, {0: scale * 0.35, 1: scale * -0.1}), on_last_token(t, 1.2)])
-    batch = collate([t], [score])
+    batch = collate(whole_trajectories([t]), [score])
     found, _ = gae(batch.rewards, torch.zeros(1, 11), batch.loss_mask, 1.0, 1.0)
     assert found[0, 1:].tolist() == pytest.approx([wanted[0]] * 4 + [wanted[1]] * 4 + [wanted[2]] * 2, abs=1e-6)
 
 
 def test_golden_placement_with_values() -> None:
     t = ten_tokens()
-    batch = collate([t], [total([on_turns(t, {0: 0.35, 1: -0.1}), on_last_token(t, 1.2)])])
+    batch = collate(whole_trajectories([t]), [total([on_turns(t, {0: 0.35, 1: -0.1}), on_last_token(t, 1.2)])])
     values = torch.tensor([[0, 0.5, 0.5, 0.6, 0.7, 0.7, 0.8, 0.8, 0.9, 1, 1.1]])
     found, _ = gae(batch.rewards, values, batch.loss_mask, 1.0, 1.0)
     wanted = [0.95, 0.95, 0.85, 0.75, 0.4, 0.3, 0.3, 0.2, 0.2, 0.1]

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.rl.experience import collate, microbatches, minibatches
+from tasks.rl.samples import whole_trajectories
 from tasks.types import Scores, Trajectory
 
 many = settings(max_examples=150)
@@ -32,7 +33,7 @@ def played(draw: st.DrawFn) -> list[tuple[Trajectory, Scores]]:
 @many
 @given(played())
 def test_every_entry_stands_at_its_token(rows: list[tuple[Trajectory, Scores]]) -> None:
-    batch = collate([t for t, _ in rows], [s for _, s in rows])
+    batch = collate(whole_trajectories([t for t, _ in rows]), [s for _, s in rows])
     for i, (t, score) in enumerate(rows):
         start, stop = len(t.prompt_ids), len(t.prompt_ids) + len(t.response_ids)
         assert batch.lengths[i] == stop
@@ -52,8 +53,8 @@ def test_every_entry_stands_at_its_token(rows: list[tuple[Trajectory, Scores]]) 
 @given(played(), st.data())
 def test_rows_are_those_of_a_smaller_collate(rows: list[tuple[Trajectory, Scores]], data: st.DataObject) -> None:
     index = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, unique=True))
-    part = collate([t for t, _ in rows], [s for _, s in rows]).rows(index)
-    wanted = collate([rows[i][0] for i in index], [rows[i][1] for i in index])
+    part = collate(whole_trajectories([t for t, _ in rows]), [s for _, s in rows]).rows(index)
+    wanted = collate(whole_trajectories([rows[i][0] for i in index]), [rows[i][1] for i in index])
     for name in ("ids", "lengths", "response_mask", "loss_mask", "rewards", "outcomes", "sampler_logprobs"):
         assert torch.equal(getattr(part, name), getattr(wanted, name)), name
     assert part.group_ids == wanted.group_ids
@@ -61,7 +62,7 @@ def test_rows_are_those_of_a_smaller_collate(rows: list[tuple[Trajectory, Scores
 
 
 def test_nothing_to_train_on() -> None:
-    with pytest.raises(ValueError, match="no trajectory to train on"):
+    with pytest.raises(ValueError, match="no sample to train on"):
         collate([], [])
 
 

@@ -14,15 +14,13 @@ from tasks.rl.filters import share_with_signal
 from tasks.rl.filters.keep_all import KeepAll
 from tasks.rl.filters.mixed_outcomes import MixedOutcomes
 from tasks.rl.filters.successful import Successful
-from tasks.types import Scores, Trajectory
+from tasks.types import Sample, Scores
 
 
-def rows(
-    groups: str, values: list[float], penalties: list[float] | None = None
-) -> tuple[list[Trajectory], list[Scores]]:
-    """One trajectory a letter; its part `subem`, and an outcome that a penalty may change."""
+def rows(groups: str, values: list[float], penalties: list[float] | None = None) -> tuple[list[Sample], list[Scores]]:
+    """One sample a letter; its part `subem`, and an outcome that a penalty may change."""
     penalties = penalties or [0.0] * len(values)
-    played = [Trajectory("q", group, (1,), (2,), (True,), (0.0,), (), "open") for group in groups]
+    played = [Sample("q", group, (1,), (2,), (True,), (0.0,)) for group in groups]
     return played, [Scores(v + p, (), {"subem": v}) for v, p in zip(values, penalties, strict=True)]
 
 

@@ -16,8 +16,9 @@ from tasks.rl.filters import share_with_signal
 from tasks.rl.filters.keep_all import KeepAll
 from tasks.rl.losses import LossSum, Normalizer
 from tasks.rl.method import outcome_parts
+from tasks.rl.samples import whole_trajectories
 from tasks.rl.value_losses.clipped_value import ClippedValueLoss
-from tasks.types import Scores, Trajectory
+from tasks.types import Sample, Scores, Trajectory
 from tests.tiny import make_loss, make_method
 
 # search_r1 section 11, example 3: six response tokens, tokens 3 and 4 are an observation; a prompt of two before them.
@@ -30,7 +31,7 @@ REF = [-1.2, -0.4, -1, -3, -0.7, -0.5]
 def experience(rewards: tuple[float, ...] = (1.0,), groups: tuple[str, ...] | None = None) -> Experience:
     groups = groups or ("g",) * len(rewards)
     rows = [Trajectory("q", g, (7, 8), (1, 2, 3, 4, 5, 6), OWN, (0.0,) * 6, (), "open") for g in groups]
-    return collate(rows, [Scores(r, ((5, r),)) for r in rewards])
+    return collate(whole_trajectories(rows), [Scores(r, ((5, r),)) for r in rewards])
 
 
 def at(values: list[float], count: int = 1) -> torch.Tensor:
@@ -179,7 +180,7 @@ def test_numbers_of_ppo_out_of_bounds(tokenizer: Any, change: dict[str, float]) 
 
 
 def test_signal_and_filter() -> None:
-    rows = [Trajectory("q", g, (1,), (2,), (True,), (0.0,), (), "open") for g in "aabbc"]
+    rows = [Sample("q", g, (1,), (2,), (True,), (0.0,)) for g in "aabbc"]
     scores = [Scores(v, ()) for v in (1.0, 0.0, 1.0, 1.0, 0.0)]
     assert share_with_signal(rows, scores) == pytest.approx(1 / 3)
     assert share_with_signal([], []) == 0.0

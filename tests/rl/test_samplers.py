@@ -13,14 +13,21 @@ from tasks.rl.experience import collate
 from tasks.rl.losses.imitation import Imitation
 from tasks.rl.samplers.gold_answers import GoldAnswers
 from tasks.rl.samplers.independent_group import IndependentGroup
+from tasks.rl.samples import whole_trajectories
+from tasks.types import Scores
 from tests.tiny import Script, Shelf, make_grammar, make_player, question
 
 SAMPLING = Sampling(1.0, 1.0, (), 0)
 
 
+def no_score(trajectories: Any, questions: Any) -> list[Scores]:
+    return [Scores(0.0, ())] * len(trajectories)
+
+
 def test_groups_in_order(tokenizer: Any) -> None:
     script = Script(tokenizer, [[f"<answer> {i} </answer>"] for i in range(6)])
-    found = IndependentGroup(3).sample(make_player(script, tokenizer), [question(0), question(1)], SAMPLING)
+    asked = [question(0), question(1)]
+    found = IndependentGroup(3).draw(make_player(script, tokenizer), asked, SAMPLING, no_score).trajectories
     assert [(t.question_id, t.answer) for t in found] == [(f"q{i // 3}", str(i)) for i in range(6)]
     assert len({t.group_id for t in found}) == 2
     with pytest.raises(ValueError, match="size=0"):
@@ -33,7 +40,7 @@ def test_gold_answers_are_what_the_policy_would_write(tokenizer: Any, name: str)
     grammar, shelf, script = make_grammar(name, tokenizer), Shelf(), Script(tokenizer, [])
     player = make_player(script, tokenizer, shelf, grammar)
     asked = [question(0, answers=("Hask", "Farrow")), question(1, answers=("New Elvane",))]
-    found = GoldAnswers().sample(player, asked, SAMPLING)
+    found = GoldAnswers().draw(player, asked, SAMPLING, no_score).trajectories
     assert [t.answer for t in found] == ["Hask", "New Elvane"]
     assert (script.opened, shelf.asked) == (0, [])
     assert [score.outcome for score in AnswerReward("em")(found, asked)] == [1.0, 1.0]
@@ -55,8 +62,8 @@ def test_every_gold_token_is_imitated_alike(tokenizer: Any) -> None:
     from tasks.rl.losses import Normalizer
 
     asked = [question(0), question(1, answers=("Hask Hask Hask",))]
-    found = GoldAnswers().sample(make_player(Script(tokenizer, []), tokenizer), asked, SAMPLING)
-    batch = ConstantAdvantage()(collate(found, AnswerReward("em")(found, asked)))
+    found = GoldAnswers().draw(make_player(Script(tokenizer, []), tokenizer), asked, SAMPLING, no_score).trajectories
+    batch = ConstantAdvantage()(collate(whole_trajectories(found), AnswerReward("em")(found, asked)))
     logprobs = -torch.rand(batch.ids.shape, generator=torch.Generator().manual_seed(0))
     logprobs[~batch.loss_mask] = float("nan")
     logprobs.requires_grad_()

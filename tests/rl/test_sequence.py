@@ -17,6 +17,7 @@ from tasks.rl.advantages.group import GroupAdvantage
 from tasks.rl.experience import Experience, collate
 from tasks.rl.logprobs import ratios, sequence_ratios
 from tasks.rl.losses import LossSum, Normalizer, aggregate
+from tasks.rl.samples import whole_trajectories
 from tasks.types import Scores, Trajectory
 from tests.tiny import make_loss
 
@@ -57,7 +58,7 @@ def test_neither_mask_nor_length_is_forgotten() -> None:
 
 
 def experience(
-    log_ratios: Sequence[Sequence[float]], rewards: Sequence[float] = REWARDS, spread: Any = "sample",
+    log_ratios: Sequence[Sequence[float]], rewards: Sequence[float] = REWARDS, deviation: Any = "sample",
     masks: Sequence[Sequence[bool]] | None = None, advantages: Sequence[float] | None = None,
 ) -> tuple[Experience, Tensor]:  # fmt: skip
     """A batch in float64 and its current logprobs: a prompt of one token, old logprobs -1."""
@@ -66,7 +67,8 @@ def experience(
         Trajectory("q", "g", (7,), (1,) * len(row), tuple(mask), (-1.0,) * len(row), (), "open")
         for row, mask in zip(log_ratios, masks, strict=True)
     ]
-    batch = collate(rows, [Scores(r, ((len(row) - 1, r),)) for r, row in zip(rewards, log_ratios, strict=True)])
+    scored = [Scores(r, ((len(row) - 1, r),)) for r, row in zip(rewards, log_ratios, strict=True)]
+    batch = collate(whole_trajectories(rows), scored)
     batch = replace(
         batch, rewards=batch.rewards.double(), old_logprobs=torch.full(batch.ids.shape, -1.0, dtype=F64),
         sampler_logprobs=torch.full(batch.ids.shape, -1.0, dtype=F64),
@@ -74,7 +76,7 @@ def experience(
     )  # fmt: skip
     scores = batch.rewards.sum(-1)
     if advantages is None:
-        own = (scores - scores.mean()) / (scores.std(unbiased=spread == "sample") + 1e-6)
+        own = (scores - scores.mean()) / (scores.std(unbiased=deviation == "sample") + 1e-6)
     else:
         own = tensor(advantages, dtype=F64)
     batch = replace(batch, advantages=own[:, None] * batch.loss_mask)

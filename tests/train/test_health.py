@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.rl.samples import whole_trajectories
 from tasks.text import normalize
 from tasks.train.health import CollapseConf, repeated_query_rate, rollout_metrics
 from tasks.types import Action, Scores, Trajectory, Turn
@@ -114,7 +115,8 @@ def member(group: str, em: float, extra: float = 0.0) -> tuple[Trajectory, Score
 
 
 def metrics(*members: tuple[Trajectory, Scores]) -> dict[str, float]:
-    return rollout_metrics([t for t, _ in members], [s for _, s in members], len(members))
+    played = [t for t, _ in members]
+    return rollout_metrics(played, whole_trajectories(played), [s for _, s in members], len(members))
 
 
 def test_shares_of_groups() -> None:
@@ -155,7 +157,7 @@ def test_counts_of_played_trajectories(tokenizer: Any) -> None:
         play_script(tokenizer, [search, end], grammar),
     ]
     scores = [Scores(value, ((0, value),), {"f1": value}) for value in (1.0, 0.0, 0.5)]
-    found = rollout_metrics(played, scores, 4)
+    found = rollout_metrics(played, whole_trajectories(played), scores, 4)
     assert found["num_searches"] == 1.0
     assert found["valid_action_rate"] == pytest.approx(6 / 7)
     assert found["repeated_query_rate"] == 0.0  # the second was the last call's: not executed

@@ -17,6 +17,7 @@ from tasks import checkpoint
 from tasks.records.trajectories import pieces
 from tasks.retrieval import RetrievalError
 from tasks.rewards import on_last_token
+from tasks.rl.samplers import Draw, draw_of_trajectories
 from tasks.store import DataError
 from tasks.train.loop import Trainer
 from tasks.types import Action, Scores, Trajectory, Turn
@@ -248,8 +249,8 @@ class Fixed:
     from_start: bool = False
     has_logprobs: bool = True
 
-    def sample(self, player: Any, questions: Any, sampling: Any) -> list[Trajectory]:
-        return list(self.trajectories)
+    def draw(self, player: Any, questions: Any, sampling: Any, score: Any) -> Draw:
+        return draw_of_trajectories(self.trajectories, self.size, questions, score)
 
 
 @dataclass(frozen=True)

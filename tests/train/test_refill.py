@@ -15,6 +15,7 @@ from tasks.rewards import on_last_token
 from tasks.rl.filters.keep_all import KeepAll
 from tasks.rl.filters.mixed_outcomes import MixedOutcomes
 from tasks.rl.filters.successful import Successful
+from tasks.rl.samplers import Draw, draw_of_trajectories
 from tasks.train.health import CollapseConf
 from tasks.train.loop import Trainer
 from tasks.types import Action, Question, Scores, Trajectory, Turn
@@ -33,14 +34,15 @@ class Planned:
     has_logprobs: bool = True
     drawn: list[list[str]] = field(default_factory=list)
 
-    def sample(self, player: Any, questions: Sequence[Question], sampling: Any) -> list[Trajectory]:
+    def draw(self, player: Any, questions: Sequence[Question], sampling: Any, score: Any) -> Draw:
         word = self.plan[min(len(self.drawn), len(self.plan) - 1)]
         self.drawn.append([q.id for q in questions])
-        return [
+        rows = [
             played(question, i, member, answer)
             for i, (question, letter) in enumerate(zip(questions, word, strict=False))
             for member, answer in enumerate(PATTERNS[letter])
         ]
+        return draw_of_trajectories(rows, self.size, questions, score)
 
 
 def played(question: Question, number: int, member: int, answer: str) -> Trajectory:

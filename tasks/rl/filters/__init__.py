@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from tasks.types import Scores, Trajectory
+from tasks.types import Sample, Scores
 
 
 class Filter(Protocol):
-    """Chooses the trajectories that are trained on."""
+    """Chooses the samples that are trained on."""
 
     @property
     def max_rounds(self) -> int:
-        """How often a step may draw further questions until it holds as many groups as one draw has; 1: never."""
+        """How often a step may draw further questions until it keeps as many questions as one draw has; 1: never."""
         ...
 
     @property
@@ -26,20 +26,20 @@ class Filter(Protocol):
         """Whether the members of a group are compared, which says nothing where there is one or all are alike."""
         ...
 
-    def keep(self, trajectories: Sequence[Trajectory], scores: Sequence[Scores]) -> list[int]:
-        """Indices of the kept trajectories, ascending."""
+    def keep(self, samples: Sequence[Sample], scores: Sequence[Scores]) -> list[int]:
+        """Indices of the kept samples, ascending."""
         ...
 
 
-def by_group(trajectories: Sequence[Trajectory], values: Sequence[float]) -> dict[str, list[float]]:
+def by_group(samples: Sequence[Sample], values: Sequence[float]) -> dict[str, list[float]]:
     """Group id -> its members' values, in order."""
     groups: dict[str, list[float]] = {}
-    for trajectory, value in zip(trajectories, values, strict=True):
-        groups.setdefault(trajectory.group_id, []).append(value)
+    for sample, value in zip(samples, values, strict=True):
+        groups.setdefault(sample.group_id, []).append(value)
     return groups
 
 
-def share_with_signal(trajectories: Sequence[Trajectory], scores: Sequence[Scores]) -> float:
+def share_with_signal(samples: Sequence[Sample], scores: Sequence[Scores]) -> float:
     """Share of groups whose outcomes differ: the others have zero group advantage and teach nothing."""
-    groups = by_group(trajectories, [score.outcome for score in scores])
+    groups = by_group(samples, [score.outcome for score in scores])
     return sum(len(set(values)) > 1 for values in groups.values()) / max(len(groups), 1)

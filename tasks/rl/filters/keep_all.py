@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tasks.types import Scores, Trajectory
+from tasks.types import Sample, Scores
 
 
 @dataclass(frozen=True)
 class KeepAll:
-    """Keeps every trajectory; `failed` ones never reach a filter."""
+    """Keeps every sample; `failed` ones never reach a filter."""
 
     max_rounds: ClassVar[int] = 1
     score_parts: ClassVar[tuple[str, ...]] = ()
     compares_group: ClassVar[bool] = False
 
-    def keep(self, trajectories: Sequence[Trajectory], scores: Sequence[Scores]) -> list[int]:
+    def keep(self, samples: Sequence[Sample], scores: Sequence[Scores]) -> list[int]:
         """See `Filter`."""
-        return list(range(len(trajectories)))
+        return list(range(len(samples)))
 
 
 PART = KeepAll

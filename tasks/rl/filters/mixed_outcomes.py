@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from tasks.conf import require
 from tasks.rl.filters import by_group
-from tasks.types import Scores, Trajectory
+from tasks.types import Sample, Scores
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,11 @@ class MixedOutcomes:
         """The part that tells success."""
         return (self.part,)
 
-    def keep(self, trajectories: Sequence[Trajectory], scores: Sequence[Scores]) -> list[int]:
+    def keep(self, samples: Sequence[Sample], scores: Sequence[Scores]) -> list[int]:
         """See `Filter`."""
-        values = by_group(trajectories, [score.parts[self.part] for score in scores])
-        return [i for i, t in enumerate(trajectories) if min(values[t.group_id]) < max(values[t.group_id])]
+        values = by_group(samples, [score.parts[self.part] for score in scores])
+        is_mixed = {group: min(members) < max(members) for group, members in values.items()}
+        return [i for i, sample in enumerate(samples) if is_mixed[sample.group_id]]
 
 
 PART = MixedOutcomes

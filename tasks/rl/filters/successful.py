@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tasks.types import Scores, Trajectory
+from tasks.types import Sample, Scores
 
 
 @dataclass(frozen=True)
 class Successful:
-    """Keeps the trajectories whose part is 1 (rejection sampling)."""
+    """Keeps the samples whose part is 1 (rejection sampling)."""
 
     part: str
     max_rounds: ClassVar[int] = 1
@@ -22,7 +22,7 @@ class Successful:
         """The part that tells success."""
         return (self.part,)
 
-    def keep(self, trajectories: Sequence[Trajectory], scores: Sequence[Scores]) -> list[int]:
+    def keep(self, samples: Sequence[Sample], scores: Sequence[Scores]) -> list[int]:
         """See `Filter`."""
         return [i for i, score in enumerate(scores) if score.parts[self.part] >= 1]
 

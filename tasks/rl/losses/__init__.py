@@ -22,8 +22,8 @@ class Normalizer:
     """The denominators of a whole mini-batch, so that micro-batches add up to its exact loss.
 
     Attributes:
-        tokens: generated tokens of the mini-batch.
-        sequences: trajectories of the mini-batch with at least one generated token.
+        tokens: trained tokens of the mini-batch.
+        sequences: samples of the mini-batch with at least one trained token.
     """
 
     tokens: int
@@ -36,10 +36,16 @@ class Normalizer:
         return Normalizer(int(per_row.sum()), int((per_row > 0).sum()))
 
 
-def aggregate(per_token: Tensor, loss_mask: Tensor, how: Aggregation, normalizer: Normalizer | None = None) -> Tensor:
-    """Mean of a per-token quantity over generated tokens.
+def aggregate(
+    per_token: Tensor,
+    loss_mask: Tensor,
+    how: Aggregation,
+    normalizer: Normalizer | None = None,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Mean of a per-token quantity over trained tokens.
 
-    `token_mean`: one mean over all generated tokens. `seq_mean`: mean of the trajectories' own means, as
+    `token_mean`: one mean over all trained tokens. `seq_mean`: mean of the samples' own means, as
     the papers print it. All-zero masks give 0, not nan.
 
     Args:
@@ -47,12 +53,15 @@ def aggregate(per_token: Tensor, loss_mask: Tensor, how: Aggregation, normalizer
         loss_mask: [B, T] bool.
         how: see above.
         normalizer: of the mini-batch this micro-batch belongs to; None: this batch is all of it.
+        weights: [B] factor of each sample's share of the sum; the denominator does not change. None: all are 1.
 
     Returns:
         scalar.
     """
     total = normalizer or Normalizer.of(loss_mask)
     kept = torch.where(loss_mask, per_token, torch.zeros_like(per_token))
+    if weights is not None:
+        kept = kept * weights[:, None]
     if how == "token_mean":
         return kept.sum() / max(total.tokens, 1)
     return (kept.sum(-1) / loss_mask.sum(-1).clamp(min=1)).sum() / max(total.sequences, 1)

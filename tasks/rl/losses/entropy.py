@@ -36,7 +36,9 @@ class EntropyBonus:
         self, batch: Experience, logprobs: Tensor, entropy: Tensor, normalizer: Normalizer
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """See `LossTerm`."""
-        return -(self.coefficient * aggregate(entropy, batch.loss_mask, self.aggregation, normalizer)), {}
+        return -(
+            self.coefficient * aggregate(entropy, batch.loss_mask, self.aggregation, normalizer, batch.weights)
+        ), {}
 
 
 PART = EntropyBonus

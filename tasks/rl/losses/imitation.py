@@ -27,7 +27,7 @@ class Imitation:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """See `LossTerm`."""
         assert batch.advantages is not None
-        return aggregate(-logprobs * batch.advantages, batch.loss_mask, self.aggregation, normalizer), {}
+        return aggregate(-logprobs * batch.advantages, batch.loss_mask, self.aggregation, normalizer, batch.weights), {}
 
 
 PART = Imitation

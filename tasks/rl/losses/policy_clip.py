@@ -73,7 +73,7 @@ class PolicyClip:
         with torch.no_grad():
             share = mask.sum() / max(normalizer.tokens, 1)
             fraction = clip_fraction(ratio, batch.advantages, mask, self.low, self.high) * share
-        return aggregate(per_token, mask, self.aggregation, normalizer), {"clip_fraction": fraction}
+        return aggregate(per_token, mask, self.aggregation, normalizer, batch.weights), {"clip_fraction": fraction}
 
     def _by_sequence(
         self, batch: Experience, logprobs: Tensor, normalizer: Normalizer
@@ -87,6 +87,8 @@ class PolicyClip:
         weight = torch.ones_like(ratio)
         if self.importance_cap is not None:
             weight = sequence_ratios(old, batch.sampler_logprobs, mask).clamp(max=self.importance_cap).detach()
+        if batch.weights is not None:
+            weight = weight * batch.weights
 
         num_sequences = max(normalizer.sequences, 1)
         with torch.no_grad():

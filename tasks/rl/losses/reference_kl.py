@@ -39,7 +39,7 @@ class ReferenceKl:
         """See `LossTerm`."""
         assert batch.ref_logprobs is not None
         penalty = k3(logprobs, batch.ref_logprobs, batch.loss_mask)
-        return self.coefficient * aggregate(penalty, batch.loss_mask, self.aggregation, normalizer), {}
+        return self.coefficient * aggregate(penalty, batch.loss_mask, self.aggregation, normalizer, batch.weights), {}
 
 
 PART = ReferenceKl

@@ -1,21 +1,77 @@
-"""Which trajectories are drawn for a step, one file for each way to draw them."""
+"""What is drawn for a step, one file for each way to draw it.
+
+A sampler plays questions and says which samples can be learned from. Three things are counted apart: a question (what a
+step draws and its budget counts), a prompt (what a generator reads once for several rows), and a group (samples that
+are compared with each other). Independent play has one group a question; candidates for a turn have one a turn.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from tasks.agent.rollout import Player
 from tasks.generate import Sampling
-from tasks.types import Question, Trajectory
+from tasks.rl.samples import whole_groups, whole_trajectories
+from tasks.types import Question, Sample, Scores, Trajectory
+
+Score = Callable[[Sequence[Trajectory], Sequence[Question]], list[Scores]]
+"""The method's rewards of trajectories and their questions, added up; a trajectory may be unfinished."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What came of playing some questions.
+
+    Attributes:
+        trajectories: those that tell how well the policy plays, in order.
+        samples: what can be learned from.
+        scores: one a sample.
+        owners: one a sample: the number of the trajectory it is part of, None where it is part of none of them.
+        lost: trajectories that can not be learned from: failed, empty, or left alone in their group.
+    """
+
+    trajectories: Sequence[Trajectory]
+    samples: Sequence[Sample]
+    scores: Sequence[Scores]
+    owners: Sequence[int | None]
+    lost: Sequence[Trajectory] = ()
+
+    def __post_init__(self) -> None:
+        counts = {len(self.samples), len(self.scores), len(self.owners)}
+        if len(counts) > 1:
+            raise ValueError(
+                f"the sampler gave {len(self.samples)} samples, {len(self.scores)} scores and {len(self.owners)} "
+                "owners, expected one score and one owner for each sample."
+            )
+        if self.samples and not self.trajectories:
+            raise ValueError(f"the sampler gave {len(self.samples)} samples and no trajectory that tells how it plays.")
+
+
+def draw_of_trajectories(
+    played: Sequence[Trajectory], group_size: int, questions: Sequence[Question], score: Score
+) -> Draw:
+    """Each trajectory is one sample, unless it failed, is empty, or has lost the rest of its group to failures."""
+    sound = [t for t in played if t.status != "failed" and t.num_generated]
+    kept = whole_groups(sound, group_size)
+    ids = {id(trajectory) for trajectory in kept}
+    by_id = {question.id: question for question in questions}
+    return Draw(
+        trajectories=kept,
+        samples=whole_trajectories(kept),
+        scores=score(kept, [by_id[t.question_id] for t in kept]) if kept else [],
+        owners=range(len(kept)),
+        lost=[trajectory for trajectory in played if id(trajectory) not in ids],
+    )
 
 
 class Sampler(Protocol):
-    """Draws the trajectories of some questions."""
+    """Draws the samples of some questions."""
 
     @property
     def size(self) -> int:
-        """Trajectories of one question, which are a group."""
+        """Rollouts that one question takes of a step's `rollouts_per_step`."""
         ...
 
     @property
@@ -28,6 +84,9 @@ class Sampler(Protocol):
         """Whether a generator drew the tokens, so that sampler logprobs mean something."""
         ...
 
-    def sample(self, player: Player, questions: Sequence[Question], sampling: Sampling) -> list[Trajectory]:
-        """Trajectories of question i at i*size ... in order."""
+    def draw(self, player: Player, questions: Sequence[Question], sampling: Sampling, score: Score) -> Draw:
+        """Play these questions; `score` may be asked at any time, of unfinished trajectories too.
+
+        Group ids are unique within the draw.
+        """
         ...

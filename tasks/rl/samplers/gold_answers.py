@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from tasks.agent.rollout import Player
 from tasks.generate import Sampling
+from tasks.rl.samplers import Draw, Score, draw_of_trajectories
 from tasks.types import Action, Question, Trajectory, Turn
 
 
@@ -19,12 +20,13 @@ class GoldAnswers:
     from_start: ClassVar[bool] = False
     has_logprobs: ClassVar[bool] = False
 
-    def sample(self, player: Player, questions: Sequence[Question], sampling: Sampling) -> list[Trajectory]:
+    def draw(self, player: Player, questions: Sequence[Question], sampling: Sampling, score: Score) -> Draw:
         """See `Sampler`; sampler logprobs are 0, nobody drew these tokens."""
-        return [
+        answered = [
             self._answered(player, question, prompt, i)
             for i, (question, prompt) in enumerate(zip(questions, player.prompts(questions), strict=True))
         ]
+        return draw_of_trajectories(answered, self.size, questions, score)
 
     def _answered(self, player: Player, question: Question, prompt: list[int], number: int) -> Trajectory:
         action = Action("answer", question.answers[0])

@@ -9,7 +9,8 @@ from typing import ClassVar
 from tasks.agent.rollout import Player
 from tasks.conf import require
 from tasks.generate import Sampling
-from tasks.types import Question, Trajectory
+from tasks.rl.samplers import Draw, Score, draw_of_trajectories
+from tasks.types import Question
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,10 @@ class IndependentGroup:
     def __post_init__(self) -> None:
         require(self.size >= 1, "size", self.size, "at least 1")
 
-    def sample(self, player: Player, questions: Sequence[Question], sampling: Sampling) -> list[Trajectory]:
-        """See `Sampler`."""
-        return player.play(questions, self.size, sampling)
+    def draw(self, player: Player, questions: Sequence[Question], sampling: Sampling, score: Score) -> Draw:
+        """See `Sampler`; each trajectory is one sample, and the plays of a question are a group."""
+        played = player.play(questions, self.size, sampling)
+        return draw_of_trajectories(played, self.size, questions, score)
 
 
 PART = IndependentGroup

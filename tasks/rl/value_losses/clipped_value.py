@@ -42,7 +42,7 @@ class ClippedValueLoss:
         assert batch.values is not None
         assert batch.returns is not None
         per_token = value_loss(values, batch.values, batch.returns, self.clip)
-        return aggregate(per_token, self.mask(batch), "token_mean", normalizer)
+        return aggregate(per_token, self.mask(batch), "token_mean", normalizer, batch.weights)
 
 
 PART = ClippedValueLoss
