@@ -31,6 +31,12 @@ class Dag:
         return list(self.needs)
 
     @property
+    def first(self) -> str | None:
+        """The one stage that needs no other; what it writes decides which others are stale. None: several need none."""
+        free = [name for name, needs in self.needs.items() if not needs]
+        return free[0] if len(free) == 1 else None
+
+    @property
     def urgent_first(self) -> list[str]:
         """All stages, dependencies first, and of those that are free at once the one that most others wait for."""
         followers: dict[str, set[str]] = {name: set() for name in self.needs}
@@ -40,12 +46,13 @@ class Dag:
         return sorted(self.needs, key=lambda name: -len(followers[name]))
 
 
-def read(root: Path, force: tuple[str, ...] = ()) -> Dag:
+def read(root: Path, force: tuple[str, ...] = (), done: Iterable[str] = ()) -> Dag:
     """Ask DVC for the graph and for what has changed.
 
     Args:
         root: root of the clone.
         force: groups (`evaluate`) or stages (`evaluate@base-0`) to count as changed.
+        done: stages that ran just now and count as unchanged, forced or not.
 
     Raises:
         ValueError: `dvc.yaml` or `params.yaml` cannot be read, or `force` names nothing.
@@ -67,6 +74,7 @@ def read(root: Path, force: tuple[str, ...] = ()) -> Dag:
         if not found:
             raise ValueError(f"dvc.yaml: there is no stage {one!r} to force. Known: {', '.join(sorted(stages))}.")
         changed |= found
+    changed -= set(done)
     written = _as_written(root, stages)
     needs = _in_order(edges, {name: position for position, name in enumerate(written)})
     stale: set[str] = set()

@@ -86,12 +86,22 @@ class Run:
     def run(self, start: Start | None = None) -> None:
         """Run every stage as soon as what it needs has ended, `max_parallel` at once; fills `outcomes`.
 
+        The stage that all others wait for runs first. Only then does DVC know which of the others are stale.
+
         Args:
             start: called in this thread with a stage's name, gives the call that runs it in another one;
                 without it the stage is run directly.
         """
         begin = start or (lambda name: lambda: self.work(name)(lambda line: None))
-        waiting = [name for name in self.graph.urgent_first if name not in self.outcomes]
+        first = self.graph.first
+        if first is not None and first in self.graph.stale and first not in self.outcomes:
+            self._run_each([first], begin)
+            if self.outcomes[first].is_good:
+                self.graph = dag.read(self.root, self.force, done=[first])
+        self._run_each([name for name in self.graph.urgent_first if name not in self.outcomes], begin)
+
+    def _run_each(self, waiting: list[str], begin: Start) -> None:
+        """Run these stages, each as soon as what it needs has ended."""
         running: dict[Future[Outcome], str] = {}
         with ThreadPoolExecutor(self.max_parallel, "stage") as pool:
             try:

@@ -20,6 +20,10 @@ from pathlib import Path
 from tasks import store
 
 PACKAGE = "tasks"
+ROOT = Path(__file__).resolve().parents[1]
+"""Where the package lies that this process runs; a clone whose code it is."""
+FRAME = ("tasks/__init__.py", "tasks/stages/__init__.py", "tasks/identity.py", "tasks/runner/")
+"""Files and folders that start, guard and record a stage and never change what it writes: no stage uses them."""
 BY_KIND = "# Loads parts by kind."
 """Ends a line that imports a module whose name is computed; `modules_of` must find what such a line can load."""
 REQUIREMENTS = Path("requirements")
@@ -46,6 +50,13 @@ class Sources:
     def hashes(self, modules: Iterable[str]) -> dict[str, str]:
         """The closure of these modules, sorted, each path with the hash of its file; see `closure` and `hash_of`."""
         return {path: self.hash_of(self.root / path) for path in sorted(self.closure(modules))}
+
+    def used(self, modules: Iterable[str]) -> dict[str, str]:
+        """Files that can change what these modules compute, with their hashes: the closure without the frame.
+
+        What the frame itself imports of other rooms is among them, since every stage runs it.
+        """
+        return {path: digits for path, digits in self.hashes(modules).items() if not path.startswith(FRAME)}
 
     def closure(self, modules: Iterable[str]) -> set[str]:
         """Every file of the package that importing these modules can load, as paths relative to the root.
@@ -106,6 +117,10 @@ class Sources:
             self._hashes[path] = store.digest(_plain(self._parsed(path))) if is_python else store.sha256(path)[:16]
         return self._hashes[path]
 
+    def changed(self, path: str, digits: str) -> bool:
+        """Whether a file, given relative to the root, is gone or has another hash."""
+        return not (self.root / path).is_file() or self.hash_of(self.root / path) != digits
+
     def _required(self, module: str) -> list[Path]:
         place = self.root.joinpath(*module.split("."))
         if not (place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()):
@@ -162,12 +177,13 @@ def modules_of(settings: object) -> set[str]:
     return {module for module in found if module.partition(".")[0] == PACKAGE}
 
 
-def loaded(root: Path) -> set[str]:
-    """Files of the package that this process has imported, as paths relative to `root`."""
+def loaded(root: Path = ROOT) -> set[str]:
+    """Files of the package that this process has imported, the frame left out, as paths relative to `root`."""
     modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == PACKAGE]
     paths = [Path(str(module.__file__)).resolve() for module in modules if getattr(module, "__file__", None)]
     place = root.resolve()
-    return {path.relative_to(place).as_posix() for path in paths if path.is_relative_to(place)}
+    files = {path.relative_to(place).as_posix() for path in paths if path.is_relative_to(place)}
+    return {path for path in files if not path.startswith(FRAME)}
 
 
 def libraries(root: Path) -> dict[str, str]:

@@ -182,6 +182,18 @@ def test_the_hash_does_not_depend_on_what_python_versions_write_differently(root
     assert _hash(root, CODE) == "3a0a3cd88502a485"
 
 
+def test_the_frame_counts_as_used_by_none_and_what_it_imports_by_all(root: Path) -> None:
+    _write(root, "tasks/runner/__init__.py", "from tasks.play import unused\n")
+    _write(root, "tasks/stage.py", "from tasks.runner import run\n")
+    used = Sources(root).used(["tasks.stage"])
+    assert used.keys() == FILES.keys() - {
+        "tasks/__init__.py",
+        "tasks/play/loop.py",
+        "tasks/play/turn.py",
+        "tasks/play/README.md",
+    }
+
+
 def test_other_files_are_hashed_byte_by_byte(root: Path) -> None:
     before = Sources(root).hashes(["tasks.stage"])
     _write(root, "tasks/play/page.css", "a {}\n\n")
@@ -237,6 +249,4 @@ def test_loaded_files_are_those_that_python_has_run(root: Path) -> None:
     code += f"print(json.dumps(sorted(identity.loaded(pathlib.Path({str(root)!r})))))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == (
-        '["tasks/__init__.py", "tasks/play/__init__.py", "tasks/play/turn.py", "tasks/words/__init__.py"]'
-    )
+    assert done.stdout.strip() == ('["tasks/play/__init__.py", "tasks/play/turn.py", "tasks/words/__init__.py"]')

@@ -1,4 +1,4 @@
-"""Starts, guards and records one stage: `run(name, body)` is the last line of every entry point.
+"""Starts, guards and records one stage: `main(stage, body, Settings)` is the last line of every entry point.
 
 The body gets a `Context` and does the stage's work; everything around it (death with the parent, messages,
 resume folder, ledger, tracking) is here. Nothing here may change what a stage writes to its outputs.
@@ -6,27 +6,50 @@ resume folder, ledger, tracking) is here. Nothing here may change what a stage w
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 from tasks import conf
-from tasks.runner import failure, ledger, process
+from tasks.runner import failure, ledger, planned, process
 from tasks.runner import quiet as quiet
 from tasks.runner.context import SCRATCH as SCRATCH
 from tasks.runner.context import Context as Context
 from tasks.runner.lock import wait_for_turn
 
+S = TypeVar("S")
 
-def run(name: str, body: Callable[[Context], None], *, clean: bool = False, root: Path = Path(".")) -> None:
+
+def main(stage: str, body: Callable[[Context[S]], None], settings: type[S], *keys: str, clean: bool = False) -> None:
+    """The command line of a stage: an option for each key of its matrix in `dvc.yaml`, then `run`."""
+    parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
+    for key in keys:
+        parser.add_argument(f"--{key}", required=True)
+    given = vars(parser.parse_args())
+    item = "-".join(given[key] for key in keys)
+    run(f"{stage}@{item}" if item else stage, body, settings, clean=clean)
+
+
+def run(
+    name: str,
+    body: Callable[[Context[Any]], None],
+    settings: type | None = None,
+    *,
+    clean: bool = False,
+    root: Path = Path("."),
+) -> None:
     """Run one stage and end the process with 1 if it failed.
 
     Args:
         name: stage and matrix item as artifacts name them, such as `evaluate@base-0`.
         body: the work. A ValueError (so also DataError) or OutageError is the user's to mend: it becomes one
             `error:` line. Any other exception is ours and shows its traceback. All are kept in `.scratch/logs/`.
+        settings: dataclass of the settings in the stage's plan; None for a stage that has no plan.
         clean: delete the stage's resume folder after success.
         root: root of the clone.
 
@@ -41,8 +64,14 @@ def run(name: str, body: Callable[[Context], None], *, clean: bool = False, root
 
         wait_for_turn(root, name)
         params = conf.params(root)
-        context = Context(name, root, params, tracking.start(name, params, root))
+        plan = None if settings is None else planned.read(root, name)
+        if plan is not None:
+            planned.check_sources(plan, root, name)
+        used = None if plan is None or settings is None else planned.settings_of(plan, settings, name)
+        context = Context(name, root, used, params, tracking.start(name, params, root))
         body(context)
+        if plan is not None:
+            planned.check_loaded(plan, name)
         status = "FINISHED"
     except SystemExit:
         status = "KILLED"

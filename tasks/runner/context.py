@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tasks import conf, store
 from tasks.runner import progress as shown
@@ -16,24 +16,27 @@ if TYPE_CHECKING:
     from tasks.runner.tracking import Track
 
 T = TypeVar("T")
+S = TypeVar("S")
 
 SCRATCH = Path(".scratch")
 DATA = Path("artifacts/data")
 
 
 @dataclass(frozen=True)
-class Context:
+class Context(Generic[S]):
     """What a stage's body may use besides its arguments.
 
     Attributes:
         name: stage and matrix item, such as `train@search_r1_grpo-0`.
         root: root of the clone, where `params.yaml` is.
+        settings: what the stage's plan says; see `tasks.runner.planned`.
         params: `params.yaml`, checked.
         track: the tracking handle (`log_params`, `log_inputs`, `log_artifact`, `log_table`, ...); it never raises.
     """
 
     name: str
     root: Path
+    settings: S
     params: conf.Params
     track: Track
     _scratch: list[Path] = field(default_factory=list, repr=False)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tasks import conf, retrieval, services, store
+from tasks import conf, parts, retrieval, services, store
 from tasks.augment import Writer
 from tasks.augment.funnel import augment
 from tasks.augment.openai import OpenAIWriter
@@ -16,10 +18,12 @@ from tasks.augment.settings import AugmentConf
 from tasks.augment.sources import Source, is_lexical
 from tasks.data.expectations import check
 from tasks.data.records import read_questions
-from tasks.retrieval import manifest as manifests
-from tasks.runner import Context, run
+from tasks.runner import Context, main
 from tasks.store import DataError, Row
 from tasks.types import Question
+
+if TYPE_CHECKING:
+    from tasks.plan import RunSettings
 
 DATA = Path("artifacts/data")
 INDEX = Path("artifacts/index")
@@ -28,14 +32,51 @@ DOCS = Path(".scratch/data_docs")
 OWN_INDEX = "index"
 
 
-def body(ctx: Context) -> None:
+@dataclass(frozen=True)
+class Settings:
+    """What the stage reads of the settings.
+
+    Attributes:
+        augment: who writes, for which questions, with which sources.
+        retrievers: name of a source -> backend and its settings.
+        chat: the model that writes, a part of `tasks.services`; None where rules write.
+    """
+
+    augment: AugmentConf
+    retrievers: dict[str, dict[str, Any]]
+    chat: dict[str, Any] | None
+
+
+def settings(run: RunSettings) -> Settings:
+    """The file of `conf/augment/`, and the retrievers and the service that it names."""
+    chosen = run.load(AugmentConf, "augment", run.params.augment)
+    names = {name: "" if name == OWN_INDEX else name for name in chosen.sources}
+    retrievers = {name: run.retriever(file) for name, file in names.items()}
+    return Settings(chosen, retrievers, None if chosen.chat is None else run.service("chat", chosen.chat))
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What the stage loads by kind: settings of each source's backend by name, and the model that writes."""
+
+    retrievers: dict[str, Any]
+    chat: services.Kind | None
+
+
+def loads(settings: Settings) -> Loaded:
+    """Build what the settings name."""
+    retrievers = {name: retrieval.settings_of(tree, f"sources: {name}") for name, tree in settings.retrievers.items()}
+    return Loaded(retrievers, None if settings.chat is None else parts.make(services.ROOM, settings.chat, "chat"))
+
+
+def body(ctx: Context[Settings]) -> None:
     """Write `artifacts/augment/`: `hops.jsonl`, `rejected.jsonl` and `summary.json`."""
-    settings = conf.load(AugmentConf, "augment", ctx.params.augment, root=ctx.root)
-    sources = [_source(ctx, name) for name in settings.sources]
+    settings, loaded = ctx.settings.augment, loads(ctx.settings)
+    sources = [_source(ctx, name, backend) for name, backend in loaded.retrievers.items()]
     total = _num_questions(ctx.root, settings)
     questions = ctx.progress(_questions(ctx.root, settings), total)
     with store.replacing_folder(ctx.root / OUT) as work:
-        with _writer(ctx, settings) as (writer, name):
+        with _writer(ctx, loaded.chat) as (writer, name):
             counts = augment(questions, writer, sources, settings, work)
         summary = {
             **counts,
@@ -52,14 +93,14 @@ def body(ctx: Context) -> None:
 
 
 @contextlib.contextmanager
-def _writer(ctx: Context, settings: AugmentConf) -> Iterator[tuple[Writer, str]]:
+def _writer(ctx: Context[Settings], chat: services.Kind | None) -> Iterator[tuple[Writer, str]]:
     """The writer and what it is called in the summary; a chat model is opened and closed."""
-    if settings.chat is None or settings.prompt is None:
+    settings = ctx.settings.augment
+    if chat is None or settings.prompt is None:
         yield RulesWriter(), settings.writer
         return
-    kind = services.load("chat", settings.chat, ctx.root)
-    with kind.opened(services.Resources(ctx.root, ctx.scratch)) as chat:
-        yield OpenAIWriter(chat, settings.prompt, settings.num_queries), f"openai: {chat.model}"
+    with chat.opened(services.Resources(ctx.root, ctx.scratch)) as model:
+        yield OpenAIWriter(model, settings.prompt, settings.num_queries), f"openai: {model.model}"
 
 
 def _questions(root: Path, settings: AugmentConf) -> Iterator[Question]:
@@ -71,14 +112,12 @@ def _num_questions(root: Path, settings: AugmentConf) -> int:
     return sum(one["splits"].get(split, 0) for one in datasets for split in settings.splits)
 
 
-def _source(ctx: Context, name: str) -> Source:
-    """This run's own index, or one that is built for this stage from a file of `conf/retriever/`."""
+def _source(ctx: Context[Settings], name: str, settings: Any) -> Source:
+    """This run's own index, or one that is built for this stage with these settings of a backend."""
     corpus = ctx.root / DATA / "corpus.jsonl"
     if name == OWN_INDEX:
         found = retrieval.open_retriever(ctx.root / INDEX, corpus)
-        used = manifests.read(ctx.root / INDEX).settings
-        return Source(name, found, is_lexical(retrieval.settings_of(used, str(INDEX))))
-    settings = retrieval.load_settings(name, ctx.root)
+        return Source(name, found, is_lexical(settings))
     out, scratch = ctx.scratch / "index" / name, ctx.root / retrieval.SCRATCH
     return Source(name, retrieval.open_or_build(corpus, out, settings, scratch, ctx.progress), is_lexical(settings))
 
@@ -98,7 +137,7 @@ def _nothing(counts: Row, settings: AugmentConf) -> str:
     return f"all {read - without} questions of split {splits} with a decomposition were rejected; see rejected.jsonl"
 
 
-def _tell(ctx: Context, summary: Row) -> None:
+def _tell(ctx: Context[Settings], summary: Row) -> None:
     questions, hops, queries = (summary[name] for name in ("questions", "hops", "queries"))
     ctx.track_data("augment", questions["read"])
     named = {f"questions_{name}": value for name, value in questions.items() if name != "rejected"}
@@ -117,4 +156,4 @@ def _tell(ctx: Context, summary: Row) -> None:
 
 
 if __name__ == "__main__":
-    run("augment", body, clean=True)
+    main("augment", body, Settings, clean=True)

@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tasks import conf
-from tasks.data.ingest import REJECTED, fault_lines, ingest, publish
+from tasks.data.ingest import REJECTED, FolderConf, fault_lines, ingest, publish
 from tasks.data.settings import DataConf
-from tasks.data.world import write_world
-from tasks.runner import Context, run
+from tasks.data.world import WorldConf, write_world
+from tasks.runner import Context, main
 from tasks.store import Row
+
+if TYPE_CHECKING:
+    from tasks.plan import RunSettings
 
 OUT = Path("artifacts/data")
 
 
-def main() -> None:
-    """Entry point."""
-    run("data", _body)
+@dataclass(frozen=True)
+class Settings:
+    """What the stage reads of the settings.
+
+    Attributes:
+        world: of the generator; None where real data is read.
+        folder: what to do with rows of real data that cannot be used as they are.
+        data_folder: where real data lies.
+    """
+
+    world: WorldConf | None
+    folder: FolderConf | None
+    data_folder: str
 
 
-def _body(ctx: Context) -> None:
-    settings = conf.load(DataConf, "data", ctx.params.data, root=ctx.root)
-    manifest = _make(settings, ctx)
+def settings(run: RunSettings) -> Settings:
+    """Of `conf/data/` the part that makes the data; which splits serve what, others read."""
+    chosen = run.load(DataConf, "data", run.params.data)
+    if chosen.world is None and not run.params.data_folder:
+        raise ValueError(
+            "params.yaml: data_folder is empty, but data is 'folder'. Name the folder that holds the data."
+        )
+    return Settings(chosen.world, chosen.folder, "" if chosen.world else run.params.data_folder)
+
+
+def body(ctx: Context[Settings]) -> None:
+    """Write `artifacts/data/`."""
+    manifest = _make(ctx.settings, ctx.root)
     counts = {"passages": manifest["corpus"]["rows"]}
     for split in ("train", "dev", "test"):
         counts[f"questions_{split}"] = sum(q["splits"].get(split, 0) for q in manifest["questions"].values())
@@ -30,16 +54,10 @@ def _body(ctx: Context) -> None:
     _print(counts, manifest)
 
 
-def _make(settings: DataConf, ctx: Context) -> Row:
-    out = ctx.root / OUT
-    if settings.world is not None:
-        world = settings.world
-        return publish(lambda folder: write_world(world, folder), out, "world")
-    if not ctx.params.data_folder:
-        raise ValueError(
-            "params.yaml: data_folder is empty, but data is 'folder'. Name the folder that holds the data."
-        )
-    return ingest(ctx.root / ctx.params.data_folder, out, settings.folder)
+def _make(settings: Settings, root: Path) -> Row:
+    if (world := settings.world) is not None:
+        return publish(lambda folder: write_world(world, folder), root / OUT, "world")
+    return ingest(root / settings.data_folder, root / OUT, settings.folder)
 
 
 def _print(counts: dict[str, int], manifest: Row) -> None:
@@ -56,4 +74,4 @@ def _print(counts: dict[str, int], manifest: Row) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main("data", body, Settings)

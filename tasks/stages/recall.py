@@ -1,21 +1,48 @@
 """Stage `recall`: measures the index on the questions whose gold passages are known."""
 
-from pathlib import Path
+from __future__ import annotations
 
-from tasks import store
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks import retrieval, store
 from tasks.data.records import read_questions
-from tasks.retrieval import open_retriever
 from tasks.retrieval.recall import recall_table
-from tasks.runner import Context, run
+from tasks.runner import Context, main
+
+if TYPE_CHECKING:
+    from tasks.plan import RunSettings
 
 DATA = Path("artifacts/data")
 INDEX = Path("artifacts/index")
 OUT = Path("artifacts/recall.json")
 
 
-def body(ctx: Context) -> None:
+@dataclass(frozen=True)
+class Settings:
+    """What the stage reads of the settings.
+
+    Attributes:
+        retriever: settings of the backend that opens the index.
+    """
+
+    retriever: dict[str, Any]
+
+
+def settings(run: RunSettings) -> Settings:
+    """The retriever of this run."""
+    return Settings(run.retriever())
+
+
+def loads(settings: Settings) -> Any:
+    """The settings of the backend, which lie in its module."""
+    return retrieval.settings_of(settings.retriever, "retriever")
+
+
+def body(ctx: Context[Settings]) -> None:
     """Write `artifacts/recall.json`: `{"datasets": {name: {num_questions, recall@k, all_gold@10, answer@k}}}`."""
-    retriever = open_retriever(ctx.root / INDEX, ctx.root / DATA / "corpus.jsonl")
+    retriever = retrieval.open_retriever(ctx.root / INDEX, ctx.root / DATA / "corpus.jsonl")
     table = recall_table(read_questions(ctx.root / DATA / "questions.jsonl"), retriever, progress=ctx.progress)
     store.write_json(ctx.root / OUT, {"datasets": table})
     ctx.track_data("recall", sum(int(row["num_questions"]) for row in table.values()))
@@ -25,4 +52,4 @@ def body(ctx: Context) -> None:
 
 
 if __name__ == "__main__":
-    run("recall", body)
+    main("recall", body, Settings)

@@ -7,17 +7,22 @@ stay. The result is `artifacts/retrievers.json`. An empty list writes an empty t
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tasks import conf, retrieval, store
+from tasks import retrieval, store
 from tasks.data.records import read_questions
 from tasks.evaluate.statistics import bootstrap_means
 from tasks.retrieval import Retriever, recall
-from tasks.runner import Context, run
+from tasks.runner import Context, main
 from tasks.store import Row
 from tasks.types import Question
+
+if TYPE_CHECKING:
+    from tasks.plan import RunSettings
 
 DATA = Path("artifacts/data")
 OUT = Path("artifacts/retrievers.json")
@@ -27,7 +32,28 @@ NUM_BOOTSTRAP = 2000
 HELD_OUT = ", held out"
 
 
-def body(ctx: Context) -> None:
+@dataclass(frozen=True)
+class Settings:
+    """What the stage reads of the settings.
+
+    Attributes:
+        retrievers: name -> backend and its settings, in the order of `compare_retrievers`.
+    """
+
+    retrievers: dict[str, dict[str, Any]]
+
+
+def settings(run: RunSettings) -> Settings:
+    """The retrievers that `compare_retrievers` names."""
+    return Settings({name: run.retriever(name) for name in run.params.compare_retrievers})
+
+
+def loads(settings: Settings) -> dict[str, Any]:
+    """The settings of each backend, which lie in its module."""
+    return {name: retrieval.settings_of(tree, f"retrievers: {name}") for name, tree in settings.retrievers.items()}
+
+
+def body(ctx: Context[Settings]) -> None:
     """Write `artifacts/retrievers.json`.
 
     `{"retrievers": {name: {"backend", "settings_digest", "datasets": {dataset: row}}}, "differences": {"b - a":
@@ -37,8 +63,9 @@ def body(ctx: Context) -> None:
     may have been chosen on training questions. Differences are paired by question, of each retriever and those
     that `compare_retrievers` names before it.
     """
-    found = {name: _rows(ctx, name) for name in ctx.params.compare_retrievers}
-    table = {name: _described(ctx, name, rows) for name, rows in found.items()}
+    compared = loads(ctx.settings)
+    found = {name: _rows(ctx, name, compared[name]) for name in compared}
+    table = {name: _described(ctx.settings.retrievers[name], rows) for name, rows in found.items()}
     differences = {
         f"{other} - {one}": {dataset: _figures(found[other][dataset], found[one][dataset]) for dataset in found[one]}
         for one, other in itertools.combinations(found, 2)
@@ -56,9 +83,9 @@ def body(ctx: Context) -> None:
     ctx.track_data("retrievers", sum(row["num_questions"] for name, row in measured if not name.endswith(HELD_OUT)))
 
 
-def _rows(ctx: Context, name: str) -> dict[str, list[recall.Row]]:
+def _rows(ctx: Context[Settings], name: str, settings: Any) -> dict[str, list[recall.Row]]:
     """The figures of every question, by dataset."""
-    retriever = _index(ctx, name, retrieval.load_settings(name, ctx.root))
+    retriever = _index(ctx, name, settings)
     questions = read_questions(ctx.root / DATA / "questions.jsonl")
     rows = recall.question_rows(questions, retriever, progress=ctx.progress, groups=_groups)
     return {
@@ -73,16 +100,15 @@ def _groups(question: Question) -> tuple[str, ...]:
     return (question.dataset,) if question.split == "train" else (question.dataset, held_out)
 
 
-def _described(ctx: Context, name: str, rows: dict[str, list[recall.Row]]) -> Row:
-    settings = retrieval.load_settings(name, ctx.root)
+def _described(settings: Row, rows: dict[str, list[recall.Row]]) -> Row:
     return {
-        "backend": settings.backend,
-        "settings_digest": store.digest(conf.plain(settings)),
+        "backend": settings["backend"],
+        "settings_digest": store.digest(settings),
         "datasets": {dataset: _figures(found) for dataset, found in rows.items()},
     }
 
 
-def _index(ctx: Context, name: str, settings: object) -> Retriever:
+def _index(ctx: Context[Settings], name: str, settings: Any) -> Retriever:
     """The index of an earlier attempt if that finished it, else a new one."""
     corpus, out = ctx.root / DATA / "corpus.jsonl", ctx.scratch / "index" / name
     return retrieval.open_or_build(corpus, out, settings, ctx.root / retrieval.SCRATCH, ctx.progress)
@@ -104,4 +130,4 @@ def _figures(rows: list[recall.Row], less: list[recall.Row] | None = None) -> Ro
 
 
 if __name__ == "__main__":
-    run("retrievers", body, clean=True)
+    main("retrievers", body, Settings, clean=True)

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tasks.data.expectations import check
 from tasks.data.ingest import CORPUS, QUESTIONS
-from tasks.runner import Context, run
+from tasks.runner import Context, main
 from tasks.store import write_json
+
+if TYPE_CHECKING:
+    from tasks.plan import RunSettings
 
 DATA = Path("artifacts/data")
 OUT = Path("artifacts/validation.json")
 DOCS = Path(".scratch/data_docs")
 
 
-def main() -> None:
-    """Entry point."""
-    run("validate", _body)
+@dataclass(frozen=True)
+class Settings:
+    """The stage reads none of the settings."""
 
 
-def _body(ctx: Context) -> None:
+def settings(run: RunSettings) -> Settings:
+    """None."""
+    return Settings()
+
+
+def body(ctx: Context[Settings]) -> None:
+    """Check `artifacts/data/` and write `artifacts/validation.json`."""
     corpus, docs = ctx.root / DATA / CORPUS, ctx.root / DOCS
     outcome = {
         "passages": check("passages", [corpus], docs),
@@ -33,4 +44,4 @@ def _body(ctx: Context) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main("validate", body, Settings)

@@ -45,6 +45,7 @@ ORDER = (
     "evaluate",
     "report",
     "runner",
+    "plan",
     "stages",
 )
 # They start and record a stage and cannot change what it writes, so they are nobody's dependency.
@@ -186,6 +187,13 @@ def test_code_dependencies_are_what_the_stage_imports(group: str) -> None:
     assert found, f"dvc.yaml: {group}: found cmd {stage['cmd']!r}, expected 'exec python -m tasks.stages.<name>'"
     entry = TASKS / "stages" / f"{found[1]}.py"
     assert entry.is_file(), f"dvc.yaml: {group} runs {entry.name}, which does not exist"
+    if group == "plan":
+        assert stage["deps"] == ["tasks", "conf", "params.yaml", "requirements"]
+        return
+    if any(str(dep).startswith("artifacts/plan/") for dep in stage["deps"]):  # type: ignore[attr-defined]
+        assert "params" not in stage
+        assert not any(str(dep).startswith(("tasks", "conf")) for dep in stage["deps"])  # type: ignore[attr-defined]
+        return
     imported = closure(entry)
     deps = [ROOT / str(dep) for dep in stage["deps"] if str(dep).startswith("tasks/")]  # type: ignore[union-attr, attr-defined]
     missing = {path for path in imported if not any(path == dep or dep in path.parents for dep in deps)}

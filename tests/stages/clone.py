@@ -50,7 +50,7 @@ class Clone:
         """Copy sources and settings; `smoke` sets the smallest sizes in `params.yaml`."""
         root.mkdir(parents=True)
         ignore = shutil.ignore_patterns("__pycache__", "cache", "tmp", "config.local")
-        for name in ("tasks", "flows", "conf", ".dvc"):
+        for name in ("tasks", "flows", "conf", "requirements", ".dvc"):
             shutil.copytree(HOUSE / name, root / name, ignore=ignore)
         for name in ("dvc.yaml", "params.yaml", ".dvcignore", ".gitignore"):
             shutil.copyfile(HOUSE / name, root / name)
@@ -107,7 +107,14 @@ class Clone:
         )
 
     def stage(self, line: str) -> subprocess.CompletedProcess[str]:
-        """One stage, such as `base --seed 0`, in a process of its own."""
+        """One stage, such as `base --seed 0`, in a process of its own; a plan that is out of date is made first.
+
+        Where planning fails, that is what is returned.
+        """
+        if line != "plan" and not self._is_planned():
+            planning = self.stage("plan")
+            if planning.returncode:
+                return planning
         name, *words = line.split()
         processes = multiprocessing.get_context("forkserver")
         processes.set_forkserver_preload(LIBRARIES)
@@ -120,6 +127,14 @@ class Clone:
             process.join()
             assert process.exitcode is not None
             return subprocess.CompletedProcess(line, process.exitcode, out.read(), err.read())
+
+    def _is_planned(self) -> bool:
+        """Whether the plan is newer than code, settings and pins."""
+        plan = self.root / "artifacts/plan"
+        sources = [path for name in ("tasks", "conf", "requirements") for path in (self.root / name).rglob("*.*")]
+        known = [path for path in sources if path.suffix != ".pyc"]
+        newest = max(path.stat().st_mtime_ns for path in [*known, self.root / "params.yaml"])
+        return plan.is_dir() and plan.stat().st_mtime_ns > newest
 
     def must(self, *lines: str) -> None:
         """These stages, which must end well."""

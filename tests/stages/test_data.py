@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tasks.data.settings import DataConf
+from tasks.plan import RunSettings
 from tasks.runner import tracking
 from tasks.stages import data, validate
 from tasks.store import DataError, read_json
@@ -39,8 +40,9 @@ def context(tmp_path: Path) -> Callable[..., Any]:
         (tmp_path / "conf" / "data" / "mine.yaml").write_text(conf)
         logged: list[tuple[int, dict[str, float]]] = []
         params = SimpleNamespace(data="mine", data_folder=data_folder)
+        settings = data.settings(RunSettings(tmp_path, params))  # type: ignore[arg-type]
         return SimpleNamespace(
-            params=params, root=tmp_path, logged=logged, log=lambda step, metrics: logged.append((step, metrics)),
+            settings=settings, root=tmp_path, logged=logged, log=lambda step, metrics: logged.append((step, metrics)),
             track=tracking.silent(), track_data=lambda purpose, num_rows: None,
         )  # fmt: skip
 
@@ -49,8 +51,8 @@ def context(tmp_path: Path) -> Callable[..., Any]:
 
 def test_world_passes_its_own_checks(context: Callable[..., Any]) -> None:
     ctx = context(WORLD)
-    data._body(ctx)
-    validate._body(ctx)
+    data.body(ctx)
+    validate.body(ctx)
     manifest = read_json(ctx.root / "artifacts" / "data" / "manifest.json")
     assert manifest["kind"] == "world"
     assert manifest["questions"]["world"]["splits"] == {"train": 20, "dev": 5, "test": 10}
@@ -68,8 +70,8 @@ def test_folder_in_two_runs_gives_the_same_bytes(context: Callable[..., Any]) ->
     (given / "questions.jsonl").write_text(lines([question(n) for n in range(4)] + [question(5, answers=["-"])]))
     made = []
     for _ in range(2):
-        data._body(ctx)
-        validate._body(ctx)
+        data.body(ctx)
+        validate.body(ctx)
         files = sorted((ctx.root / "artifacts").rglob("*.json*"))
         made.append({path.relative_to(ctx.root): path.read_bytes() for path in files})
     assert made[0] == made[1]
@@ -83,8 +85,8 @@ def test_skipped_rows_are_printed_at_the_end(context: Callable[..., Any], capsys
     given.mkdir()
     (given / "corpus.jsonl").write_text(lines([passage(n) for n in (0, 1, 1, 2)]) + '{"id": "p7"}\n')
     (given / "questions.jsonl").write_text(lines([question(n) for n in range(4)]))
-    data._body(ctx)
-    validate._body(ctx)
+    data.body(ctx)
+    validate.body(ctx)
     assert capsys.readouterr().out.splitlines()[:3] == [
         "3 passages, 2 questions train, 0 questions dev, 2 questions test",
         "faulty rows: 2 (1 duplicate_id, 1 missing_field)",
@@ -99,7 +101,7 @@ def test_a_violation_stops_validate_without_a_result(context: Callable[..., Any]
     (folder / "corpus.jsonl").write_text(lines([passage(1)]))
     (folder / "questions.jsonl").write_text(json.dumps(question(1, hops=7)) + "\n")
     with pytest.raises(DataError, match=r"questions\.jsonl: row 1: column 'hops': found 7 \(int\)"):
-        validate._body(ctx)
+        validate.body(ctx)
     assert not (ctx.root / "artifacts" / "validation.json").exists()
 
 
@@ -115,12 +117,12 @@ def test_a_violation_stops_validate_without_a_result(context: Callable[..., Any]
 )
 def test_misspelt_settings(context: Callable[..., Any], conf: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        data._body(context(conf))
+        data.body(context(conf))
 
 
 def test_folder_without_a_name(context: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match="data_folder is empty"):
-        data._body(context(FOLDER, ""))
+        data.body(context(FOLDER, ""))
 
 
 @pytest.mark.parametrize("name", ["world", "folder"])

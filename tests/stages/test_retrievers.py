@@ -12,6 +12,7 @@ import pytest
 
 from tasks import retrieval, store
 from tasks.data.records import read_questions
+from tasks.plan import RunSettings
 from tasks.report.table import read_retrievers
 from tasks.retrieval import bm25, dense
 from tasks.retrieval.recall import recall_table
@@ -46,8 +47,9 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
     monkeypatch.setattr(dense, "SentenceEncoder", lambda *words: encoder)
 
     def make(*names: str) -> Any:
+        params: Any = SimpleNamespace(compare_retrievers=names)
         return SimpleNamespace(
-            params=SimpleNamespace(compare_retrievers=names), root=tmp_path, scratch=tmp_path / "scratch",
+            settings=retrievers.settings(RunSettings(tmp_path, params)), root=tmp_path, scratch=tmp_path / "scratch",
             progress=retrieval.silent, log=lambda step, metrics: None, track_data=lambda purpose, num_rows: None,
             encoder=encoder,
         )  # fmt: skip

@@ -1,0 +1,87 @@
+"""Plans a run: checks every setting of every stage, and writes down what each stage and item depends on.
+
+Each module of `tasks/stages/` says which settings its stage reads:
+
+* `settings(run, **item)` resolves them from `params.yaml` and `conf/` and gives the stage's own dataclass;
+* `loads(settings)` (optional) builds what the stage will load by kind, so that its source files are known;
+* `MATRIX` (optional) names the keys of the stage's matrix in `dvc.yaml`, in order.
+
+Nothing here trains, searches or loads a model: a wrong setting of any stage ends the run here, in seconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from tasks import conf, identity, parts, retrieval, services, store
+from tasks.runner import planned
+from tasks.runner.planned import Plan
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """The settings of a run: `params.yaml` and the files of `conf/` that it names.
+
+    Attributes:
+        root: root of the clone.
+        params: `params.yaml`, checked.
+    """
+
+    root: Path
+    params: conf.Params
+
+    def load(self, cls: type[T], kind: str, name: str) -> T:
+        """`conf/<kind>/<name>.yaml` as a dataclass."""
+        return conf.load(cls, kind, name, root=self.root)
+
+    def retriever(self, name: str = "") -> conf.Tree:
+        """Backend and settings of a file of `conf/retriever/`, by default of the one that makes this run's index."""
+        return dict(conf.plain(retrieval.load_settings(name or self.params.retriever, self.root)))
+
+    def service(self, role: services.Role, name: str) -> conf.Tree:
+        """Kind and settings of a file of `conf/service/` that plays this role."""
+        return parts.plain(services.load(role, name, self.root))
+
+    def items(self, key: str) -> tuple[Any, ...]:
+        """The values of a matrix key: `seed` stands for each of `seeds`."""
+        return tuple(getattr(self.params, f"{key}s"))
+
+
+def plans(run: RunSettings, stages: Mapping[str, ModuleType]) -> Iterator[tuple[str, Plan]]:
+    """The name and the plan of every stage and item.
+
+    Args:
+        run: settings of the run.
+        stages: name of a stage -> its module.
+
+    Raises:
+        ValueError: a wrong setting; names file and key.
+    """
+    sources = identity.Sources(identity.ROOT)
+    libraries = store.digest(identity.libraries(run.root))
+    for stage, module in stages.items():
+        keys = getattr(module, "MATRIX", ())
+        for values in itertools.product(*(run.items(key) for key in keys)):
+            settings = module.settings(run, **dict(zip(keys, values, strict=True)))
+            loaded = module.loads(settings) if hasattr(module, "loads") else ()
+            modules = {module.__name__} | identity.modules_of([settings, loaded])
+            item = "-".join(map(str, values))
+            plan = Plan(conf.plain(settings), sources.used(modules), libraries)
+            yield f"{stage}@{item}" if item else stage, plan
+
+
+def write(out: Path, run: RunSettings, stages: Mapping[str, ModuleType]) -> list[str]:
+    """Write all plans into `out`, which appears only when every setting is right; returns the names of the stages."""
+    with store.replacing_folder(out) as work:
+        names = []
+        for name, plan in plans(run, stages):
+            planned.write(work, name, plan)
+            names.append(name)
+    return names

@@ -1,0 +1,28 @@
+"""Stage `plan`: checks all settings and says what each stage depends on, into `artifacts/plan/`. See `tasks.plan`."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+from tasks import conf, plan
+from tasks.runner import Context, planned, run
+
+NO_STAGES = ("__init__", "plan", "parts", "method", "base", "train", "evaluate", "report")
+
+
+def stages() -> dict[str, ModuleType]:
+    """The module of every other stage: every other file of this folder."""
+    names = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in NO_STAGES)
+    return {name: importlib.import_module(f"tasks.stages.{name}") for name in names}  # Loads parts by kind.
+
+
+def body(ctx: Context[None]) -> None:
+    """Write `artifacts/plan/`."""
+    names = plan.write(ctx.root / planned.FOLDER, plan.RunSettings(ctx.root, conf.params(ctx.root)), stages())
+    print(f"{len(names)} stages and items planned", flush=True)
+
+
+if __name__ == "__main__":
+    run("plan", body)
