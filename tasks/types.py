@@ -1,14 +1,17 @@
 """The nouns every room shares, as frozen dataclasses.
 
-Nothing here computes: a record is what was read, retrieved, generated or scored. An episode is the record of a
-played question, whoever played it; a trajectory is an episode whose tokens are known. Token ids are the truth about
-a trajectory; every text field is a decoded view of them.
+Nothing here computes: a record is what was read, retrieved, generated or scored. The types of a question, a hop and a
+passage are also the schema of their rows (`tasks/records/schema.py` checks them where a file is read). An episode is
+the record of a played question, whoever played it; a trajectory is an episode whose tokens are known. Token ids are
+the truth about a trajectory; every text field is a decoded view of them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, Strict, with_config
 
 Split = Literal["train", "dev", "test"]
 ActionKind = Literal["search", "answer", "invalid"]
@@ -16,17 +19,28 @@ Status = Literal["answered", "open", "overflow", "failed"]
 Mode = Literal["greedy", "sampled"]
 MAX_HOPS = 4
 
+AnyText = Annotated[str, Field(min_length=0)]  # A bound, even this one, makes pydantic look at the characters.
+"""Text of Unicode characters: no half of a surrogate pair."""
+Text = Annotated[str, Field(pattern=r"[^\s\x1c-\x1f]")]
+"""Text that is not blank."""
+Flag = Annotated[bool, Strict()]
+Hops = Annotated[int, Strict(), Field(ge=1, le=MAX_HOPS)]
 
+_only_these_fields = with_config(ConfigDict(extra="forbid"))
+
+
+@_only_these_fields
 @dataclass(frozen=True)
 class Hop:
     """One step of a question's decomposition; `#1`, `#2` in `question` and `queries` stand for earlier answers."""
 
-    question: str
-    answer: str
-    support_passage_id: str | None = None
-    queries: tuple[str, ...] = ()
+    question: Text
+    answer: Text
+    support_passage_id: Text | None = None
+    queries: tuple[Text, ...] = ()
 
 
+@_only_these_fields
 @dataclass(frozen=True)
 class Question:
     """One row of `questions.jsonl`; `answers[0]` is the main answer, the rest are aliases.
@@ -35,30 +49,31 @@ class Question:
     fills them, for methods whose rewards read them.
     """
 
-    id: str
-    dataset: str
+    id: Text
+    dataset: Text
     split: Split
-    question: str
-    answers: tuple[str, ...]
-    hops: int
-    type: str | None = None
+    question: Text
+    answers: Annotated[tuple[Text, ...], Field(min_length=1)]
+    hops: Hops
+    type: Text | None = None
     decomposition: tuple[Hop, ...] = ()
-    gold_passage_ids: tuple[str, ...] = ()
+    gold_passage_ids: tuple[Text, ...] = ()
     gold_method: Literal["annotated", "derived", "none"] = "none"
-    gold_complete: bool = False
-    silver_passage_ids: tuple[str, ...] = ()
-    source: str = ""
+    gold_complete: Flag = False
+    silver_passage_ids: tuple[Text, ...] = ()
+    source: AnyText = ""
     gold_passages: tuple[Passage, ...] = ()
 
 
+@_only_these_fields
 @dataclass(frozen=True)
 class Passage:
     """One row of `corpus.jsonl`."""
 
-    id: str
-    title: str
-    text: str
-    datasets: tuple[str, ...] = ()
+    id: Text
+    title: AnyText
+    text: Text
+    datasets: tuple[Text, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -9,22 +9,26 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, with_config
 
 from tasks.augment import Rejection
 from tasks.data.decomposition import REFERENCE
-from tasks.data.records import Fields, to_hop
+from tasks.data.records import parsed, wrong_field
 from tasks.store import DataError, Row, read_jsonl
-from tasks.types import MAX_HOPS, Hop
+from tasks.types import MAX_HOPS, Hop, Text
 
 HOPS, REJECTED, SUMMARY = "hops.jsonl", "rejected.jsonl", "summary.json"
 
 
+@with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True)
 class Augmented:
     """One row of `hops.jsonl`."""
 
-    question_id: str
-    hops: tuple[Hop, ...]
+    question_id: Text
+    hops: Annotated[tuple[Hop, ...], Field(min_length=1, max_length=MAX_HOPS)]
 
 
 def read_hops(path: Path) -> dict[str, tuple[Hop, ...]]:
@@ -51,14 +55,12 @@ def to_augmented(row: Row, where: str) -> Augmented:
     Raises:
         DataError: a field is missing, unknown or wrong, or a `#k` is left.
     """
-    fields = Fields(row, where, Augmented)
-    one = Augmented(fields.text("question_id"), fields.items("hops", to_hop))
-    if not 1 <= len(one.hops) <= MAX_HOPS:
-        raise fields.error("hops", row["hops"], f"1 to {MAX_HOPS} objects")
+    one = parsed(Augmented, row, where)
     for i, hop in enumerate(one.hops):
         for text in (hop.question, hop.answer, *hop.queries):
             if REFERENCE.search(text):
-                raise fields.error(f"hops[{i}]", text, "texts in which #k is replaced by the answer it stands for")
+                expected = "texts in which #k is replaced by the answer it stands for"
+                raise wrong_field(where, f"hops[{i}]", text, expected)
     return one
 
 

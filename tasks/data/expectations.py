@@ -1,8 +1,9 @@
 """Great Expectations suites for files that stages hand on: questions, passages, hops, trajectories, results.
 
 A guard, not a reader: rows are taken as they are, so that a file spoilt by hand or by a bug is described
-as a whole, not refused at its first row. What one field of a score or trajectory may hold is said by its schema
-(`tasks/records`); here stand the rules between fields and between rows. Files are streamed in batches; only 20 bytes
+as a whole, not refused at its first row. What a question or a passage may be is said by the reader of their rows
+(`tasks/data/records.py`), what one field of a score or trajectory may hold by its schema (`tasks/records`); here stand
+the rules between rows, and between fields of the latter. Files are streamed in batches; only 20 bytes
 a row stay in memory: its file, its number and a hash of its key. Great Expectations is imported nowhere else, and only
 when a check runs (about 3 s); files of one kind are checked together, because each suite and its pages cost half a
 second.
@@ -17,7 +18,7 @@ import shutil
 import warnings
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,13 +26,14 @@ import numpy as np
 
 from tasks.data.decomposition import REFERENCE
 from tasks.data.ingest import contains, key_of
-from tasks.data.records import GOLD_METHODS, SPLITS, known_fields, shown
+from tasks.data.records import known_fields, to_passage, to_question
 from tasks.records import schema
+from tasks.records.schema import shown
 from tasks.records.scores import ScoreRow
 from tasks.records.trajectories import TrajectoryRow
 from tasks.store import DataError, Row, dump, read_jsonl
 from tasks.text import normalize
-from tasks.types import MAX_HOPS, Hop, Passage, Question
+from tasks.types import MAX_HOPS, Hop
 
 if TYPE_CHECKING:
     import pandas
@@ -212,72 +214,39 @@ def _whole_rules(key: tuple[str, ...]) -> tuple[Rule, ...]:
 
 
 def _questions(corpus_keys: np.ndarray | None) -> Suite:
-    fields = frozenset(known_fields(Question))
-
     def cells(row: Row) -> Cells:
-        gold = _texts(row.get("gold_passage_ids", []))
-        silver = _texts(row.get("silver_passage_ids", []))
-        hops = _objects(row.get("decomposition", []))
-        answers = _texts(row.get("answers"))
-        support = [hop.get("support_passage_id") for hop in hops or []]
-        named = [name for name in [*(gold or []), *(silver or []), *support] if isinstance(name, str)]
+        fault = _fault(to_question, row)
         return {
-            **{name: _text(row.get(name)) for name in ("id", "dataset", "question")},
-            "split": _exact(row.get("split"), str),
-            "answers": None if answers is None else sum(bool(normalize(answer)) for answer in answers),
-            "hops": _exact(row.get("hops"), int),
-            "decomposition": None
-            if hops is None
-            else all(_text(h.get(k)) for h in hops for k in ("question", "answer")),
-            "gold_passage_ids": None if gold is None else len(gold),
-            "silver_passage_ids": None if silver is None else len(silver),
-            "gold_method": _exact(row.get("gold_method", "none"), str),
-            "gold_complete": _exact(row.get("gold_complete", False), bool),
-            "unknown_passage_id": _unknown_passage(named, corpus_keys),
-            "unknown_field": next((name for name in row if name not in fields), None),
+            "schema_fault": fault,
+            "unknown_passage_id": None if fault else _unknown_passage(_named(row), corpus_keys),
         }
 
-    gold_when_complete = _when(
-        _between("gold_passage_ids", 1), "gold_complete == True", "at least one id where gold_complete is true"
-    )
     rules = (
-        *map(_filled, ("id", "dataset", "question")),
-        _one_of("split", SPLITS),
-        _filled("answers", "a list of texts"),
-        _between("answers", 1, meaning="at least one answer that normalisation leaves something of"),
-        _one_of("hops", range(1, MAX_HOPS + 1)),
-        _filled("decomposition", "a list of objects"),
-        replace(_one_of("decomposition", [True]), meaning="a question and an answer in every object"),
-        _filled("gold_passage_ids", "a list of texts"),
-        _filled("silver_passage_ids", "a list of texts"),
-        _one_of("gold_method", GOLD_METHODS),
-        _one_of("gold_complete", [True, False]),
-        gold_when_complete,
+        _absent("schema_fault", "a row as tasks/types.py (Question) and tasks/data/records.py describe it"),
         _absent("unknown_passage_id", "only ids of passages in the corpus"),
-        _absent("unknown_field", f"only the fields {', '.join(known_fields(Question))}"),
     )
     return Suite(cells, rules, ("id",))
+
+
+def _named(row: Row) -> list[str]:
+    """The passage ids in a row of a question."""
+    support = [hop.get("support_passage_id") for hop in row.get("decomposition", [])]
+    named = [*row.get("gold_passage_ids", []), *row.get("silver_passage_ids", []), *support]
+    return [name for name in named if name is not None]
 
 
 def _passages(_: np.ndarray | None) -> Suite:
-    fields = frozenset(known_fields(Passage))
+    rule = _absent("schema_fault", "a row as tasks/types.py (Passage) and tasks/data/records.py describe it")
+    return Suite(lambda row: {"schema_fault": _fault(to_passage, row)}, (rule,), ("id",))
 
-    def cells(row: Row) -> Cells:
-        return {
-            "id": _text(row.get("id")),
-            "title": row["title"] if isinstance(row.get("title"), str) else None,
-            "text": _text(row.get("text")),
-            "datasets": None if _texts(row.get("datasets", [])) is None else True,
-            "unknown_field": next((name for name in row if name not in fields), None),
-        }
 
-    rules = (
-        *map(_filled, ("id", "text")),
-        _filled("title", "text"),
-        _filled("datasets", "a list of texts"),
-        _absent("unknown_field", f"only the fields {', '.join(known_fields(Passage))}"),
-    )
-    return Suite(cells, rules, ("id",))
+def _fault(read: Callable[[Row, str], object], row: Row) -> str | None:
+    """Why a row cannot be read."""
+    try:
+        read(row, "")
+    except DataError as error:
+        return str(error).removeprefix(": ").removesuffix(" Correct the row.")
+    return None
 
 
 def _augmented(corpus_keys: np.ndarray | None) -> Suite:

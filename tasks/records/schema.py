@@ -6,6 +6,7 @@ between fields and between rows are not here: they are expectations (`tasks/data
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,7 @@ from pydantic import AfterValidator, AllowInfNan, ConfigDict, Field, Strict, Typ
 from tasks.store import DataError, Row, read_jsonl, write_jsonl
 
 T = TypeVar("T")
-
-
-def _not_blank(text: str) -> str:
-    if not text.strip():
-        raise ValueError("text that is not blank")
-    return text
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _zero_or_one(value: float) -> float:
@@ -30,27 +26,29 @@ def _zero_or_one(value: float) -> float:
     return value
 
 
-Flag = Annotated[bool, Strict()]
 Count = Annotated[int, Strict(), Field(ge=0)]
 Number = Annotated[float, Strict(), AllowInfNan(False)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 Match = Annotated[Number, AfterValidator(_zero_or_one)]
-Text = Annotated[str, AfterValidator(_not_blank)]
 
 # What pydantic calls a fault, in the words of the other messages; {…} are its arguments.
 _EXPECTED = {
     "string_type": "text",
+    "string_unicode": "text without lone surrogates (half of a \\u pair)",
+    "string_pattern_mismatch": "text that is not blank",
     "int_type": "a whole number",
     "float_type": "a number",
     "bool_type": "true or false",
     "list_type": "a list",
+    "tuple_type": "a list",
     "dict_type": "a JSON object",
     "dataclass_type": "a JSON object",
     "finite_number": "a finite number",
     "greater_than_equal": "{ge} or more",
     "less_than_equal": "{le} or less",
     "less_than": "less than {lt}",
-    "too_short": "at least {min_length}",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
     "literal_error": "{expected}",
     "value_error": "{error}",
 }
@@ -110,18 +108,55 @@ def write(path: Path, rows: Iterable[Any]) -> int:
     return write_jsonl(path, map(plain, rows))
 
 
-def _message(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with a row.
+
+    Attributes:
+        owner: the object within the row that has the fault, such as `turns[1]`; empty for the row itself.
+        field: of that object, such as `logprobs[0]`; empty where the object as a whole is wrong.
+        reason: `missing_field`, `unknown_field` or `bad_field`.
+        found: the value.
+        expected: in words.
+    """
+
+    owner: str
+    field: str
+    reason: str
+    found: object
+    expected: str
+
+
+_REASONS = {
+    "missing": "missing_field",
+    "missing_keyword_only": "missing_field",
+    "extra_forbidden": "unknown_field",
+    "unexpected_keyword_argument": "unknown_field",
+}
+
+
+def first_fault(error: ValidationError) -> Fault:
+    """What pydantic found first; an unknown field before others, because it may be a missing one misspelt."""
+    errors = error.errors(include_url=False)
+    first = min(errors, key=lambda one: _REASONS.get(one["type"]) != "unknown_field")
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
-    prefix = f"{place}: " if place else ""
-    if first["type"] in ("missing", "missing_keyword_only"):
-        return f"field {place!r} is missing"
-    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"unknown field {place!r}"
+    owner, _, name = place.rpartition(".")
     expected = _EXPECTED.get(first["type"], first["msg"]).format(**first.get("ctx", {}))
-    return f"{prefix}found {_shown(first['input'])}, expected {expected}"
+    return Fault(owner, name, _REASONS.get(first["type"], "bad_field"), first["input"], expected)
 
 
-def _shown(value: object) -> str:
-    text = f"{value!r:.80}"
+def _message(error: ValidationError) -> str:
+    fault = first_fault(error)
+    place = ".".join(filter(None, (fault.owner, fault.field)))
+    if fault.reason == "missing_field":
+        return f"field {place!r} is missing"
+    if fault.reason == "unknown_field":
+        return f"unknown field {place!r}"
+    return f"{place}{': ' if place else ''}found {shown(fault.found, 80)}, expected {fault.expected}"
+
+
+def shown(value: object, width: int = 60) -> str:
+    """A found value for a message: printable, cut to `width`, with its type unless that is obvious."""
+    text = ascii(value) if isinstance(value, str) and _SURROGATE.search(value) else repr(value)
+    text = text if len(text) <= width else f"{text[: width - 3]}..."
     return text if value is None or isinstance(value, str | bool | list) else f"{text} ({type(value).__name__})"

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field, Strict
-
-from tasks.records.schema import Count, Match, Share, Text, row
-from tasks.types import MAX_HOPS, Mode, Split, Status
-
-Hops = Annotated[int, Strict(), Field(ge=1, le=MAX_HOPS)]
+from tasks.records.schema import Count, Match, Share, row
+from tasks.types import Hops, Mode, Split, Status, Text
 
 
 @row

@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from tasks.records.schema import Count, Flag, Number, Text, row
-from tasks.records.scores import Hops
-from tasks.types import ActionKind, Episode, Mode, Question, Scores, Status, Trajectory, Turn
+from tasks.records.schema import Count, Number, row
+from tasks.types import ActionKind, Episode, Flag, Hops, Mode, Question, Scores, Status, Text, Trajectory, Turn
 
 Logprob = Annotated[Number, Field(le=1e-4)]  # Rounding of a log-softmax may lift a certain token a little above 0.
 

@@ -59,30 +59,42 @@ def test_valid_rows_pass(kind: Kind, run_check: Callable[..., dict[str, Any]], t
 
 
 SCHEMA = "a row as tasks/records/"
+QUESTION, PASSAGE = (f"a row as tasks/types.py ({name})" for name in ("Question", "Passage"))
 # For each kind: a change of one field, then the column, the found value and the rule that the message must name.
 VIOLATIONS: dict[Kind, list[tuple[Row, str, str, str]]] = {
     "questions": [
-        ({"answers": []}, "answers", "[]", "at least one answer"),
-        ({"answers": ["---"]}, "answers", "['---']", "at least one answer"),
-        ({"hops": "2"}, "hops", "'2'", "one of 1, 2, 3, 4 (ExpectColumnValuesToBeInSet)"),
-        ({"hops": True}, "hops", "True", "one of 1, 2, 3, 4"),
-        ({"question": 12}, "question", "12 (int)", "text that is not blank (ExpectColumnValuesToNotBeNull)"),
-        ({"split": None}, "split", "None", "one of 'train', 'dev', 'test'"),
-        ({"anwsers": ["x"]}, "unknown_field", "'anwsers'", "only the fields id, dataset"),
-        ({"gold_passage_ids": [], "gold_complete": True}, "gold_passage_ids", "[]", "where gold_complete is true"),
-        ({"gold_complete": 1}, "gold_complete", "1 (int)", "one of True, False"),
+        ({"answers": []}, "schema_fault", "field 'answers': found [], expected a list of at least 1", QUESTION),
+        ({"answers": ["---"]}, "schema_fault", "field 'answers': found ['---'], expected an answer with a", QUESTION),
+        ({"hops": "2"}, "schema_fault", "field 'hops': found '2', expected a whole number", QUESTION),
+        ({"hops": True}, "schema_fault", "field 'hops': found True, expected a whole number", QUESTION),
+        ({"hops": 9}, "schema_fault", "field 'hops': found 9 (int), expected 4 or less", QUESTION),
+        ({"question": 12}, "schema_fault", "field 'question': found 12 (int), expected text", QUESTION),
+        ({"split": None}, "schema_fault", "field 'split': found None, expected 'train', 'dev' or 'test'", QUESTION),
+        ({"anwsers": ["x"]}, "schema_fault", "unknown field 'anwsers'. Did you mean 'answers'?", QUESTION),
+        (
+            {"gold_passage_ids": [], "gold_complete": True},
+            "schema_fault",
+            "because gold_passage_ids is empty",
+            QUESTION,
+        ),
+        (
+            {"gold_complete": 1},
+            "schema_fault",
+            "field 'gold_complete': found 1 (int), expected true or false",
+            QUESTION,
+        ),
         (
             {"decomposition": [{"answer": "a"}]},
-            "decomposition",
-            "[{'answer': 'a'}]",
-            "a question and an answer in every",
+            "schema_fault",
+            "decomposition[0]: field 'question' is missing",
+            QUESTION,
         ),
     ],
     "passages": [
-        ({"text": ""}, "text", "''", "text that is not blank"),
-        ({"title": None}, "title", "None", "text (Expect"),
-        ({"datasets": "d"}, "datasets", "'d'", "a list of texts"),
-        ({"body": "x"}, "unknown_field", "'body'", "only the fields id, title, text, datasets"),
+        ({"text": ""}, "schema_fault", "field 'text': found '', expected text that is not blank", PASSAGE),
+        ({"title": None}, "schema_fault", "field 'title': found None, expected text", PASSAGE),
+        ({"datasets": "d"}, "schema_fault", "field 'datasets': found 'd', expected a list", PASSAGE),
+        ({"body": "x"}, "schema_fault", "unknown field 'body'", PASSAGE),
     ],
     "augmented": [
         ({"hops": "x"}, "hops", "'x'", "a list of objects"),
@@ -127,20 +139,24 @@ VIOLATIONS: dict[Kind, list[tuple[Row, str, str, str]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", VIOLATIONS)
+FIVES = [(kind, at) for kind, violations in VIOLATIONS.items() for at in range(0, len(violations), 5)]
+
+
+@pytest.mark.parametrize(("kind", "start"), FIVES)  # A line names five rows.
 def test_a_violation_names_file_row_column_value_and_rule(
-    kind: Kind, run_check: Callable[..., dict[str, Any]], tmp_path: Path
+    kind: Kind, start: int, run_check: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
+    violations = VIOLATIONS[kind][start : start + 5]
     key = "question_id" if "question_id" in VALID[kind] else "id"
-    bad = [{**VALID[kind], key: f"other {i}", **change} for i, (change, *_) in enumerate(VIOLATIONS[kind])]
+    bad = [{**VALID[kind], key: f"other {i}", **change} for i, (change, *_) in enumerate(violations)]
     with pytest.raises(DataError) as error:
         run_check(kind, [VALID[kind], *bad])
     *found_lines, last = str(error.value).split("\n")
-    for number, (_, column, found, rule) in enumerate(VIOLATIONS[kind], 2):
+    for number, (_, column, found, rule) in enumerate(violations, 2):
         pattern = rf": row (?:\d+, )*{number}(?:, \d+)*: column '{column}': found .*{re.escape(found)}.*, expected "
         assert any(re.search(pattern, line) and rule in line for line in found_lines), (pattern, rule, found_lines)
     assert all(line.startswith(f"{tmp_path / kind}.jsonl: row ") for line in found_lines)
-    assert len(found_lines) == len({(column, rule.split(" (")[0]) for _, column, _, rule in VIOLATIONS[kind]})
+    assert len(found_lines) == len({(column, rule.split(" (")[0]) for _, column, _, rule in violations})
     assert last.endswith(str(tmp_path / "docs" / kind / "index.html"))
     assert (tmp_path / "docs" / kind / "index.html").is_file()
 
@@ -155,7 +171,10 @@ def test_rows_are_counted_and_repeats_found_across_batches(
     with pytest.raises(DataError) as error:
         run_check("questions", bad, batch_rows=batch_rows)
     hops, repeats, _ = str(error.value).split("\n")
-    assert ": row 11, 12, 13, 14, 15 and 2 more: column 'hops': found 9 (int), expected" in hops
+    assert (
+        ": row 11, 12, 13, 14, 15 and 2 more: column 'schema_fault': found \"field 'hops': found 9 (int), expected"
+        in hops
+    )
     assert ": row 1, 10: column 'id': found 'd/0', expected no value twice in the file" in repeats
 
 
