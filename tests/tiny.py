@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tasks import methods
 from tasks.agent import grammars
 from tasks.agent.grammar import SearchGrammar
 from tasks.agent.grammars.search_r1 import SearchR1Grammar
@@ -48,6 +49,11 @@ PROMPT = Prompt(None, "Question: {question}\n")
 def make_grammar(kind: str, tokenizer: Any = None) -> SearchGrammar:
     """A kind of grammar with its own texts."""
     return grammars.make({"kind": kind}, tokenizer, "a test")
+
+
+def load_method(name: str, scale: str, tokenizer: Any = None, root: Path = Path(__file__).parents[1]) -> Method:
+    """A method of `conf/method/` as it is at one scale, with its own prompt and grammar."""
+    return methods.build(methods.load(name, scale, root), tokenizer)
 
 
 def make_tokenizer() -> Any:
@@ -257,6 +263,7 @@ class EvenFirst:
 
     reads: tuple[Any, ...] = ()
     services: tuple[Any, ...] = ()
+    score_parts: tuple[str, ...] = ("em",)
 
     def __call__(
         self, trajectories: Sequence[Trajectory], questions: Sequence[Question], services: Any = None

@@ -89,5 +89,6 @@ def _track(run: Run, summary: Row, folder: Path) -> Track:
 def _group_size(summary: Row) -> int | None:
     settings = summary.get("settings")
     method = settings.get("method") if isinstance(settings, dict) else None
-    size = method.get("group_size") if isinstance(method, dict) else None
+    sampler = method.get("sampler") if isinstance(method, dict) else None
+    size = sampler.get("size", 1) if isinstance(sampler, dict) else None
     return size if isinstance(size, int) else None

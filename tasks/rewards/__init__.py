@@ -30,6 +30,11 @@ class Reward(Protocol):
         """The services it calls."""
         ...
 
+    @property
+    def score_parts(self) -> tuple[str, ...]:
+        """The names of the parts that its scores have (`Scores.parts`)."""
+        ...
+
     def __call__(
         self, trajectories: Sequence[Trajectory], questions: Sequence[Question], services: Services = NO_SERVICES
     ) -> list[Scores]: ...
@@ -47,6 +52,11 @@ class EachReward(ABC):
     def services(self) -> tuple[Role, ...]:
         """None."""
         return ()
+
+    @property
+    @abstractmethod
+    def score_parts(self) -> tuple[str, ...]:
+        """See `Reward`."""
 
     @abstractmethod
     def score(self, trajectory: Trajectory, question: Question) -> Scores:

@@ -32,6 +32,11 @@ class AnswerReward(EachReward):
     def __post_init__(self) -> None:
         require(self.wrong_format <= 0, "wrong_format", self.wrong_format, "0 or less: a wrong format earns nothing")
 
+    @property
+    def score_parts(self) -> tuple[str, ...]:
+        """The metric, and the format where it is a gate."""
+        return (self.metric, "format") if self.gated else (self.metric,)
+
     def score(self, trajectory: Trajectory, question: Question) -> Scores:
         """See `EachReward`."""
         value = METRICS[self.metric](trajectory.answer, question.answers)

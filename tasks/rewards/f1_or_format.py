@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tasks import text
 from tasks.conf import require
@@ -14,6 +15,8 @@ from tasks.types import Question, Scores, Trajectory
 @dataclass(frozen=True)
 class F1OrFormat(EachReward):
     """F1 if above 0, else `format_reward` where the format is right, else 0; on the last token the policy wrote."""
+
+    score_parts: ClassVar[tuple[str, ...]] = ("f1", "format")
 
     format_reward: float
 

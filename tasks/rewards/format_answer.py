@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tasks import text
 from tasks.conf import require
@@ -20,6 +21,8 @@ class FormatAnswerReward(EachReward):
         answer_tag: f, reward of an answer in a broken structure.
         retrieval: q, bonus when a gold answer was retrieved in a valid structure.
     """
+
+    score_parts: ClassVar[tuple[str, ...]] = ("em",)
 
     structure: float = 0.2
     answer_tag: float = 0.1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tasks import text
 from tasks.conf import require
@@ -54,6 +55,8 @@ class KeyReward(EachReward):
         weight: gamma_key; 0.618 as released, not given in the paper.
         as_released: score by `key_score_as_released`.
     """
+
+    score_parts: ClassVar[tuple[str, ...]] = ("key",)
 
     weight: float = 0.618
     as_released: bool = False

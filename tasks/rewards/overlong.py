@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tasks.conf import require
 from tasks.rewards import EachReward, on_last_token
@@ -19,6 +20,8 @@ class OverlongPenalty(EachReward):
     >>> [OverlongPenalty(10, 4).value(n) for n in (6, 7, 10, 99)]
     [0.0, -0.25, -1.0, -1.0]
     """
+
+    score_parts: ClassVar[tuple[str, ...]] = ("overlong",)
 
     limit: int
     buffer: int

@@ -28,6 +28,7 @@ class AnswerPotential:
 
     reads: ClassVar[tuple[Field, ...]] = ()
     services: ClassVar[tuple[Role, ...]] = ("log_probs",)
+    score_parts: ClassVar[tuple[str, ...]] = ("potential",)
 
     scale: float
     opening: str = "<answer>"

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tasks import text
 from tasks.conf import require
@@ -112,6 +113,8 @@ class StepReward(EachReward):
         scale: 1 in the paper; 0.6 nominal and 1.6 effective as released.
         as_released: redundancy of `ranked` documents, inside a round, too.
     """
+
+    score_parts: ClassVar[tuple[str, ...]] = ("information_gain", "redundancy")
 
     gain: float = 1.0
     penalty: float = 1.0

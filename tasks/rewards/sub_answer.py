@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tasks import text
 from tasks.conf import require
@@ -21,6 +22,8 @@ class SubAnswerReward(EachReward):
     A missing sub-answer scores 0; of several pairs with one number the last counts. The recommended reading of
     stepsearch section 9.
     """
+
+    score_parts: ClassVar[tuple[str, ...]] = ("sub_answer",)
 
     weight: float
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tasks import text
 from tasks.conf import require
@@ -23,6 +24,8 @@ class TurnRules(EachReward):
         retrieval: for the first search whose documents hold a gold answer (normalised, whole words).
         invalid: for a turn without a valid action, negative.
     """
+
+    score_parts: ClassVar[tuple[str, ...]] = ("answer_retrieved",)
 
     retrieval: float
     invalid: float

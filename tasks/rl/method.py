@@ -1,7 +1,8 @@
-"""A method is a composition: grammar and prompt, sampler, rewards, filter, advantage, loss.
+"""A method is a composition: prompt and grammar, sampler, rewards, filter, advantage, losses.
 
-The parts are small objects that know nothing of one another or of the method they serve. A part says
-which extra tensors it reads (`needs_values`, `needs_reference`); the loop computes those and no others.
+The parts are small objects that know nothing of one another or of the method they serve. A part says which extra
+tensors it reads (`needs_values`, `needs_reference`); the loop computes those and no others. What parts demand of one
+another is checked here and nowhere else.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tasks.services import Kind, Role, check_role
 
 @dataclass(frozen=True)
 class Method:
-    """What `tasks/methods/<name>.py` builds and the training loop runs.
+    """What `tasks.methods` builds and the training loop runs.
 
     Attributes:
         prompt: instructions around the question.
@@ -50,9 +51,13 @@ class Method:
     services: Mapping[Role, Kind] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._check_services()
         require(self.temperature >= 0, "temperature", self.temperature, "0 (greedy) or more")
         require(0 < self.top_p <= 1, "top_p", self.top_p, "a number in (0, 1]")
+        require(bool(self.rewards), "rewards", {}, "at least one")
+        self._check_critic()
+        self._check_groups()
+        self._check_filter()
+        self._check_services()
 
     @property
     def needs_reference(self) -> bool:
@@ -67,6 +72,26 @@ class Method:
     @property
     def _services_need_reference(self) -> bool:
         return any(kind.needs_reference for kind in self.services.values())
+
+    def _check_critic(self) -> None:
+        """A critic is trained where the advantage reads its values, and only there."""
+        is_needed = self.advantage.needs_values
+        expected = "a part: the advantage needs a critic" if is_needed else "null: the advantage needs no critic"
+        require((self.value_loss is not None) == is_needed, "value_loss", self.value_loss, expected)
+
+    def _check_groups(self) -> None:
+        """A comparison needs members that can differ."""
+        if self.advantage.compares_group or self.filter.compares_group:
+            require(self.sampler.size > 1, "size", self.sampler.size, "at least 2, which are compared")
+            require(
+                self.temperature > 0, "temperature", self.temperature, "above 0: members that are alike teach nothing"
+            )
+
+    def _check_filter(self) -> None:
+        """A reward gives what the filter reads."""
+        for name in self.filter.score_parts:
+            given = [part for reward in self.rewards for part in reward.score_parts]
+            require(name in given, "part", name, f"one that a reward gives: {', '.join(given)}")
 
     def _check_services(self) -> None:
         """Every role that a part calls is played by one service of that role, and no other service is named."""

@@ -36,9 +36,9 @@ def body(ctx: Context, policy: str, seed: int) -> None:
         prompt, grammar = parts.prompting(params, ctx.root)
         rollout = parts.rollout_conf(params)
     else:
-        loaded = methods.load(policy, params.scale, *parts.own_prompting(params, ctx.root), root=ctx.root)
-        prompt, grammar = loaded.method.prompt, loaded.method.grammar
-        rollout = parts.changed(RolloutConf, params, "rollout", loaded.rollout, policy)
+        resolved = methods.load(policy, params.scale, ctx.root, *parts.own_prompting(params, ctx.root))
+        prompt, grammar = (method := methods.build(resolved, None)).prompt, method.grammar
+        rollout = parts.changed(RolloutConf, params, "rollout", resolved["rollout"], policy)
     splits = conf.load(DataConf, "data", params.data).evaluate_splits
     rollout = replace(rollout, top_k=params.evaluate.top_k or rollout.top_k)
     parts.set_threads(conf.fill(TrainConf, *parts.scale_section(params, "train")).num_threads)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tasks import conf
+from tasks import conf, extends
 from tasks.agent import grammars, prompts
 from tasks.agent.grammar import SearchGrammar
 from tasks.agent.prompts import Prompt
@@ -91,7 +91,8 @@ def prompting(params: conf.Params, root: Path = Path(".")) -> tuple[Prompt, Sear
     """
     prompt, grammar = own_prompting(params, root)
     if prompt is None or grammar is None:
-        first, where = conf.derived("method", params.methods[0], root), f"{conf.CONF}/method/{params.methods[0]}.yaml"
+        where = f"{conf.CONF}/method/{params.methods[0]}.yaml"
+        first = extends.read("method", params.methods[0], params.scale, root)
         prompt = prompt or prompts.load(first.get("prompt"), where, root)
         grammar = grammar or grammars.make(first.get("grammar", {}), None, f"{where}: grammar")
     return prompt, grammar

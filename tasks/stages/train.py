@@ -40,13 +40,12 @@ def body(ctx: Context, method: str, seed: int) -> None:
     start = ctx.root / parts.ARTIFACTS / "base" / str(seed) / "policy"
     model, tokenizer = load_policy(start)
     model = model.to(pick_device())
-    brought = parts.own_prompting(ctx.params, ctx.root)
-    loaded = methods.load(method, ctx.params.scale, *brought, tokenizer, ctx.root)
-    settings = parts.changed(TrainConf, ctx.params, "train", loaded.train, method)
-    rollout = parts.changed(RolloutConf, ctx.params, "rollout", loaded.rollout, method)
+    resolved = methods.load(method, ctx.params.scale, ctx.root, *parts.own_prompting(ctx.params, ctx.root))
+    settings = parts.changed(TrainConf, ctx.params, "train", resolved["train"], method)
+    rollout = parts.changed(RolloutConf, ctx.params, "rollout", resolved["rollout"], method)
     parts.set_threads(settings.num_threads)
 
-    composed = loaded.method
+    composed = methods.build(resolved, tokenizer)
     start_model = copy.deepcopy(model) if composed.sampler.from_start else None
     keep = settings.keep_activations
     critic = None
@@ -65,7 +64,7 @@ def body(ctx: Context, method: str, seed: int) -> None:
     questions = parts.questions(ctx.root, ("train", data_conf.validation_split))
     wanted = settings.validate_questions
     validation = choose(questions, (data_conf.validation_split,), wanted) if wanted else []
-    used = {"train": conf.plain(settings), "rollout": conf.plain(rollout), "method": loaded.settings}
+    used = {"train": conf.plain(settings), "rollout": conf.plain(rollout), "method": methods.composition(resolved)}
     ctx.track.log_params(used)
     training = [q for q in questions if q.split == "train"]
     prepared = prepare(composed, training, ctx.root, method)

@@ -22,6 +22,7 @@ ORDER = (
     "types",
     "conf",
     "parts",
+    "extends",
     "text",
     "store",
     "identity",
@@ -51,7 +52,7 @@ ORDER = (
 # They start and record a stage and cannot change what it writes, so they are nobody's dependency.
 FRAME = {TASKS / "__init__.py", TASKS / "stages/__init__.py", *(TASKS / "runner").glob("*.py")}
 ORCHESTRATION = {"prefect", "dvc", "mlflow"}
-# `import_module(f"tasks.methods.{name}")`: any file of that room may be meant.
+# `import_module(f"tasks.retrieval.{name}")`: any file of that room may be meant.
 BY_NAME = re.compile(r'import_module\(f"(tasks\.[.\w]+)\.\{')
 # `parts.make("rl.losses", ...)`: any part of that room may be meant.
 BY_KIND = re.compile(r'parts\.make(?:_each)?\(\s*"([.\w]+)"')
@@ -197,9 +198,6 @@ def test_code_dependencies_are_what_the_stage_imports(group: str) -> None:
     imported = closure(entry)
     deps = [ROOT / str(dep) for dep in stage["deps"] if str(dep).startswith("tasks/")]  # type: ignore[union-attr, attr-defined]
     missing = {path for path in imported if not any(path == dep or dep in path.parents for dep in deps)}
-    resolved = any(str(dep).startswith("artifacts/method/") for dep in stage["deps"])  # type: ignore[attr-defined]
-    if resolved or "--policy base" in str(stage["cmd"]):  # Stage `method` tells what the method is; base has none.
-        missing = {path for path in missing if path.parent != TASKS / "methods"}
     idle = {dep for dep in deps if not any(path == dep or dep in path.parents for path in imported)}
     rooms = sorted({str(path.relative_to(ROOT)) for path in missing})
     assert not missing, f"dvc.yaml: {group}: add to deps, or its files in full: {rooms}"

@@ -53,7 +53,7 @@ def test_every_printed_row_of_the_family_has_a_configuration() -> None:
         printed = {(row["method"], row["variant"]) for row in csv.DictReader(file)}
     assert {method for method, _ in printed} > OTHERS, "a name of OTHERS is printed nowhere"
     wanted = {pair for pair in printed if pair[0] not in OTHERS}
-    claims = [(name, pair) for name in NAMES for pair in methods.load(name, "laptop", root=ROOT).rows]
+    claims = [(name, pair) for name in NAMES for pair in map(tuple, methods.load(name, "laptop", ROOT)["paper_rows"])]
     claimed = {pair for _, pair in claims}
     assert wanted - claimed == set(), "printed, but no configuration"
     assert claimed - wanted == set(), "claimed, but not printed"
@@ -133,13 +133,13 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Taught]:
 def _trainer(taught: Taught, name: str, scratch: Path, log: Callable[[int, dict[str, float]], None]) -> Trainer:
     """As the stage `train` puts it together, at the smoke scale and with ten steps."""
     tree = conf.section("scale", "smoke", ROOT)["train"]
-    grammar_name = methods.load(name, "smoke", root=ROOT).prompting["grammar"]["kind"]
+    resolved = methods.load(name, "smoke", ROOT, PROMPT)
+    grammar_name = resolved["grammar"]["kind"]
     model, tokenizer = taught.policy(grammar_name)
-    loaded = methods.load(name, "smoke", PROMPT, None, tokenizer, ROOT)
-    method = loaded.method
+    method = methods.build(resolved, tokenizer)
     ten = {"num_steps": 10, "rollouts_per_step": 30, "validate_every": 5, "checkpoint_every": 10, "collapse": None}
-    settings = conf.fill(TrainConf, conf.merge(conf.merge(tree, loaded.train), {**ten, "select": "last"}), name)
-    budget = replace(BUDGET, **loaded.rollout)
+    settings = conf.fill(TrainConf, conf.merge(conf.merge(tree, resolved["train"]), {**ten, "select": "last"}), name)
+    budget = replace(BUDGET, **resolved["rollout"])
     start = None
     if method.sampler.from_start:
         start = PlainGenerator(taught.policy(grammar_name)[0], tokenizer, False)

@@ -1,7 +1,8 @@
-"""Method files: the two of Search-R1 as written down, and every way a file can be wrong."""
+"""Method files: two as written down, how they extend each other, round trips, and every way a file can be wrong."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 import yaml
 
 from tasks import methods
+from tasks.agent.grammars.search_r1 import SearchR1Grammar
+from tasks.agent.grammars.tool_call import ToolCallGrammar
 from tasks.rewards.answer import AnswerReward
 from tasks.rewards.format_answer import FormatAnswerReward
 from tasks.rl.advantages.gae import TokenGae
@@ -18,10 +21,12 @@ from tasks.rl.losses import LossSum
 from tasks.rl.losses.entropy import EntropyBonus
 from tasks.rl.losses.policy_clip import PolicyClip
 from tasks.rl.losses.reference_kl import ReferenceKl
+from tasks.rl.method import Method
 from tasks.rl.value_losses.clipped_value import ClippedValueLoss
-from tests.tiny import PROMPT
+from tests.tiny import PROMPT, load_method, make_tokenizer
 
 ROOT = Path(__file__).parents[2]
+NAMES = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
 
 
 @pytest.fixture
@@ -31,29 +36,43 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def change(root: Path, remove: str = "", **values: Any) -> None:
-    path = root / "conf" / "method" / "search_r1_grpo.yaml"
-    tree = yaml.safe_load(path.read_text()) | values
-    tree.pop(remove, None)
-    path.write_text(yaml.safe_dump(tree))
+def write(root: Path, name: str, tree: dict[str, Any]) -> None:
+    (root / "conf" / "method" / f"{name}.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+
+
+def change(root: Path, name: str, changes: dict[str, Any]) -> None:
+    """Merge changes into a file, section by section."""
+    tree = yaml.safe_load((root / "conf" / "method" / f"{name}.yaml").read_text())
+    for key, value in changes.items():
+        both = isinstance(value, dict) and isinstance(tree.get(key), dict)
+        tree[key] = tree[key] | value if both else value
+    write(root, name, tree)
+
+
+def mine(root: Path, scale: str = "laptop", **tree: Any) -> Method:
+    """A method of one's own, from a file with these keys."""
+    write(root, "mine", {"title": "Mine", **tree})
+    return load_method("mine", scale, root=root)
+
+
+# What a file says -----------------------------------------------------------------------------------------------------
 
 
 def test_grpo_as_written_down() -> None:
-    """search_r1 sections 4 to 7: group of 5, k3 in the loss, no critic."""
-    loaded = methods.load("search_r1_grpo", "paper", root=ROOT)
-    method = loaded.method
+    """Search-R1: group of 5, k3 in the loss, no critic."""
+    method = load_method("search_r1_grpo", "paper")
     assert method.sampler.size == 5
     assert method.advantage == GroupAdvantage(eps=1e-6, deviation="sample")
     assert method.loss == LossSum((PolicyClip(0.2, 0.2, "token", "token_mean", 2.0), ReferenceKl(0.001, "token_mean")))
     assert method.value_loss is None
     assert method.rewards == (AnswerReward("em"),)
     assert (method.temperature, method.top_p) == (1.0, 1.0)
-    assert loaded.train == {"policy": {"lr": 1e-6}}
+    assert methods.load("search_r1_grpo", "paper", ROOT)["train"] == {"policy": {"lr": 1e-6}}
 
 
 def test_ppo_as_written_down() -> None:
     """One rollout, gamma = lambda = 1, k1 in the reward and none in the loss, value clip 0.5."""
-    method = methods.load("search_r1_ppo", "laptop", root=ROOT).method
+    method = load_method("search_r1_ppo", "laptop")
     assert method.sampler.size == 1
     assert method.advantage == TokenGae(1.0, 1.0, 0.001, whiten_over="generated")
     assert method.loss == LossSum((PolicyClip(0.2, 0.2),))
@@ -61,9 +80,8 @@ def test_ppo_as_written_down() -> None:
 
 
 def test_the_published_prompt() -> None:
-    """search_r1 section 2, its misprint included; the methods share it."""
-    texts = {methods.load(name, "smoke", root=ROOT).method.prompt.user for name in ("search_r1_grpo", "search_r1_ppo")}
-    (text,) = texts
+    """Search-R1's, its misprint included; the methods share it."""
+    (text,) = {load_method(name, "smoke").prompt.user for name in ("search_r1_grpo", "search_r1_ppo")}
     assert text.startswith(
         "Answer the given question. You must conduct reasoning inside <think> and </think> first every time"
     )
@@ -72,12 +90,11 @@ def test_the_published_prompt() -> None:
 
 
 def test_as_released_values_are_options(root: Path) -> None:
-    values = {
-        "like": "search_r1_ppo", "title": "x", "whiten_over": "response", "value_loss_over": "response",
-        "entropy_coefficient": 0.001, "top_p": 0.95, "reward": "format",
-    }  # fmt: skip
-    (root / "conf" / "method" / "released.yaml").write_text(yaml.safe_dump(values))
-    method = methods.load("released", "laptop", root=root).method
+    method = mine(
+        root, extends="search_r1_ppo", advantage={"whiten_over": "response"}, value_loss={"over": "response"},
+        losses={"entropy": {"coefficient": 0.001}}, sampling={"top_p": 0.95},
+        rewards={"answer": None, "format_answer": {}},
+    )  # fmt: skip
     assert method.loss == LossSum((PolicyClip(0.2, 0.2), EntropyBonus(0.001)))
     assert isinstance(method.advantage, TokenGae)
     assert method.advantage.whiten_over == "response"
@@ -86,130 +103,269 @@ def test_as_released_values_are_options(root: Path) -> None:
     assert method.top_p == 0.95
 
 
-def test_a_model_brings_its_own_prompt(root: Path) -> None:
-    assert methods.load("search_r1_grpo", "smoke", PROMPT, root=root).method.prompt == PROMPT
+def test_a_model_brings_its_own_prompt_and_grammar() -> None:
+    method = methods.build(methods.load("dspo", "smoke", ROOT, PROMPT, SearchR1Grammar()), None)
+    assert (method.prompt, method.grammar) == (PROMPT, SearchR1Grammar())
+    own = load_method("dspo", "smoke")
+    assert own.prompt.system == "You are a helpful and harmless assistant."
+    assert own.grammar == ToolCallGrammar()
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"clipp": 0.2}, "clipp"),
-        ({"clip": "wide"}, "clip"),
-        ({"clip": 1.4}, r"search_r1_grpo\.yaml: .*low=1\.4"),
-        ({"top_p": 0}, r"search_r1_grpo\.yaml: .*top_p=0"),
-        ({"temperature": -0.5}, "temperature"),
-        ({"algorithm": "grp"}, "algorithm"),
-        ({"module": "nowhere"}, r"module='nowhere': there is no tasks/methods/nowhere\.py"),
-        ({"module": 3}, "module"),
-        ({"prompt": "Answer."}, r"grpo\.yaml: unknown prompt 'Answer\.'\. Known: dspo, r1,"),
-        ({"prompt": 3}, "key 'prompt' is missing or not text"),
-        ({"scales": {"papr": {}}}, "grpo.yaml: scales: unknown scale 'papr'"),
-        ({"scales": {5: {}}}, "grpo.yaml: scales: found 5, expected the name"),
-        ({"scales": {"paper": {"policy": {}}}}, "grpo.yaml: scales: paper: unknown key 'policy'"),
-        ({"scales": [1]}, r"grpo.yaml: scales=\[1\]: expected a mapping"),
-        ({"train": 3}, "grpo.yaml: train=3: expected a mapping"),
-        ({"module": "a.b"}, r"module='a.b': there is no tasks/methods/a.b.py"),
-        ({"module": "__init__"}, "is no method: no Conf"),
-        ({"like": "search_r1_grpo"}, "like: goes round in a circle: search_r1_grpo -> search_r1_grpo"),
-        ({"like": "../method/dspo"}, "like='../method/dspo': expected the name of another file"),
-        ({"like": "dsp"}, "grpo.yaml: like: unknown method 'dsp'"),
-        ({"grammar": "xml"}, "grpo.yaml: grammar: found 'xml', expected a mapping with key 'kind'"),
-        (
-            {"grammar": {"kind": "xml"}},
-            "grpo.yaml: grammar: unknown kind 'xml': tasks/agent/grammars/ has no",
-        ),
-        ({"entropy_coefficient": -1.0}, "entropy_coefficient=-1.0"),
-        ({"temperature": 0.0}, "temperature=0.0: expected above 0"),
-        ({"rows": [["a", 3]]}, r"rows\[0\]\[1\]"),
-    ],
-)
-def test_wrong_files(root: Path, values: dict[str, Any], message: str) -> None:
-    change(root, **values)
-    with pytest.raises(ValueError, match=message):
-        methods.load("search_r1_grpo", "smoke", root=root)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_resolved_method_is_all_it_takes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It survives JSON with sorted keys, gives an equal method again, and no file is read for it."""
+    for scale in ("smoke", "laptop", "paper"):
+        resolved = methods.load(name, scale, ROOT)
+        monkeypatch.chdir(tmp_path)
+        again = json.loads(json.dumps(resolved, sort_keys=True))
+        assert methods.build(again, None) == methods.build(resolved, None)
+        assert again == resolved
+        assert methods.build(again, make_tokenizer()).grammar.reserved
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "message"),
-    [
-        ("stepsearch", {"key_weight": -1.0}, "key_weight=-1.0"),
-        ("stepsearch", {"penalty": -1.0}, "penalty=-1.0"),
-        ("stepsearch", {"wrong_format": 5.0}, "wrong_format=5.0"),
-        ("stepsearch", {"reward": "format"}, "gated=True: expected false with reward: format"),
-        ("dspo", {"group_size": 1}, "group_size=1: expected at least 2"),
-        ("dspo", {"clip_low": 1.0}, "low=1.0"),
-        ("dspo", {"filter_rounds": -1}, "filter_rounds=-1"),
-        ("dapo", {"overlong_buffer": 9999}, "buffer=9999"),
-        ("research", {"format_reward": 5.0}, "format_reward=5.0"),
-        ("mt_ppo", {"invalid": 2.0}, "invalid=2.0"),
-        ("mt_ppo", {"retrieval": -1.0}, "retrieval=-1.0"),
-        ("tips", {"potential_scale": -1.0}, "potential_scale=-1.0"),
-        ("sft", {"group_size": 5}, "group_size=5: expected 1 with source: gold"),
-        (
-            "zerosearch",
-            {"search": {"noise_start": 2.0, "noise_end": 0.5, "base": 4.0}},
-            "noise_st",
-        ),
-    ],
-)
-def test_numbers_out_of_bounds(root: Path, name: str, values: dict[str, Any], message: str) -> None:
-    path = root / "conf" / "method" / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | values))
-    with pytest.raises(ValueError, match=rf"{name}\.yaml: .*{message}"):
-        methods.load(name, "paper", root=root)
+# Files that extend others ---------------------------------------------------------------------------------------------
 
 
 def test_an_ablation_takes_what_it_does_not_give(root: Path) -> None:
-    """`like` over several files: settings and budgets, never title and rows."""
-    loaded = methods.load("stepsearch_ow_key", "paper", root=root)
-    whole = methods.load("stepsearch", "paper", root=root)
-    assert loaded.settings == whole.settings | {"gain": 0.0, "penalty": 0.0}
-    assert (loaded.train, loaded.rollout, loaded.prompting) == (whole.train, whole.rollout, whole.prompting)
-    assert loaded.rows == (("StepSearch", "ow key reward"),)
-    path = root / "conf" / "method" / "stepsearch_ow_key.yaml"
-    path.write_text("like: stepsearch\n")
+    """`extends` over several files: parts and budgets, never title and rows."""
+    ablation, whole = (methods.load(name, "paper", root) for name in ("stepsearch_ow_key", "stepsearch"))
+    names = [reward["kind"] for reward in whole["rewards"]]
+    assert names == ["answer", "key", "steps"]
+    assert ablation["rewards"] == whole["rewards"][:2]
+    differing = {key for key in whole if ablation[key] != whole[key]}
+    assert differing == {"name", "title", "paper_rows", "rewards"}
+    assert ablation["paper_rows"] == [["StepSearch", "ow key reward"]]
+    write(root, "stepsearch_ow_key", {"extends": "stepsearch"})
     with pytest.raises(ValueError, match=r"stepsearch_ow_key\.yaml: key 'title' is missing"):
-        methods.load("stepsearch_ow_key", "paper", root=root)
+        methods.load("stepsearch_ow_key", "paper", root)
 
 
-def test_a_setting_that_an_inherited_one_of_the_scale_would_hide_is_refused(root: Path) -> None:
-    path = root / "conf" / "method" / "wide.yaml"
-    path.write_text("like: dspo\ntitle: wide\nclip_low: 0.1\n")
-    assert methods.load("wide", "paper", root=root).settings["clip_low"] == 0.1
-    with pytest.raises(ValueError, match=r"wide.yaml: clip_low=0.1 is hidden by clip_low=0.02 of scales: laptop"):
-        methods.load("wide", "laptop", root=root)
-    path.write_text("like: dspo\ntitle: wide\nclip_low: 0.1\nscales: {laptop: {settings: {clip_low: 0.3}}}\n")
-    assert methods.load("wide", "laptop", root=root).settings["clip_low"] == 0.3
+def test_a_part_of_another_kind_replaces_the_inherited_one_whole(root: Path) -> None:
+    method = mine(root, extends="dspo", filter={"kind": "successful", "part": "subem"})
+    assert repr(method.filter) == "Successful(part='subem')"  # no max_rounds of the filter before
+    method = mine(root, extends="dspo", filter={"max_rounds": 3})
+    assert repr(method.filter) == "MixedOutcomes(part='subem', max_rounds=3)"
+
+
+def test_null_takes_away_and_a_new_part_goes_to_the_end(root: Path) -> None:
+    method = mine(root, extends="stepsearch", rewards={"answer": None, "overlong": {"limit": 9, "buffer": 2}})
+    assert [type(reward).__name__ for reward in method.rewards] == ["KeyReward", "StepReward", "OverlongPenalty"]
+    write(root, "other", {"title": "x", "extends": "mine", "rewards": {"answer": {"metric": "em"}, "key": None}})
+    rewards = load_method("other", "laptop", root=root).rewards
+    assert rewards[0] == AnswerReward("em")  # its numbers are new, too: nothing is left of what was taken away
+    assert [type(reward).__name__ for reward in rewards] == ["AnswerReward", "StepReward", "OverlongPenalty"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "hidden", "again"),
+    [
+        (
+            {"losses": {"policy_clip": {"low": 0.1}}},
+            "losses: policy_clip: low=0.1 is hidden by losses: policy_clip: low=0.02 of scales: laptop, which it takes "
+            "over from ",
+            {"losses": {"policy_clip": {"low": 0.3}}},
+        ),
+        (
+            {"losses": {"policy_clip": None}, "rewards": {"answer": {"metric": "f1"}}, "filter": {"part": "f1"}},
+            "losses: policy_clip=None is hidden by losses: policy_clip: low=0.02 of scales: laptop",
+            None,
+        ),
+    ],
+)
+def test_a_setting_that_an_inherited_one_of_the_scale_would_hide_is_refused(
+    root: Path, changes: dict[str, Any], hidden: str, again: dict[str, Any] | None
+) -> None:
+    with pytest.raises(ValueError, match=r"mine\.yaml: ") as caught:
+        mine(root, extends="dspo", **changes)
+    assert hidden in str(caught.value)
+    if again is not None:
+        assert mine(root, "paper", extends="dspo", **changes).loss.terms[0].low == 0.1  # type: ignore[attr-defined]
+        method = mine(root, extends="dspo", **changes, scales={"laptop": again})
+        assert method.loss.terms[0].low == 0.3  # type: ignore[attr-defined]
+
+
+def test_what_the_message_proposes_is_accepted(root: Path) -> None:
+    with pytest.raises(ValueError, match="Say it there, too: ") as caught:
+        mine(root, extends="dspo", losses={"policy_clip": {"low": 0.1}})
+    proposal = yaml.safe_load(str(caught.value).partition("Say it there, too: scales: ")[2].removesuffix("."))
+    method = mine(root, extends="dspo", losses={"policy_clip": {"low": 0.1}}, scales=proposal)
+    assert method.loss.terms[0].low == 0.1  # type: ignore[attr-defined]
+
+
+# Wrong files ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"filtre": {"kind": "keep_all"}}, "unknown key 'filtre'. Did you mean 'filter'?"),
+        ({"losses": {"policy_clip": {"low": "wide", "high": 0.2}}}, ": losses: policy_clip: low: found 'wide'"),
+        ({"losses": {"policy_clip": {"low": 1.4, "high": 0.2}}}, ": losses: policy_clip: low=1.4: expected a distance"),
+        ({"losses": {"policy_clap": {}}}, ": losses: unknown kind 'policy_clap': tasks/rl/losses/ has no such part"),
+        ({"losses": {"policy_clap": None}}, ": losses: unknown kind 'policy_clap'"),
+        ({"losses": {"policy_clip": None, "reference_kl": None}}, ": losses={}: expected at least one term"),
+        (
+            {"losses": {"reference_kl": {"coefficient": 0}}},
+            ": losses: reference_kl: coefficient=0.0: expected more than",
+        ),
+        (
+            {"rewards": {"anwser": {}}},
+            ": rewards: unknown kind 'anwser': tasks/rewards/ has no such part. Known: answer",
+        ),
+        ({"rewards": {"format": {}}}, ": rewards: unknown kind 'format'"),  # a module that is no part
+        ({"rewards": {"answer": None}}, ": rewards={}: expected at least one"),
+        ({"rewards": {"answer": {"metrik": "em"}}}, ": rewards: answer: unknown key 'metrik'. Did you mean 'metric'?"),
+        ({"rewards": 3}, ": rewards: found 3"),
+        ({"advantage": {"kind": "grup"}}, ": advantage: unknown kind 'grup': tasks/rl/advantages/ has no such part"),
+        ({"advantage": {"needs_values": True}}, ": advantage: unknown key 'needs_values'"),
+        ({"advantage": "group"}, ": advantage: found 'group'"),
+        ({"sampler": {"kind": "gold_answers", "size": 1}}, ": sampler: unknown key 'size'"),
+        ({"sampler": {"kind": None}}, ": sampler: found {'kind': None"),
+        ({"filter": {"max_rounds": 2}}, ": filter: unknown key 'max_rounds'"),
+        (
+            {"filter": {"kind": "mixed_outcomes", "part": "em", "max_rounds": 0}},
+            ": filter: max_rounds=0: expected at l",
+        ),
+        ({"search": {"kind": "google"}}, ": search: unknown kind 'google': tasks/rl/search/ has no such part"),
+        ({"grammar": "xml"}, ": grammar: found 'xml'"),
+        ({"grammar": {"kind": "xml"}}, ": grammar: unknown kind 'xml': tasks/agent/grammars/ has no such part"),
+        ({"prompt": "Answer."}, ": unknown prompt 'Answer.'. Known: dspo, r1,"),
+        ({"prompt": 3}, ": prompt: found 3"),
+        ({"sampling": {"top_p": 0}}, ": top_p=0.0: expected a number in (0, 1]"),
+        ({"sampling": {"temperature": -0.5}}, ": temperature=-0.5: expected 0"),
+        ({"paper_rows": [["a", 3]]}, ": paper_rows[0][1]: found 3"),
+        ({"train": 3}, ": train: found 3"),
+        ({"scales": {"papr": {}}}, ": scales: unknown scale 'papr'. Did you mean 'paper'?"),
+        ({"scales": {5: {}}}, ": scales: found 5, expected the name"),
+        ({"scales": {"paper": {"policy": {}}, "smoke": {"policy": 1}}}, ": unknown key 'policy'"),
+        ({"scales": {"paper": {"title": "x"}}}, ": scales: paper: key 'title' is the same at every scale"),
+        ({"scales": {"paper": {"extends": "dspo"}}}, ": scales: paper: key 'extends' is the same at every scale"),
+        ({"scales": {"paper": 3}}, ": scales: paper=3: expected a mapping of changes"),
+        ({"scales": [1]}, ": scales=[1]: expected a mapping of scales to changes"),
+        ({"extends": "search_r1_grpo"}, ": extends: goes round in a circle: search_r1_grpo -> search_r1_grpo"),
+        (
+            {"extends": "research"},
+            "research.yaml: extends: goes round in a circle: search_r1_grpo -> research -> search",
+        ),
+        ({"extends": "../method/dspo"}, ": extends='../method/dspo': expected the name of another file"),
+        ({"extends": "dsp"}, ": extends: unknown method 'dsp'. Did you mean 'dspo'?"),
+    ],
+)
+def test_wrong_files(root: Path, changes: dict[str, Any], message: str) -> None:
+    change(root, "search_r1_grpo", changes)
+    with pytest.raises(ValueError, match=r"conf/method/(search_r1_grpo|research)\.yaml: ") as caught:
+        methods.load("search_r1_grpo", "smoke", root)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("stepsearch", {"rewards": {"key": {"weight": -1.0}}}, ": rewards: key: weight=-1.0"),
+        ("stepsearch", {"rewards": {"steps": {"penalty": -1.0}}}, ": rewards: steps: penalty=-1.0"),
+        ("stepsearch", {"rewards": {"answer": {"wrong_format": 5.0}}}, ": rewards: answer: wrong_format=5.0"),
+        (
+            "mt_ppo",
+            {"rewards": {"turn_rules": {"retrieval": 0.3, "invalid": 1.0}}},
+            ": rewards: turn_rules: invalid=1.0",
+        ),
+        ("tips", {"rewards": {"potential": {"scale": -0.1}}}, ": rewards: potential: scale=-0.1"),
+        (
+            "search_r1_ppo",
+            {"advantage": {"kind": "gae", "gamma": 2, "lam": 1, "kl_coefficient": 0}},
+            ": advantage: gamma=2",
+        ),
+        (
+            "search_r1_ppo",
+            {"value_loss": {"kind": "clipped_value", "clip": 0.0}},
+            ": value_loss: clip=0.0: expected a pos",
+        ),
+        ("zerosearch", {"search": {"noise_start": 2.0}}, ": search: noise_start=2.0"),
+        (
+            "research",
+            {"rewards": {"f1_or_format": {"format_reward": 1.5}}},
+            ": rewards: f1_or_format: format_reward=1.5",
+        ),
+        ("dapo", {"rewards": {"overlong": {"limit": 100, "buffer": 200}}}, ": rewards: overlong: buffer=200"),
+    ],
+)
+def test_numbers_out_of_bounds(root: Path, name: str, changes: dict[str, Any], message: str) -> None:
+    change(root, name, changes)
+    with pytest.raises(ValueError, match=rf"conf/method/{name}\.yaml: ") as caught:
+        methods.load(name, "paper", root)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("search_r1_ppo", {"value_loss": None}, "value_loss=None: expected a part: the advantage needs a critic"),
+        (
+            "search_r1_grpo",
+            {"value_loss": {"kind": "clipped_value", "clip": 0.5}},
+            "expected null: the advantage needs no",
+        ),
+        (
+            "search_r1_grpo",
+            {"sampling": {"temperature": 0.0}},
+            "temperature=0.0: expected above 0: members that are alike",
+        ),
+        ("search_r1_grpo", {"sampler": {"size": 1}}, "size=1: expected at least 2, which are compared"),
+        ("dspo", {"sampler": {"size": 1}}, "size=1: expected at least 2, which are compared"),
+        ("dspo", {"rewards": {"answer": {"metric": "em"}}}, "part='subem': expected one that a reward gives: em"),
+        ("rejection_sampling", {"filter": {"part": "f1"}}, "part='f1': expected one that a reward gives: em"),
+        ("tips", {"services": {"log_probs": None}}, "services: nobody plays log_probs, which AnswerPotential calls"),
+        ("tips", {"services": {"log_probs": "world"}}, "world.yaml: kind='world_documents' plays documents, expected"),
+        (
+            "tips",
+            {"services": {"log_probs": "start_polcy"}},
+            ": services: log_probs: unknown service 'start_polcy'. Did",
+        ),
+        ("search_r1_ppo", {"services": {"log_probs": "start_policy"}}, "services: log_probs is named, but no part"),
+        ("search_r1_ppo", {"services": {"judge": "openai"}}, "unknown role 'judge'. Known: chat, log_probs,"),
+        ("search_r1_ppo", {"services": {"chat": 3}}, ": services.chat: found 3"),
+        ("zerosearch", {"search": None, "services": {"documents": "world"}}, ": search: found None"),
+    ],
+)
+def test_parts_that_do_not_go_together(root: Path, name: str, changes: dict[str, Any], message: str) -> None:
+    change(root, name, changes)
+    with pytest.raises(ValueError, match=rf"conf/(method/{name}|service/world)\.yaml: ") as caught:
+        methods.load(name, "laptop", root)
+    assert message in str(caught.value)
 
 
 def test_a_prompt_without_its_question_is_refused(root: Path) -> None:
     (root / "conf" / "prompt" / "search_r1.yaml").write_text("system: null\nuser: Answer.\n")
     with pytest.raises(ValueError, match=r"prompt/search_r1\.yaml: user='Answer\.': expected text with \{question\}"):
-        methods.load("search_r1_grpo", "smoke", root=root)
+        methods.load("search_r1_grpo", "smoke", root)
 
 
-@pytest.mark.parametrize("name", ["../scale/smoke", "/etc/passwd", "..", ""])
-def test_a_name_is_no_path(root: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["../scale/smoke", "/etc/passwd", "..", "", "search_r1_grop"])
+def test_a_name_is_that_of_a_file(root: Path, name: str) -> None:
     with pytest.raises(ValueError, match="unknown method"):
-        methods.load(name, "smoke", root=root)
+        methods.load(name, "smoke", root)
 
 
-@pytest.mark.parametrize("key", ["module", "title", "prompt", "clip", "group_size"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "title", "prompt", "grammar", "sampler", "sampling", "rewards", "filter", "advantage", "losses", "value_loss",
+    ],
+)  # fmt: skip
 def test_missing_keys(root: Path, key: str) -> None:
-    change(root, remove=key)
-    with pytest.raises(ValueError, match=key):
-        methods.load("search_r1_grpo", "smoke", root=root)
+    path = root / "conf" / "method" / "search_r1_grpo.yaml"
+    tree = yaml.safe_load(path.read_text())
+    del tree[key]
+    path.write_text(yaml.safe_dump(tree))
+    with pytest.raises(ValueError, match=f"search_r1_grpo.yaml: key '{key}' is missing"):
+        methods.load("search_r1_grpo", "smoke", root)
 
 
-def test_unknown_method(root: Path) -> None:
-    with pytest.raises(ValueError, match="unknown method 'search_r1_grop'"):
-        methods.load("search_r1_grop", "smoke", root=root)
-
-
-def test_a_library_that_a_method_lacks_is_not_a_misspelt_method(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_a_part_lacks_is_not_a_misspelt_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> Any:
         raise ModuleNotFoundError("No module named 'judge'", name="judge")
 
     monkeypatch.setattr("importlib.import_module", absent)
     with pytest.raises(ModuleNotFoundError, match="judge"):
-        methods.load("search_r1_grpo", "smoke", root=root)
+        methods.load("search_r1_grpo", "smoke", ROOT)

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks import methods
 from tasks.rewards.answer import AnswerReward
 from tasks.rewards.key import KeyReward
 from tasks.rewards.steps import StepReward
 from tasks.rewards.sub_answer import SubAnswerReward
 from tasks.types import Hop, Scores
-from tests.tiny import Shelf, make_grammar, play_script, question
+from tests.tiny import Shelf, load_method, make_grammar, play_script, question
 
 ROOT = Path(__file__).parents[2]
 ASKED = replace(question(), decomposition=(Hop("Which town?", "New Hask"), Hop("Who rules it?", "Bristow")))
@@ -67,7 +66,7 @@ def test_no_decomposition(tokenizer: Any) -> None:
 
 def test_as_written_down() -> None:
     """stepsearch section 7, column "recommended", and section 9."""
-    rewards = {name: methods.load(name, "paper", root=ROOT).method.rewards for name in (
+    rewards = {name: load_method(name, "paper").rewards for name in (
         "stepsearch", "ppo_f1", "stepsearch_ow_key", "stepsearch_ow_steps", "stepsearch_wo_penalty",
     )}  # fmt: skip
     answer = AnswerReward("f1", gated=True)
@@ -81,9 +80,13 @@ def test_as_written_down() -> None:
 def test_as_released_is_four_values(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
     path = tmp_path / "conf" / "method" / "released.yaml"
-    values = {"like": "stepsearch", "title": "x", "wrong_format": -1.0, "step_scale": 1.6, "as_released": True}
-    path.write_text(yaml.safe_dump(values))
-    method = methods.load("released", "laptop", root=tmp_path).method
+    rewards = {
+        "answer": {"wrong_format": -1.0},
+        "key": {"as_released": True},
+        "steps": {"scale": 1.6, "as_released": True},
+    }
+    path.write_text(yaml.safe_dump({"extends": "stepsearch", "title": "x", "rewards": rewards}))
+    method = load_method("released", "laptop", root=tmp_path)
     assert method.rewards == (
         AnswerReward("f1", gated=True, wrong_format=-1.0), KeyReward(0.618, as_released=True),
         StepReward(1.0, 1.0, 1.6, as_released=True),

@@ -96,8 +96,8 @@ def test_a_configuration_is_what_its_name_says(name: str) -> None:
     wanted |= SYSTEMS[name]
     if name.startswith("stepsearch") or name in ("ppo_f1", "grpo_f1"):
         wanted["lr"] = 7e-7
-    loaded = methods.load(name, "paper", tokenizer=TOKENIZER, root=ROOT)
-    m = loaded.method
+    resolved = methods.load(name, "paper", ROOT)
+    m = methods.build(resolved, TOKENIZER)
     assert {
         "group": m.sampler.size,
         "advantage": m.advantage,
@@ -113,7 +113,7 @@ def test_a_configuration_is_what_its_name_says(name: str) -> None:
         "frozen": m.sampler.from_start,
         "search": m.search,
         "services": [kind_of(service) for service in m.services.values()],
-        "lr": loaded.train.get("policy", {}).get("lr"),
+        "lr": resolved["train"].get("policy", {}).get("lr"),
     } == wanted
     assert m.value_loss in (None, ClippedValueLoss(0.5))
 
@@ -123,7 +123,7 @@ def test_no_scale_changes_the_kind_of_a_part(name: str) -> None:
     """The laptop trains the same system as the paper's scale."""
 
     def kinds(scale: str) -> tuple[Any, ...]:
-        m = methods.load(name, scale, tokenizer=TOKENIZER, root=ROOT).method
+        m = methods.build(methods.load(name, scale, ROOT), TOKENIZER)
         rewards = tuple(one for one in m.rewards if not isinstance(one, OverlongPenalty))
         return (
             m.sampler,

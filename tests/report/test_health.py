@@ -11,8 +11,8 @@ from tasks.report import health
 from tasks.store import DataError
 from tests.report.small_study import Given, small
 
-GROUPS = {"settings": {"method": {"group_size": 5}}}
-ALONE = {"settings": {"method": {"group_size": 1}}}
+GROUPS = {"settings": {"method": {"sampler": {"kind": "independent_group", "size": 5}}}}
+ALONE = {"settings": {"method": {"sampler": {"kind": "independent_group", "size": 1}}}}
 
 
 def steps(**columns: list[float]) -> list[dict[str, Any]]:

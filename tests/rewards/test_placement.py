@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tasks import methods
 from tasks.agent.grammar import SearchGrammar
 from tasks.rewards import Reward, total
 from tasks.rewards.answer import AnswerReward
@@ -18,7 +17,7 @@ from tasks.rewards.turn_rules import TurnRules
 from tasks.rl.experience import collate
 from tasks.rl.samples import whole_trajectories
 from tasks.types import Action, Hit, Hop, Passage, Scores, Trajectory
-from tests.tiny import Library, make_grammar, play_script, question
+from tests.tiny import Library, load_method, make_grammar, play_script, question
 
 GOLD = Hit("g", 1.0, "Avenor", "Bristow rules Avenor .")
 OTHER = Hit("o", 1.0, "Hask", "Farrow rules Hask .")
@@ -145,7 +144,7 @@ def test_two_values_on_one_token_add_up(either: Any) -> None:
 @pytest.mark.parametrize("name", ["stepsearch", "mt_ppo", "dapo"])
 def test_a_composed_method_loses_no_value(either: Any, name: str) -> None:
     """The tensor of rewards holds what the rewards placed, at the same tokens."""
-    method = methods.load(name, "laptop", tokenizer=either).method
+    method = load_method(name, "laptop", either)
     t = play_script(either, lines(method.grammar, ["other", "gold"]), method.grammar, Library(by_query=LIBRARY), ASKED)
     scores = [reward([t], [ASKED])[0] for reward in method.rewards]
     batch = collate(whole_trajectories([t]), [total(scores)])

@@ -19,11 +19,12 @@ from tasks.agent.grammar import SearchGrammar
 from tasks.agent.grammars.tool_call import ToolCallGrammar
 from tasks.base.tokenizer import build_tokenizer
 from tasks.generate import Call, Sampling
+from tasks.rl.method import Method
 from tasks.rl.samplers.gold_answers import GoldAnswers
 from tasks.services import Pair, Services
 from tasks.text import normalize
 from tasks.types import Action, Hit, Hop, Passage, Question, Trajectory
-from tests.tiny import Script, make_player, placed
+from tests.tiny import Script, load_method, make_player, placed
 
 ROOT = Path(__file__).parents[2]
 PASSAGES = [
@@ -183,13 +184,13 @@ def tokenizer() -> Any:
 
 
 @functools.cache
-def load(name: str) -> methods.Loaded:
-    return methods.load(name, "laptop", tokenizer=tokenizer(), root=ROOT)
+def load(name: str) -> Method:
+    return load_method(name, "laptop", tokenizer())
 
 
-PLAYED = [name for name in NAMES if not isinstance(load(name).method.sampler, GoldAnswers)]
+PLAYED = [name for name in NAMES if not isinstance(load(name).sampler, GoldAnswers)]
 SUBEM = ["dapo", "dspo", "gspo", "gspo_high_lr", "grpo_subem_high_lr", "search_r1_grpo_subem", "search_r1_ppo_subem"]
-TOOL_CALLS = [name for name in PLAYED if isinstance(load(name).method.grammar, ToolCallGrammar)]
+TOOL_CALLS = [name for name in PLAYED if isinstance(load(name).grammar, ToolCallGrammar)]
 STEPSEARCH = [name for name in PLAYED if name.startswith("stepsearch")]
 # Rewards of the answer alone; `gated` ask for a search, too.
 GATED = ["ppo_f1", "grpo_f1"]
@@ -214,13 +215,12 @@ SERVICES: Services = {"log_probs": Reader()}
 @functools.cache
 def play(name: str, cheat: str | None, top_k: int = 1) -> Trajectory:
     """The laptop's one passage a search unless told; calls as long as the paper's."""
-    loaded = load(name)
-    grammar = loaded.method.grammar
+    grammar = load(name).grammar
     script = Stopping(tokenizer(), [(CHEATS[cheat] if cheat else honest)(grammar)])
     budgets = {
         "max_turns": 5, "max_prompt_tokens": 900, "max_call_tokens": 1500, "max_observation_tokens": 500,
         "max_total_tokens": 4096, "top_k": top_k,
-    } | loaded.rollout  # fmt: skip
+    } | methods.load(name, "laptop", ROOT)["rollout"]  # fmt: skip
     player = make_player(script, tokenizer(), WordRetriever(), grammar, **budgets)
 
     (trajectory,) = player.play([QUESTION], 1, Sampling(1.0, 1.0, (), 0))
@@ -231,7 +231,7 @@ def play(name: str, cheat: str | None, top_k: int = 1) -> Trajectory:
 def earned(name: str, cheat: str | None = None, top_k: int = 1) -> float:
     """What all rewards of the method place, together."""
     t = play(name, cheat, top_k)
-    return placed([reward([t], [QUESTION], SERVICES)[0] for reward in load(name).method.rewards])
+    return placed([reward([t], [QUESTION], SERVICES)[0] for reward in load(name).rewards])
 
 
 # Full marks -----------------------------------------------------------------------------------------------------------
@@ -252,6 +252,14 @@ def test_the_honest_expert_gets_full_marks(name: str) -> None:
     assert (t.status, t.answer) == ("answered", RIGHT)
     assert t.num_searches == (0 if name == "r1" else 2)
     assert earned(name) == pytest.approx(FULL_MARKS[name], abs=1e-9)
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_rewards_give_the_parts_that_they_name(name: str) -> None:
+    t = play(name, None)
+    for reward in load(name).rewards:
+        (score,) = reward([t], [QUESTION], SERVICES)
+        assert set(score.parts) == set(reward.score_parts)
 
 
 def test_every_method_is_played_but_the_one_that_is_not() -> None:

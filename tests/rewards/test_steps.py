@@ -12,7 +12,6 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tasks import methods
 from tasks.rewards import on_last_token, on_turns, total
 from tasks.rewards.steps import StepReward, cosines, information_gains, ranked, redundancies
 from tasks.rl.advantages.gae import gae
@@ -20,7 +19,7 @@ from tasks.rl.experience import collate
 from tasks.rl.samples import whole_trajectories
 from tasks.text import normalize
 from tasks.types import Action, Hit, Passage, Trajectory, Turn
-from tests.tiny import Library, make_grammar, play_script, question
+from tests.tiny import Library, load_method, make_grammar, play_script, question
 
 many = settings(max_examples=150)
 GOLDS = ("Paris is the capital of France.", "The Seine flows through Paris.")
@@ -295,7 +294,7 @@ def test_the_composed_method_pays_all_of_it(tokenizer: Any) -> None:
     at = [turn.end - 1 for turn in t.turns]
 
     def values(name: str) -> list[float]:
-        method = methods.load(name, "laptop", tokenizer=tokenizer).method
+        method = load_method(name, "laptop", tokenizer)
         score = total([reward([t], [ASKED])[0] for reward in method.rewards])
         return [dict(score.placed).get(place, 0.0) for place in at]
 

@@ -74,16 +74,15 @@ def _results(clone: Clone) -> dict[str, bytes]:
         (BASE, "conf/scale/smoke.yaml", "  max_turns:", "  turns:", "smoke.yaml: rollout: unknown key 'turns'"),
         (BASE, "conf/scale/smoke.yaml", "max_prompt_tokens: 256", "max_prompt_tokens: 5", "the budget max_prompt_toke"),
         (TRAIN, "conf/scale/smoke.yaml", "  num_steps:", "  num_step:", "smoke.yaml: train: unknown key 'num_step'. D"),
-        (TRAIN, "conf/method/search_r1_grpo.yaml", "clip:", "clipp:", "search_r1_grpo.yaml: unknown key 'clipp'. Did"),
-        (TRAIN, "conf/method/search_r1_grpo.yaml", "module: search_r1", "module: search_r2", "no tasks/methods/search"),
-        (TRAIN, "conf/method/search_r1_grpo.yaml", "{question}", "", "prompt has no {question}"),
-        (TRAIN, "conf/method/search_r1_grpo.yaml", "clip:", "train: {num_step: 3}\nclip:", "grpo.yaml: train over"),
-        (TRAIN, "conf/method/search_r1_grpo.yaml", "clip:", "rollout: {top_k: 0}\nclip:", "grpo.yaml: rollout over co"),
+        (TRAIN, "conf/method/search_r1_grpo.yaml", "filter:", "filtre:", "r1_grpo.yaml: unknown key 'filtre'. D"),
+        (TRAIN, "conf/method/search_r1_grpo.yaml", "kind: group", "kind: grop", "advantage: unknown kind 'grop'"),
+        (TRAIN, "conf/method/search_r1_grpo.yaml", "prompt: search_r1", "prompt: search_r2", "unknown prompt 'sea"),
+        (TRAIN, "conf/prompt/search_r1.yaml", "{question}", "", "conf/prompt/search_r1.yaml: user='Answer the given"),
+        (TRAIN, "conf/method/search_r1_grpo.yaml", "filter:", "train: {num_step: 3}\nfilter:", "grpo.yaml: train over"),
+        (TRAIN, "conf/method/search_r1_grpo.yaml", "filter:", "rollout: {top_k: 0}\nfilter:", "grpo.yaml: rollout ov"),
     ],
 )  # fmt: skip
 def test_settings(clone: Clone, stage: str, path: str, old: str, new: str, expected: str) -> None:
-    if "prompt has no" in expected:  # The tiny model brings its own prompt; without it the method's counts.
-        clone.change("conf/model/tiny.yaml", "prompt:", "prompt: null #")
     clone.change(path, old, new)
     _refused(clone, stage, expected)
 

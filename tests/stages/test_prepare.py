@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks import methods
 from tasks.data.records import passage_row
+from tasks.rl.method import Method
 from tasks.stages.train import prepare
 from tasks.store import DataError, write_jsonl
 from tasks.types import Hop, Passage, Question
+from tests.tiny import load_method
 
 ROOT = Path(__file__).parents[2]
 PASSAGES = [Passage(f"p{i}", f"Town {i}", f"Town {i} is ruled by Person {i}.") for i in range(4)]
@@ -42,8 +43,8 @@ def write_hops(root: Path, found: dict[str, tuple[Hop, ...]]) -> None:
     write_jsonl(root / "artifacts/augment/hops.jsonl", (hops_row(name, hops) for name, hops in found.items()))
 
 
-def method(name: str) -> methods.Method:
-    return methods.load(name, "laptop", root=ROOT).method
+def method(name: str) -> Method:
+    return load_method(name, "laptop")
 
 
 def test_reference_queries_come_from_the_augmentation_and_texts_from_the_corpus(

@@ -157,7 +157,7 @@ def test_only_what_a_change_reaches_runs_again(by_dvc: Clone, tmp_path: Path) ->
     assert repro() in (Counter(), Counter({"report": 1}))
     assert _results(clone) == before
     assert "search_r1_grpo-9" not in (clone.root / "reports/index.html").read_text(encoding="utf-8")
-    (clone.root / "tasks/methods/mine.py").write_text('"""Another paper."""\n', encoding="utf-8")
+    (clone.root / "conf/method/mine.yaml").write_text("extends: dspo\ntitle: Another paper\n", encoding="utf-8")
     assert repro() == Counter({"plan": 1, "method": 2})  # Both methods are looked at again and are what they were.
     clone.set("top_k", "2")
     assert repro() == Counter({"plan": 1, "evaluate": 3, "report": 1})

@@ -235,6 +235,7 @@ class Nothing:
 
     reads: tuple[str, ...] = ()
     services: tuple[str, ...] = ()
+    score_parts: tuple[str, ...] = ("em",)
 
     def __call__(self, trajectories: Any, questions: Any, services: Any = None) -> list[Scores]:
         return [on_last_token(t, 0.0, em=0.0) for t in trajectories]
@@ -259,6 +260,7 @@ class ByNumber:
 
     reads: tuple[str, ...] = ()
     services: tuple[str, ...] = ()
+    score_parts: tuple[str, ...] = ()
 
     def __call__(self, trajectories: Any, questions: Any, services: Any = None) -> list[Scores]:
         return [on_last_token(t, float(i % 4 in (0, 3))) for i, t in enumerate(trajectories)]

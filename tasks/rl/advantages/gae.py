@@ -71,7 +71,7 @@ def turn_gae(rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, l
     """GAE whose time steps are turns: one advantage a turn, given to each of its generated tokens.
 
     A turn is a run of generated tokens; R_t is the sum of rewards from its first token up to the next turn, V(s_t) the
-    value at its first token (pica section 4: V of the last token before it, which is the estimate before this one).
+    value at its first token (PiCA has V of the last token before it, which is the estimate before this one).
 
     Args and returns as `gae`; both results are 0 off the loss mask.
 

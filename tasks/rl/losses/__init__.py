@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from tasks.conf import require
 from tasks.rl.experience import Experience
 from tasks.rl.logprobs import k3, ratios
 
@@ -92,6 +93,9 @@ class LossSum:
     """The terms, added up in order."""
 
     terms: tuple[LossTerm, ...]
+
+    def __post_init__(self) -> None:
+        require(bool(self.terms), "losses", {}, "at least one term")
 
     @property
     def needs_reference(self) -> bool:
