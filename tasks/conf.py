@@ -69,9 +69,8 @@ class Params:
     data_folder: Annotated[str, Field(description="of data: folder, read in place; otherwise unused")]
     model: Annotated[str, FileOf("model"), Field(description="the policy (conf/model)")]
     retriever: Annotated[str, FileOf("retriever"), Field(description="the search engine (conf/retriever)")]
-    generator: Annotated[
-        Literal["plain", "vllm"], Field(description="writes the policy's text (plain is transformers)")
-    ]
+    generator: Annotated[str, FileOf("generator"), Field(description="writes the policy's text (conf/generator)")]
+    engine: Annotated[str, FileOf("engine"), Field(description="trains the policy (conf/engine)")]
     methods: Annotated[tuple[str, ...], FileOf("method"), Field(min_length=1, description="RL methods (conf/method)")]
     seeds: Annotated[
         tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1, description="every method runs with each seed")

@@ -188,6 +188,7 @@ data_folder: conf/data
 model: tiny
 retriever: bm25
 generator: plain
+engine: plain
 methods: [grpo]
 seeds: [0, 1]
 evaluate: {top_k: 3, max_questions: 0, num_bootstrap: 2000, sampled: true}
@@ -201,6 +202,8 @@ def clone(tmp_path):
         "data/world",
         "model/tiny",
         "retriever/bm25",
+        "generator/plain",
+        "engine/plain",
         "method/grpo",
         "method/ppo",
         "augment/rules",
@@ -235,7 +238,8 @@ def test_params(clone):
         (("[0, 1]", "[0, x]"), ["seeds[1]", "'x'"]),
         (("model: tiny", "model: tyni"), ["unknown model 'tyni'", "Known: tiny"]),
         (("scale: small", "scale: big"), ["unknown scale 'big'", "Known: small"]),
-        (("generator: plain", "generator: vlm"), ["generator", "'vlm'", "'plain', 'vllm'"]),
+        (("generator: plain", "generator: vlm"), ["unknown generator 'vlm'", "Known: plain"]),
+        (("engine: plain", "engine: deep"), ["unknown engine 'deep'", "Known: plain"]),
         (("top_k: 3", "topk: 3"), ["evaluate", "unknown key 'topk'", "Did you mean 'top_k'?"]),
         (
             ("top_k: 3", "top_k: -1"),

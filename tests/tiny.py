@@ -16,12 +16,12 @@ from tasks.agent.grammar import SearchGrammar
 from tasks.agent.grammars.search_r1 import SearchR1Grammar
 from tasks.agent.prompts import Prompt
 from tasks.agent.rollout import Player, RolloutConf
-from tasks.base.settings import LoraConf
 from tasks.base.tokenizer import END, PAD, build_tokenizer
 from tasks.engine import OptimizerConf
 from tasks.engine.plain import PlainCritic, PlainPolicy
 from tasks.generate import Call, Sampling
 from tasks.generate.plain import PlainGenerator
+from tasks.model import LoraConf
 from tasks.retrieval import RetrievalError
 from tasks.rewards import on_last_token
 from tasks.rewards.answer import AnswerReward

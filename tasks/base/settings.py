@@ -8,6 +8,7 @@ from typing import Any, Literal
 from tasks.base.demonstrations import ImperfectConf
 from tasks.base.fit import PhaseConf
 from tasks.conf import require
+from tasks.model import LoraConf
 
 
 @dataclass(frozen=True)
@@ -31,20 +32,6 @@ class PretrainedConf:
     """A model folder: configuration, safetensors weights, tokenizer."""
 
     folder: str
-
-
-@dataclass(frozen=True)
-class LoraConf:
-    """Low-rank adapters (peft) during reinforcement learning; rank 0 trains all weights."""
-
-    rank: int = 0
-    alpha: float = 32.0
-    dropout: float = 0.0
-    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-    def __post_init__(self) -> None:
-        require(self.rank >= 0, "rank", self.rank, "0 (off) or more")
-        require(self.dropout == 0, "dropout", self.dropout, "0: the ratio of a policy that has not moved must be 1")
 
 
 @dataclass(frozen=True)

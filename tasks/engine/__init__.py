@@ -8,17 +8,19 @@ Engines know tensors, never methods, rewards or files of the pipeline.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
+from tasks import conf, parts
 from tasks.conf import require
+from tasks.model import Dtype, LoraConf
 from tasks.rl.experience import Experience
 from tasks.rl.losses import Normalizer
 
-Dtype = Literal["auto", "float32", "bfloat16"]
 Plan = Sequence[Sequence[int]]  # Micro-batches, each a list of rows of the experience.
 
 
@@ -101,8 +103,43 @@ class Update:
     logprobs: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Training:
+    """What a run asks of an engine.
+
+    Attributes:
+        policy: its optimizer.
+        critic: its optimizer; None: the method needs no critic.
+        lora: adapters; with them the reference is the policy without.
+        dtype: of forward passes.
+        keep_activations: False recomputes layer activations in the backward pass (gradient checkpointing).
+        needs_reference: keep a frozen copy of the start policy.
+        seed: of adapters' random start.
+    """
+
+    policy: OptimizerConf
+    critic: OptimizerConf | None
+    lora: LoraConf
+    dtype: Dtype
+    keep_activations: bool
+    needs_reference: bool
+    seed: int
+
+
 class Policy(Protocol):
     """A causal LM under training. A plan is a list of micro-batches, each a list of row numbers."""
+
+    @property
+    def causal_lm(self) -> Any | None:
+        """The model itself, for a generator that plays with the very weights under training.
+
+        None where it does not live whole in this process.
+        """
+        ...
+
+    def sequence_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Logprobs of `sequence[1:]`, each: what a generator with a copy of these weights has to reproduce."""
+        ...
 
     def logprobs(self, experience: Experience, plan: Plan, reference: bool = False) -> Tensor:
         """[N, T] natural log of each generated token under the current (or the frozen start) policy, no gradient.
@@ -157,3 +194,22 @@ class Critic(Protocol):
     def load(self, folder: Path) -> None:
         """As `Policy.load`."""
         ...
+
+
+class Engine(Protocol):
+    """What `PART` of an engine's file is: its settings."""
+
+    def open(self, folder: Path, training: Training) -> AbstractContextManager[tuple[Policy, Critic | None]]:
+        """Policy and critic, both made from the start policy in a model folder; freed when the block ends.
+
+        Raises:
+            DataError: the folder is no model folder.
+        """
+        ...
+
+
+def load(name: str, root: Path = Path(".")) -> Engine:
+    """The engine of `conf/engine/<name>.yaml`."""
+    tree = conf.section("engine", name, root)
+    engine: Engine = parts.make("engine", tree, f"{conf.CONF}/engine/{name}.yaml")
+    return engine

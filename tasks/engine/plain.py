@@ -8,10 +8,9 @@ float32 weights and optimizer; on CPU everything is float32 and bit-for-bit repe
 from __future__ import annotations
 
 import copy
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,58 +19,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
 
 from tasks import checkpoint
-from tasks.base.settings import LoraConf
-from tasks.engine import DivergedError, Dtype, Objective, OptimizerConf, Plan, PolicyLoss, Update, ValueLoss
+from tasks.engine import DivergedError, Objective, OptimizerConf, Plan, PolicyLoss, Training, Update, ValueLoss
+from tasks.model import Dtype, LoraConf, computes_in, export_folder, load_policy, pick_device
 from tasks.rl.experience import Experience
-from tasks.store import DataError, replacing_folder
+from tasks.store import replacing_folder
 
 LOGIT_CHUNK = 2**24  # logits held at once while gradients are on
-
-
-def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
-    """A model folder as (causal LM, tokenizer).
-
-    Raises:
-        DataError: the folder lacks a configuration, safetensors weights or a tokenizer, or one cannot be loaded.
-    """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    def need(patterns: tuple[str, ...], what: str) -> None:
-        if not any(any(folder.glob(p)) for p in patterns):
-            raise DataError(
-                f"{folder}: no {what} found (expected {' or '.join(patterns)}). Save the model with save_pretrained "
-                f"and its tokenizer with tokenizer.save_pretrained into the same folder."
-            )
-
-    if not folder.is_dir():
-        raise DataError(f"{folder}: the model folder is missing. Name an existing folder in conf/model.")
-    need(("config.json",), "model configuration")
-    need(("*.safetensors",), "safetensors weights")
-    need(("tokenizer.json", "vocab.json", "tokenizer.model"), "tokenizer")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # Whatever transformers and tokenizers raise, and that is anything.
-        raise DataError(_unreadable(folder, "the tokenizer", error)) from error
-    try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, use_safetensors=True)
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise DataError(_unreadable(folder, "configuration and weights", error)) from error
-    return model.eval(), tokenizer
-
-
-def _unreadable(folder: Path, what: str, error: Exception) -> str:
-    reason = " ".join(str(error).split())[:300] or "no reason given"
-    return (
-        f"{folder}: transformers cannot load {what}: {type(error).__name__}: {reason}. Expected what save_pretrained "
-        f"writes, all of one model; copy or save the folder again."
-    )
-
-
-def pick_device() -> torch.device:
-    """The first GPU, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class _Trainee:
@@ -80,10 +33,7 @@ class _Trainee:
     def __init__(self, module: nn.Module, conf: OptimizerConf, dtype: Dtype) -> None:
         self.module, self.conf = module, conf
         self.device = next(module.parameters()).device
-        wants = dtype == "bfloat16" or (
-            dtype == "auto" and self.device.type == "cuda" and torch.cuda.is_bf16_supported()
-        )
-        self.use_bfloat16 = wants
+        self.dtype = computes_in(dtype, self.device)
         self.trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
         self.optimizer = torch.optim.AdamW(
             self.trained.values(), lr=conf.lr, betas=(conf.betas[0], conf.betas[1]), weight_decay=conf.weight_decay
@@ -91,7 +41,8 @@ class _Trainee:
         self.num_updates = 0
 
     def autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, torch.bfloat16) if self.use_bfloat16 else nullcontext()
+        in_float32 = self.dtype == torch.float32
+        return nullcontext() if in_float32 else torch.autocast(self.device.type, self.dtype)
 
     @contextmanager
     def recomputing(self) -> Iterator[None]:
@@ -178,7 +129,7 @@ class PlainPolicy(_Trainee):
 
     @property
     def causal_lm(self) -> Any:
-        """The model a generator can play with while it is trained."""
+        """See `Policy.causal_lm`."""
         return self.module.get_base_model() if self.lora.rank else self.module  # type: ignore[operator]
 
     @torch.no_grad()
@@ -195,7 +146,7 @@ class PlainPolicy(_Trainee):
 
     @torch.no_grad()
     def sequence_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Logprobs of `sequence[1:]`, each: what a generator with a copy of these weights has to reproduce."""
+        """See `Policy.sequence_logprobs`."""
         found = []
         for sequence in sequences:
             ids = torch.tensor([list(sequence)], device=self.device)  # [1, T]
@@ -255,14 +206,6 @@ class PlainPolicy(_Trainee):
         if not self.lora.rank:
             return self.causal_lm
         return copy.deepcopy(self.module).merge_and_unload()  # type: ignore[operator]
-
-
-def export_folder(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Save a model and tokenizer as an ordinary model folder; nothing in it depends on time or place."""
-    model.config._name_or_path = ""
-    model.save_pretrained(folder, safe_serialization=True)
-    tokenizer.save_pretrained(folder)
-    shutil.rmtree(folder / ".cache", ignore_errors=True)
 
 
 class PlainCritic(_Trainee):
@@ -358,3 +301,25 @@ def _scatter(values: Tensor, chosen: Tensor) -> Tensor:
     """[N] values at the True positions of `chosen` [B, T-1], shifted to token positions [B, T]; 0 elsewhere."""
     full = torch.zeros(chosen.shape, dtype=values.dtype, device=values.device)
     return nn.functional.pad(full.masked_scatter(chosen, values), (1, 0))
+
+
+@dataclass(frozen=True)
+class PlainEngine:
+    """The engine of one process and one device: the first GPU, else the CPU."""
+
+    @contextmanager
+    def open(self, folder: Path, training: Training) -> Iterator[tuple[PlainPolicy, PlainCritic | None]]:
+        """See `Engine.open`."""
+        model, tokenizer = load_policy(folder)
+        model = model.to(pick_device())
+        critic = None
+        if training.critic is not None:  # Made first: adapters of the policy would be copied with the decoder.
+            critic = PlainCritic(model, training.critic, training.dtype, training.keep_activations)
+        policy = PlainPolicy(
+            model, tokenizer, training.policy, training.lora, training.dtype, training.needs_reference,
+            training.keep_activations, training.seed,
+        )  # fmt: skip
+        yield policy, critic
+
+
+PART = PlainEngine

@@ -7,10 +7,15 @@ questions, tags, retrieval or rewards.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from tasks import conf, parts
+from tasks.model import Dtype
 
 
 @dataclass(frozen=True)
@@ -86,19 +91,113 @@ def not_open(row: int, num_rows: int, num_open: int) -> str:
     return f"row {row}: {state}. Expected an open row of 0 to {num_rows - 1}; fork or continue a row before closing it."
 
 
+class WeightsError(ValueError):
+    """A generator cannot take these weights, or does not hold the policy's; its samples would be off-policy."""
+
+
+Weights = Iterable[tuple[str, Tensor]]
+"""Every weight of a policy once, by its name in the exported model; a tensor is valid until the next is asked for."""
+
+
 class Generator(Protocol):
-    """A model that plays sessions, and takes new weights between them."""
+    """A model that plays sessions, and takes new weights between them.
+
+    `shares_weights`: it plays with the very weights under training, so that an update of theirs is its own.
+    """
+
+    shares_weights: bool
 
     def open(
         self, prompts: Sequence[Sequence[int]], group_size: int, sampling: Sampling, max_total_tokens: int
     ) -> Session:
-        """Start `len(prompts) * group_size` rows; prompt + response never exceed `max_total_tokens` per row."""
+        """Start `len(prompts) * group_size` rows; prompt + response never exceed `max_total_tokens` per row.
+
+        Raises:
+            WeightsError: the generator sleeps, or lost its weights and has got no new ones.
+        """
         ...
 
-    def update_weights(self, folder: Path) -> None:
-        """Load the policy saved in this model folder (same architecture); caches of old weights are dropped."""
+    def update_weights(self, weights: Weights) -> None:
+        """Take over these weights of the same architecture; caches of old weights are dropped.
+
+        Raises:
+            WeightsError: a weight is missing, comes twice, is unknown or has another shape (nothing has changed
+                then), or the generator does not compute with the new ones.
+        """
+        ...
+
+    def sleep(self) -> None:
+        """Free device memory for an update. It may cost the weights; who sleeps plays again only awake and updated."""
+        ...
+
+    def wake(self) -> None:
+        """Take the memory again; on a generator that is awake this does nothing."""
         ...
 
     def shutdown(self) -> None:
         """Free the model and stop its processes, if any."""
         ...
+
+
+class Trainee(Protocol):
+    """What a generator may use of the policy under training."""
+
+    @property
+    def causal_lm(self) -> Any | None:
+        """The model itself, None where it does not live whole in this process."""
+        ...
+
+    def sequence_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Logprobs of `sequence[1:]`, each: what a generator with a copy of its weights has to reproduce."""
+        ...
+
+
+class GeneratorConf(Protocol):
+    """What `PART` of a generator's file is: its settings."""
+
+    def start(self, folder: Path, dtype: Dtype, trainee: Trainee | None = None) -> Generator:
+        """A generator of the policy in a model folder.
+
+        Args:
+            folder: weights and tokenizer.
+            dtype: of the forward passes of training; the generator computes in the same.
+            trainee: the policy under training, which begins as that folder's.
+
+        Raises:
+            ValueError: no model folder, or a model that this kind of generator cannot play.
+        """
+        ...
+
+
+def load(name: str, root: Path = Path(".")) -> GeneratorConf:
+    """The settings of `conf/generator/<name>.yaml`."""
+    tree = conf.section("generator", name, root)
+    settings: GeneratorConf = parts.make("generate", tree, f"{conf.CONF}/generator/{name}.yaml")
+    return settings
+
+
+def checked(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:
+    """These weights as they come, if they are exactly those of `shapes`.
+
+    Raises:
+        WeightsError: the first that is unknown, comes again or has another shape; at the end, the missing ones.
+    """
+    seen: set[str] = set()
+    for name, tensor in weights:
+        if name not in shapes:
+            raise WeightsError(
+                f"new weights: {name} is unknown. Expected the {len(shapes)} weights of the start policy."
+            )
+        if name in seen:
+            raise WeightsError(f"new weights: {name} comes twice. Expected every weight of the policy once.")
+        if tuple(tensor.shape) != shapes[name]:
+            raise WeightsError(
+                f"new weights: {name} has shape {list(tensor.shape)}, expected {list(shapes[name])}. Give the whole "
+                f"weight, not a shard of it."
+            )
+        seen.add(name)
+        yield name, tensor
+    if missing := [name for name in shapes if name not in seen]:
+        raise WeightsError(
+            f"new weights: {missing[0]} is missing, and {len(missing) - 1} others. Expected every weight of the policy."
+        )

@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tasks.generate import Call, Sampling, not_open
+from tasks.generate import Call, Sampling, Trainee, Weights, checked, not_open
 from tasks.generate.row_cache import RowCache
+from tasks.model import Dtype, load_policy, load_tokenizer, pick_device
 
 _STOP_TOKENS = 32  # more than the bytes of any stop string, so that it fits however it was split
 
@@ -50,14 +51,41 @@ class PlainGenerator:
         """See `Generator.open`."""
         return PlainSession(self, prompts, group_size, sampling, max_total_tokens)
 
-    def update_weights(self, folder: Path) -> None:
+    def update_weights(self, weights: Weights) -> None:
         """See `Generator.update_weights`."""
-        if not self.shares_weights:
-            fresh = type(self.model).from_pretrained(folder, dtype=self.model.dtype)
-            self.model.load_state_dict(fresh.state_dict())
+        if self.shares_weights:
+            return
+        parameters = dict(self.model.named_parameters())
+        shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        # All of them before one is changed; copies, because a source may use its memory again.
+        fresh = {name: tensor.clone() for name, tensor in checked(weights, shapes)}
+        with torch.no_grad():
+            for name, tensor in fresh.items():
+                parameters[name].copy_(tensor)
+
+    def sleep(self) -> None:
+        """Nothing to free: a shared model is the trainer's, and an own copy stays where it is."""
+
+    def wake(self) -> None:
+        """Nothing to take again."""
 
     def shutdown(self) -> None:
         """Nothing to stop."""
+
+
+@dataclass(frozen=True)
+class PlainConf:
+    """The plain generator has no settings."""
+
+    def start(self, folder: Path, dtype: Dtype, trainee: Trainee | None = None) -> PlainGenerator:
+        """See `GeneratorConf.start`; its own copy of a model computes in float32, whatever `dtype` is."""
+        if trainee is not None and trainee.causal_lm is not None:
+            return PlainGenerator(trainee.causal_lm, load_tokenizer(folder), shares_weights=True)
+        model, tokenizer = load_policy(folder)
+        return PlainGenerator(model.to(pick_device()), tokenizer)
+
+
+PART = PlainConf
 
 
 def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -11,46 +11,50 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import torch
+from safetensors import safe_open
 
 from tasks.conf import require
-from tasks.generate import Call, Sampling, not_open
+from tasks.generate import Call, Sampling, Trainee, Weights, WeightsError, checked, handover, not_open
+from tasks.model import Dtype, computes_in, pick_device
 from tasks.store import read_json
 
-Reference = Callable[[Path, Sequence[Sequence[int]]], Sequence[Sequence[float]]]
+Reference = Callable[[Sequence[Sequence[int]]], Sequence[Sequence[float]]]
+Precision = Literal["float32", "bfloat16"]
+_TORCH = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _PROBE_LENGTHS = (7, 48)
 _EXTENSION = "tasks.generate.vllm.WeightsExtension"
+# Largest allowed |logprob difference| on the probe tokens. Two float32 implementations agree to about 1e-5 on a CPU; on
+# GPUs matrix products may take TensorFloat-32. bfloat16 keeps 8 bits, which adds up over the layers.
+_TOLERANCE: dict[Precision, float] = {"float32": 1e-3, "bfloat16": 0.3}
+_GPU_FLOAT32_TOLERANCE = 2e-2
 
 
 @dataclass(frozen=True)
 class VllmConf:
-    """Engine options, `conf/generator/vllm.yaml`.
+    """Engine options, `conf/generator/vllm.yaml`. Weights and activations have the dtype of training.
 
     Attributes:
-        dtype: weights and activations; float32 agrees with a float32 trainer to about 1e-5.
         max_model_len: longest prompt + response in tokens that a session may ask for.
         gpu_memory_utilization: share of a GPU's memory that vLLM takes; lower it where a trainer shares the GPU.
         cpu_kv_cache_gib: size of the KV cache where vLLM runs on CPU; unused on GPUs.
         tensor_parallel_size: GPUs (on CPU: processes) that share one copy of the model.
         enforce_eager: True starts faster, False decodes faster on GPUs (CUDA graphs).
         block_size: tokens a prefix-cache block; only whole blocks are reused, so small is good for short turns.
-        parity_tolerance: largest allowed |logprob difference| on the probe tokens; 1e-3 suits float32, bfloat16
-            against a float32 reference needs about 0.3.
     """
 
-    dtype: str
     max_model_len: int
     gpu_memory_utilization: float
     cpu_kv_cache_gib: float
     tensor_parallel_size: int
     enforce_eager: bool
     block_size: int
-    parity_tolerance: float
 
     def __post_init__(self) -> None:
-        dtypes = ("auto", "float32", "bfloat16", "float16")
-        require(self.dtype in dtypes, "dtype", self.dtype, f"one of {', '.join(dtypes)}")
         least = max(_PROBE_LENGTHS) + 1
         require(self.max_model_len >= least, "max_model_len", self.max_model_len, f"at least {least}")
         share = self.gpu_memory_utilization
@@ -59,23 +63,28 @@ class VllmConf:
         require(self.tensor_parallel_size >= 1, "tensor_parallel_size", self.tensor_parallel_size, "at least 1")
         block = self.block_size
         require(block >= 16 and block % 16 == 0, "block_size", block, "a multiple of 16")
-        require(self.parity_tolerance > 0, "parity_tolerance", self.parity_tolerance, "more than 0")
+
+    def start(self, folder: Path, dtype: Dtype, trainee: Trainee | None = None) -> VllmGenerator:
+        """See `GeneratorConf.start`; what vLLM computes is proved against the trainee's own logprobs."""
+        computed = computes_in(dtype, pick_device())
+        precision: Precision = "bfloat16" if computed == torch.bfloat16 else "float32"
+        return VllmGenerator(folder, self, precision, None if trainee is None else trainee.sequence_logprobs)
 
 
-class WeightsError(RuntimeError):
-    """The engine does not compute what the saved policy computes; its samples would be off-policy."""
+PART = VllmConf
 
 
 class WeightsExtension:
     """What vLLM mixes into its worker (`worker_extension_cls`), so that an update is one named call with a path."""
 
-    def load_policy(self, folder: str) -> None:
-        """Reload all weights from a model folder, then renew every packed copy made of them.
+    def load_policy(self, path: str) -> None:
+        """Reload all weights from a safetensors file, then renew every packed copy made of them.
 
         On CPU vLLM multiplies with a packed copy of each matrix. Reloading renews the copy of every layer that
         appears in the checkpoint; a tied output head does not, and would go on with the old weights.
         """
-        self.reload_weights(weights_path=folder)  # type: ignore[attr-defined]
+        with safe_open(path, framework="pt") as file:
+            self.reload_weights(weights_iterator=((name, file.get_tensor(name)) for name in file.keys()))  # type: ignore[attr-defined] # noqa: SIM118
         packed = [m for m in self.get_model().modules() if hasattr(m, "cpu_linear")]  # type: ignore[attr-defined]
         for module in packed:
             if module.weight.numel():  # Layers that gave their weight away were packed by the reload itself.
@@ -92,9 +101,9 @@ class VllmGenerator:
     Args:
         folder: Hugging Face model folder with its tokenizer.
         conf: engine options.
-        reference: `(folder, probes) -> logprobs` of `probe[1:]` under the policy in that folder; what a trainer
-            already holds in memory. None loads the folder with transformers (float32, CPU), exact but slow for
-            large models.
+        precision: dtype of weights and activations.
+        reference: `probes -> logprobs` of `probe[1:]` under the policy that is or becomes this generator's, computed
+            in `precision`. None loads the folder with transformers (float32, CPU), exact but slow for large models.
         probes: token sequences that are compared; None takes two fixed pseudo-random ones.
 
     Raises:
@@ -102,26 +111,28 @@ class VllmGenerator:
         WeightsError: the loaded engine disagrees with the reference.
     """
 
+    shares_weights = False
+
     def __init__(
         self,
         folder: Path,
         conf: VllmConf,
+        precision: Precision = "float32",
         reference: Reference | None = None,
         probes: Sequence[Sequence[int]] | None = None,
     ) -> None:
         _require_model(folder)
-        if not any(folder.glob("tokenizer*")):
-            raise ValueError(f"{folder}: no tokenizer files found, expected tokenizer.json. Save the tokenizer there.")
-        self.conf = conf
-        self._reference = reference or folder_logprobs
+        self.conf, self.precision = conf, precision
+        self._reference = reference or partial(folder_logprobs, folder)
+        self._shapes = handover.stored_shapes(folder)
         self._version = 0
-        self._proved = False
-        self._llm = _start(folder, conf)
+        self._proved = self._sleeps = False
+        self._llm = _start(folder, conf, precision)
         self._end_ids = end_ids(folder, self._llm.get_tokenizer())
         size = self._llm.llm_engine.model_config.get_vocab_size()
         self._probes = [list(p) for p in probes] if probes is not None else _default_probes(size)
         try:
-            self._prove(folder)
+            self._prove()
         except BaseException:
             self.shutdown()
             raise
@@ -132,11 +143,15 @@ class VllmGenerator:
         """Start `len(prompts) * group_size` rows; prompt + response never exceed `max_total_tokens` per row.
 
         Raises:
-            WeightsError: the last update failed or was not proved.
+            WeightsError: it sleeps, lost its weights asleep, or its last update failed or was not proved.
             ValueError: a budget that the engine or a prompt cannot keep.
         """
+        if self._sleeps:
+            raise WeightsError("the vLLM engine sleeps. Wake it, and give it the policy's weights.")
         if not self._proved:
-            raise WeightsError("The vLLM engine holds unknown weights: its last update failed. Start it again.")
+            raise WeightsError(
+                "the vLLM engine holds unknown weights: it slept, or its last update failed. Give it the policy's."
+            )
         if max_total_tokens > self.conf.max_model_len:
             raise ValueError(
                 f"conf/generator/vllm.yaml: max_model_len={self.conf.max_model_len} is below the {max_total_tokens} "
@@ -150,24 +165,46 @@ class VllmGenerator:
                 )
         return VllmSession(self, prompts, group_size, sampling, max_total_tokens)
 
-    def update_weights(self, folder: Path) -> None:
-        """Load the policy saved in this model folder (same architecture); drop all caches; prove the result.
+    def update_weights(self, weights: Weights) -> None:
+        """See `Generator.update_weights`; the weights go through memory, and the result is proved.
 
         Raises:
-            ValueError: not a model folder; the engine is unchanged.
-            WeightsError: vLLM could not load it, or its logprobs differ from the reference by more than
-                `parity_tolerance`; the generator then refuses to open sessions until an update succeeds.
+            WeightsError: as there; or vLLM could not load them, or its logprobs differ from the reference by more than
+                rounding explains. The generator then refuses to open sessions until an update succeeds.
         """
-        _require_model(folder)
-        self._proved = False
-        self._version += 1
-        try:
-            self._llm.collective_rpc("load_policy", args=(str(folder),))
-        except Exception as error:  # vLLM raises whatever its worker met, as a bare Exception.
-            raise WeightsError(f"{folder}: vLLM could not load these weights: {error}") from error
+        if self._sleeps:
+            raise WeightsError("the vLLM engine sleeps and cannot take weights. Wake it first.")
+        with handover.staged(checked(weights, self._shapes), self._shapes, _TORCH[self.precision]) as path:
+            self._proved = False
+            self._version += 1
+            try:
+                self._llm.collective_rpc("load_policy", args=(path,))
+            except Exception as error:  # vLLM raises whatever its worker met, as a bare Exception.
+                raise WeightsError(f"vLLM could not load the new weights: {' '.join(str(error).split())}") from error
         if self._llm.reset_prefix_cache() is False:
-            raise WeightsError(f"{folder}: loaded, but vLLM kept cached states of the old weights. Start it again.")
-        self._prove(folder)
+            raise WeightsError("vLLM took the new weights but kept cached states of the old ones. Start it again.")
+        self._prove()
+
+    def sleep(self) -> None:
+        """See `Generator.sleep`; on GPUs the weights are lost, on a CPU vLLM has nothing to free."""
+        if self._sleeps:
+            return
+        self._sleeps = True
+        if self._frees_memory:
+            self._proved = False
+            self._version += 1
+            self._llm.sleep(level=2)
+
+    def wake(self) -> None:
+        """See `Generator.wake`."""
+        if self._sleeps and self._frees_memory:
+            self._llm.wake_up()
+        self._sleeps = False
+
+    @property
+    def _frees_memory(self) -> bool:
+        """Whether vLLM can sleep on this platform; its CPU worker only warns."""
+        return bool(self._llm.llm_engine.model_config.enable_sleep_mode)
 
     def probe(self, token_ids: Sequence[int]) -> list[float]:
         """Logprob of `token_ids[1:]`, each given all tokens before it, by the engine's current weights."""
@@ -177,9 +214,9 @@ class VllmGenerator:
         (output,) = self._llm.generate([TokensPrompt(prompt_token_ids=list(token_ids))], params, use_tqdm=False)
         return [entry[token].logprob for token, entry in zip(token_ids[1:], output.prompt_logprobs[1:], strict=True)]
 
-    def parity_gap(self, folder: Path) -> float:
-        """Largest |engine - reference| logprob over all probe tokens; `folder` is handed to the reference."""
-        expected = self._reference(folder, self._probes)
+    def parity_gap(self) -> float:
+        """Largest |engine - reference| logprob over all probe tokens."""
+        expected = self._reference(self._probes)
         pairs = [
             (found, wanted)
             for probe, values in zip(self._probes, expected, strict=True)
@@ -195,14 +232,19 @@ class VllmGenerator:
         if llm is not None:
             llm.llm_engine.engine_core.shutdown()
 
-    def _prove(self, folder: Path) -> None:
-        gap = self.parity_gap(folder)
-        if gap > self.conf.parity_tolerance:
+    @property
+    def _tolerance(self) -> float:
+        on_gpu = pick_device().type != "cpu"
+        return _GPU_FLOAT32_TOLERANCE if on_gpu and self.precision == "float32" else _TOLERANCE[self.precision]
+
+    def _prove(self) -> None:
+        gap = self.parity_gap()
+        if gap > self._tolerance:
             raise WeightsError(
-                f"{folder}: logprobs of the vLLM engine differ from the policy's by up to {gap:.3g} on "
-                f"{sum(len(p) - 1 for p in self._probes)} probe tokens, expected at most "
-                f"{self.conf.parity_tolerance:g} (parity_tolerance). It did not take the new weights, or computes "
-                "in a coarser dtype than the tolerance allows."
+                f"logprobs of the vLLM engine differ from the policy's by up to {gap:.3g} on "
+                f"{sum(len(p) - 1 for p in self._probes)} probe tokens, expected at most {self._tolerance:g} in "
+                f"{self.precision}. It did not take the new weights, or computes this architecture in another way; "
+                f"check with generator=plain."
             )
         self._proved = True
 
@@ -343,7 +385,6 @@ class VllmSession:
 
 def folder_logprobs(folder: Path, probes: Sequence[Sequence[int]]) -> list[list[float]]:
     """Logprobs of `probe[1:]` by transformers in float32 on CPU: the reference nobody has to trust a trainer for."""
-    import torch
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -365,18 +406,19 @@ def end_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
     return frozenset(i for i in found if i is not None)
 
 
-def _start(folder: Path, conf: VllmConf) -> Any:
+def _start(folder: Path, conf: VllmConf, precision: Precision) -> Any:
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
     os.environ["DO_NOT_TRACK"] = "true"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     from vllm import LLM
     from vllm.platforms import current_platform
 
-    options: dict[str, Any] = {"dtype": conf.dtype}
+    options: dict[str, Any] = {"enable_sleep_mode": current_platform.is_sleep_mode_available()}
     if current_platform.is_cpu():
         options["kv_cache_memory_bytes"] = int(conf.cpu_kv_cache_gib * 2**30)
     return LLM(
         model=str(folder),
+        dtype=precision,
         max_model_len=conf.max_model_len,
         gpu_memory_utilization=conf.gpu_memory_utilization,
         tensor_parallel_size=conf.tensor_parallel_size,
@@ -395,6 +437,8 @@ def _require_model(folder: Path) -> None:
     for pattern in ("config.json", "*.safetensors"):
         if not any(folder.glob(pattern)):
             raise ValueError(f"{folder}: {pattern} is missing, expected a model folder written by save_pretrained.")
+    if not any(folder.glob("tokenizer*")):
+        raise ValueError(f"{folder}: no tokenizer files found, expected tokenizer.json. Save the tokenizer there.")
 
 
 def _default_probes(vocab_size: int) -> list[list[int]]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def body(ctx: Context, seed: int) -> None:
     """Train the tiny policy, or take over a given model folder."""
-    from tasks.engine.plain import export_folder, load_policy
+    from tasks.model import export_folder, load_policy
 
     model_conf = parts.model_conf(ctx.params)
     if model_conf.pretrained is not None:

@@ -19,19 +19,19 @@ NUM_RECORDED = 60
 
 def body(ctx: Context, policy: str, seed: int) -> None:
     """Greedy and sampled play with the scale's budgets and the evaluation's top-k."""
+    from tasks import generate as generators
     from tasks import methods
     from tasks.data.sample import choose
     from tasks.data.settings import DataConf
-    from tasks.engine.plain import load_policy, pick_device
     from tasks.evaluate.play import evaluate
+    from tasks.model import load_tokenizer
     from tasks.systems.policy import PolicySystem
     from tasks.train.loop import TrainConf
 
     params = ctx.params
     is_base = policy == BASE
     folder = ctx.root / parts.ARTIFACTS / (f"base/{seed}" if is_base else f"train/{policy}-{seed}") / "policy"
-    model, tokenizer = load_policy(folder)
-    model = model.to(pick_device())
+    tokenizer = load_tokenizer(folder)
     if is_base:
         prompt, grammar = parts.prompting(params, ctx.root)
         rollout = parts.rollout_conf(params)
@@ -41,7 +41,8 @@ def body(ctx: Context, policy: str, seed: int) -> None:
         rollout = parts.changed(RolloutConf, params, "rollout", resolved["rollout"], policy)
     splits = conf.load(DataConf, "data", params.data).evaluate_splits
     rollout = replace(rollout, top_k=params.evaluate.top_k or rollout.top_k)
-    parts.set_threads(conf.fill(TrainConf, *parts.scale_section(params, "train")).num_threads)
+    training = conf.fill(TrainConf, *parts.scale_section(params, "train"))
+    parts.set_threads(training.num_threads)
     questions = choose(parts.questions(ctx.root, splits), splits, params.evaluate.max_questions)
     if not questions:
         raise ValueError(
@@ -53,7 +54,7 @@ def body(ctx: Context, policy: str, seed: int) -> None:
     ctx.track.set_tags({"policy": policy, "seed": seed})
     ctx.track_data("evaluation", len(questions))
 
-    generator = parts.make_generator(params, model, tokenizer, folder, shares_weights=False)
+    generator = generators.load(params.generator, ctx.root).start(folder, training.dtype)
     player = parts.make_player(
         rollout, generator, tokenizer, parts.retriever(ctx.root), grammar.fitted(tokenizer), prompt
     )

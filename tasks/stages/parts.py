@@ -106,22 +106,6 @@ def own_prompting(params: conf.Params, root: Path = Path(".")) -> tuple[Prompt |
     return prompt, grammar
 
 
-def make_generator(
-    params: conf.Params, model: Any, tokenizer: Any, folder: Path, shares_weights: bool, reference: Any = None
-) -> Generator:
-    """The generator named in `params.yaml`, playing this model (plain) or this folder (vllm).
-
-    `reference`: see `VllmGenerator`; a trainer's own logprobs, so that no update reads the folder a second time.
-    """
-    if params.generator == "vllm":
-        from tasks.generate.vllm import VllmConf, VllmGenerator
-
-        return VllmGenerator(folder, conf.load(VllmConf, "generator", "vllm"), reference)
-    from tasks.generate.plain import PlainGenerator
-
-    return PlainGenerator(model, tokenizer, shares_weights)
-
-
 def make_player(
     rollout: RolloutConf,
     generator: Generator,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,12 @@ from tasks.types import Passage, Question
 
 if TYPE_CHECKING:
     from tasks.agent.rollout import Player
+    from tasks.base.settings import ModelConf
+    from tasks.engine import Critic, Policy
     from tasks.generate import Generator
     from tasks.retrieval import Retriever
     from tasks.rl.method import Method
-    from tasks.train.loop import Trainer
+    from tasks.train.loop import TrainConf, Trainer
 
 
 def body(ctx: Context, method: str, seed: int) -> None:
@@ -32,34 +34,19 @@ def body(ctx: Context, method: str, seed: int) -> None:
     from tasks import methods
     from tasks.data.sample import choose
     from tasks.data.settings import DataConf
-    from tasks.engine.plain import PlainCritic, PlainPolicy, load_policy, pick_device
+    from tasks.model import load_tokenizer
     from tasks.train.loop import TrainConf, Trainer
 
     data_conf = conf.load(DataConf, "data", ctx.params.data)
     model_conf = parts.model_conf(ctx.params)
     start = ctx.root / parts.ARTIFACTS / "base" / str(seed) / "policy"
-    model, tokenizer = load_policy(start)
-    model = model.to(pick_device())
+    tokenizer = load_tokenizer(start)
     resolved = methods.load(method, ctx.params.scale, ctx.root, *parts.own_prompting(ctx.params, ctx.root))
     settings = parts.changed(TrainConf, ctx.params, "train", resolved["train"], method)
     rollout = parts.changed(RolloutConf, ctx.params, "rollout", resolved["rollout"], method)
     parts.set_threads(settings.num_threads)
 
     composed = methods.build(resolved, tokenizer)
-    start_model = copy.deepcopy(model) if composed.sampler.from_start else None
-    keep = settings.keep_activations
-    critic = None
-    if composed.advantage.needs_values:  # Made first: adapters of the policy would be copied with the decoder.
-        critic = PlainCritic(model, settings.critic, settings.dtype, keep)
-    policy = PlainPolicy(
-        model, tokenizer, settings.policy, model_conf.lora, settings.dtype, composed.needs_reference, keep, seed
-    )
-    generator = parts.make_generator(
-        ctx.params, policy.causal_lm, tokenizer, start, True, lambda folder, probes: policy.sequence_logprobs(probes)
-    )
-    playing = generator
-    if start_model is not None:
-        playing = parts.make_generator(ctx.params, start_model, tokenizer, start, False)
     search = parts.retriever(ctx.root)
     questions = parts.questions(ctx.root, ("train", data_conf.validation_split))
     wanted = settings.validate_questions
@@ -69,21 +56,21 @@ def body(ctx: Context, method: str, seed: int) -> None:
     training = [q for q in questions if q.split == "train"]
     prepared = prepare(composed, training, ctx.root, method)
     ctx.track_data("training", len(training))
-    resources = Resources(ctx.root, ctx.scratch, policy, tokenizer, settings.max_batch_tokens)
 
     def player(plays: Generator, searched: Retriever) -> Player:
         return parts.make_player(rollout, plays, tokenizer, searched, composed.grammar, composed.prompt)
 
-    try:
+    with _models(ctx, start, settings, model_conf, composed, seed) as models:
+        resources = Resources(ctx.root, ctx.scratch, models.policy, tokenizer, settings.max_batch_tokens)
         with opened(composed.services, resources) as services:
             trainer = Trainer(
                 conf=settings,
                 method=composed,
-                policy=policy,
-                critic=critic,
-                generator=generator,
-                player=player(playing, composed.search.retriever(search, services)),
-                validator=player(generator, search),
+                policy=models.policy,
+                critic=models.critic,
+                generator=models.generator,
+                player=player(models.sampler, composed.search.retriever(search, services)),
+                validator=player(models.generator, search),
                 questions=prepared.questions,
                 validation=validation,
                 seed=seed,
@@ -92,11 +79,45 @@ def body(ctx: Context, method: str, seed: int) -> None:
                 services=services,
             )
             trainer.run()
-    finally:
-        generator.shutdown()
-        if playing is not generator:
-            playing.shutdown()
-    _publish(ctx, trainer, method, used, prepared.missing)
+        _publish(ctx, trainer, method, used, prepared.missing)
+
+
+@dataclass(frozen=True)
+class _Models:
+    """The policy under training, its critic, who plays it, and who plays the training questions."""
+
+    policy: Policy
+    critic: Critic | None
+    generator: Generator
+    sampler: Generator
+
+
+@contextmanager
+def _models(
+    ctx: Context, start: Path, settings: TrainConf, model_conf: ModelConf, method: Method, seed: int
+) -> Iterator[_Models]:
+    """The models of a run, freed when the block ends."""
+    from tasks import engine, generate
+
+    training = engine.Training(
+        policy=settings.policy,
+        critic=settings.critic if method.advantage.needs_values else None,
+        lora=model_conf.lora,
+        dtype=settings.dtype,
+        keep_activations=settings.keep_activations,
+        needs_reference=method.needs_reference,
+        seed=seed,
+    )
+    chosen = generate.load(ctx.params.generator, ctx.root)
+    with ExitStack() as stack:
+        opened_engine = engine.load(ctx.params.engine, ctx.root).open(start, training)
+        policy, critic = stack.enter_context(opened_engine)
+        generator = sampler = chosen.start(start, settings.dtype, policy)
+        stack.callback(generator.shutdown)
+        if method.sampler.from_start:
+            sampler = chosen.start(start, settings.dtype)
+            stack.callback(sampler.shutdown)
+        yield _Models(policy, critic, generator, sampler)
 
 
 def _publish(ctx: Context, trainer: Trainer, method: str, used: dict[str, Any], missing: dict[str, int]) -> None:

@@ -12,7 +12,8 @@ import logging
 import math
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -22,8 +23,9 @@ import torch
 from tasks import checkpoint, text
 from tasks.agent.rollout import Player, RolloutCost
 from tasks.conf import plain, require
-from tasks.engine import Critic, DivergedError, Dtype, Objective, OptimizerConf, Policy, Update
+from tasks.engine import Critic, DivergedError, Objective, OptimizerConf, Policy, Update
 from tasks.generate import Generator, Sampling
+from tasks.model import Dtype
 from tasks.records import schema
 from tasks.records.trajectories import trajectory_row
 from tasks.retrieval import RetrievalError
@@ -204,7 +206,7 @@ class Trainer:
         conf: budget.
         method: the composition.
         policy, critic: engines; the critic is None where the method needs none.
-        generator: plays with the policy; shares its weights or is handed a folder after each update.
+        generator: plays with the policy; shares its weights, or sleeps during an update and then takes the new ones.
         player: rollouts of training questions; its `cost` is this run's.
         validator: plays the validation questions greedily.
         questions, validation: training and validation questions.
@@ -297,8 +299,10 @@ class Trainer:
             metrics["skipped_update"] = float(not is_enough)
         if is_enough:
             rows = played.of_first(wanted)
-            experience = self._experience([played.samples[i] for i in rows], [played.scores[i] for i in rows], step)
-            metrics |= self._learn(experience, step)
+            samples, scores = [played.samples[i] for i in rows], [played.scores[i] for i in rows]
+            with self._sleeping_generator():
+                experience = self._experience(samples, scores, step)
+                metrics |= self._learn(experience)
             self._record(step, played, rows, experience)
         cost = self.progress.cost = self.player.cost
         return metrics | {
@@ -413,7 +417,7 @@ class Trainer:
 
     @property
     def _takes_sampler(self) -> bool:
-        shares = getattr(self.player.generator, "shares_weights", False) and self.method.sampler.has_logprobs
+        shares = self.player.generator.shares_weights and self.method.sampler.has_logprobs
         return self.conf.old_logprobs == "sampler" and shares and self._own_old_logprobs
 
     @property
@@ -421,7 +425,7 @@ class Trainer:
         """Whether the first mini-batch's old logprobs come from its own update: nothing reads them before it."""
         return not self.method.advantage.needs_old_logprobs
 
-    def _learn(self, experience: Experience, step: int) -> dict[str, float]:
+    def _learn(self, experience: Experience) -> dict[str, float]:
         sums: dict[str, float] = {}
         norms, value_norms = [], []
         for epoch in range(self.conf.epochs):
@@ -437,7 +441,6 @@ class Trainer:
         metrics["grad_norm"] = sum(norms) / updates
         if value_norms:
             metrics["value_grad_norm"] = sum(value_norms) / updates
-        self._hand_over(step)
         return metrics
 
     def _gap(self, experience: Experience) -> dict[str, float]:
@@ -475,13 +478,21 @@ class Trainer:
         _add(sums, update)
         return update.grad_norm
 
-    def _hand_over(self, step: int) -> None:
-        """New weights for a generator that holds its own copy."""
-        if not getattr(self.generator, "shares_weights", False):
-            folder = self.scratch / "weights"
-            self.policy.export(folder)
-            self.generator.update_weights(folder)
-            shutil.rmtree(folder, ignore_errors=True)
+    @contextmanager
+    def _sleeping_generator(self) -> Iterator[None]:
+        """The generator sleeps during an update and then takes the policy's weights, also where the update diverged."""
+        self.generator.sleep()
+        try:
+            yield
+        except DivergedError:
+            self._hand_over()
+            raise
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Give the generator the policy's weights; one that shares them has them."""
+        self.generator.wake()
+        self.generator.update_weights(self.policy.weights())
 
     def _validate(self, step: int) -> dict[str, float]:
         """Play the validation questions greedily; the best policy so far is kept."""
@@ -579,7 +590,7 @@ class Trainer:
         record = values["progress"]
         self.progress = Progress(**record | {"cost": RolloutCost(**record["cost"])})
         self.player.cost = self.progress.cost
-        self._hand_over(self.progress.step)
+        self._hand_over()
 
 
 def recorded(

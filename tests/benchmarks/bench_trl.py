@@ -122,11 +122,11 @@ def run_ours(folder: Path, workload: Workload) -> Measured:
     from tasks import retrieval
     from tasks.agent.prompts import Prompt
     from tasks.agent.rollout import Player, RolloutConf
-    from tasks.base.settings import LoraConf
     from tasks.data.records import read_questions
     from tasks.engine import OptimizerConf
-    from tasks.engine.plain import PlainPolicy, load_policy
+    from tasks.engine.plain import PlainPolicy
     from tasks.generate.plain import PlainGenerator
+    from tasks.model import LoraConf, load_policy
     from tasks.rl.advantages.group import GroupAdvantage
     from tasks.rl.filters.keep_all import KeepAll
     from tasks.rl.losses import LossSum

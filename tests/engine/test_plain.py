@@ -13,16 +13,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tasks.base.settings import LoraConf
 from tasks.engine import DivergedError, Objective
 from tasks.engine import plain as engine
-from tasks.engine.plain import PlainCritic, load_policy
+from tasks.engine.plain import PlainCritic
 from tasks.generate import Sampling
 from tasks.generate.plain import PlainGenerator
+from tasks.model import LoraConf, load_policy
 from tasks.rl.experience import Experience, collate, microbatches
 from tasks.rl.losses import Normalizer
 from tasks.rl.samples import whole_trajectories
-from tasks.store import DataError
 from tasks.types import Scores, Trajectory
 from tests.tiny import TEXTS, logits_of, make_method, make_model, make_policy, make_tokenizer, optimizer
 
@@ -313,25 +312,6 @@ def test_exported_folder_is_an_ordinary_model(tmp_path: Path, rank: int, kind: d
         assert loaded.decode(loaded.encode(text)) == text
     again, _ = load_policy(tmp_path / "policy")
     assert torch.equal(logits_of(again, [1, 2, 3]), logits_of(model, [1, 2, 3]))
-
-
-@pytest.mark.parametrize(
-    ("gone", "what"),
-    [
-        ("config.json", "model configuration"),
-        ("model.safetensors", "safetensors weights"),
-        ("tokenizer*", "tokenizer"),
-        ("*", "model configuration"),
-    ],
-)
-def test_folders_that_are_no_policy(tokenizer: Any, model: Any, tmp_path: Path, gone: str, what: str) -> None:
-    engine.export_folder(model, tokenizer, tmp_path)
-    for path in tmp_path.glob(gone):
-        path.unlink()
-    with pytest.raises(DataError, match=f"no {what} found"):
-        load_policy(tmp_path)
-    with pytest.raises(DataError, match="the model folder is missing"):
-        load_policy(tmp_path / "absent")
 
 
 def test_critic_values_stand_before_their_tokens(tokenizer: Any) -> None:

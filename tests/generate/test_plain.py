@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.generate import Sampling
+from tasks.generate import Sampling, WeightsError
 from tasks.generate.plain import PlainGenerator, PlainSession, _nucleus, inverse_cdf
 from tests.tiny import logits_of, logprobs_of, make_model
 
@@ -283,21 +284,63 @@ def test_a_tiny_nucleus_is_greedy(model: Any, tokenizer: Any) -> None:
 # Weights ----------------------------------------------------------------------------------------------------------
 
 
-def test_new_weights_from_a_folder(any_model: Any, tokenizer: Any, tmp_path: Any) -> None:
-    from transformers import AutoModelForCausalLM
-
-    any_model.save_pretrained(tmp_path)
-    own = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+def zeroed(model: Any) -> Any:
+    """A model of the same architecture whose weights are all 0."""
+    own = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in own.parameters():
             parameter.zero_()
-    generator = PlainGenerator(own, tokenizer)
-    generator.update_weights(tmp_path)
+    return own
+
+
+def reusing(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """A source that gathers each weight in one buffer and poisons it afterwards, as a sharded engine may."""
+    buffer = torch.empty(max(p.numel() for p in model.parameters()))
+    for name, parameter in model.named_parameters():
+        view = buffer[: parameter.numel()].view_as(parameter)
+        view.copy_(parameter.detach())
+        yield name, view
+        buffer.fill_(float("nan"))
+
+
+def test_new_weights_from_a_source(any_model: Any, tokenizer: Any) -> None:
+    generator = PlainGenerator(zeroed(any_model), tokenizer)
+    generator.update_weights(reusing(any_model))
     played = [
         g.open(PROMPTS, 1, GREEDY, 60).generate([0, 3], [9, 9])
         for g in (generator, PlainGenerator(any_model, tokenizer))
     ]
     assert played[0] == played[1]
+
+
+def test_shared_weights_are_not_asked_for(any_model: Any, tokenizer: Any) -> None:
+    def unread() -> Iterator[tuple[str, torch.Tensor]]:
+        raise AssertionError
+        yield
+
+    PlainGenerator(any_model, tokenizer, shares_weights=True).update_weights(unread())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda w: w[:-1], r"model\.norm\.weight is missing, and 0 others"),
+        (lambda w: [], r"is missing, and \d\d others"),
+        (lambda w: [*w, w[3]], "comes twice. Expected every weight of the policy once"),
+        (lambda w: [*w, ("lm_head.extra", w[0][1])], r"lm_head\.extra is unknown. Expected the \d\d weights"),
+        (lambda w: [(w[0][0], w[0][1][1:]), *w[1:]], r"has shape \[\d+, 32\], expected \[\d+, 32\]. Give the whole"),
+        (lambda w: [(w[0][0], w[0][1].reshape(-1)), *w[1:]], r"has shape \[\d+\], expected"),
+    ],
+)
+def test_a_source_that_is_not_the_policy_changes_nothing(
+    model: Any, tokenizer: Any, spoil: Callable[[list[Any]], list[Any]], words: str
+) -> None:
+    own = zeroed(model)
+    weights = [(name, p.detach()) for name, p in model.named_parameters()]
+    with pytest.raises(WeightsError, match=words) as caught:
+        PlainGenerator(own, tokenizer).update_weights(iter(spoil(weights)))
+    assert "\n" not in str(caught.value)
+    assert not any(p.any() for p in own.parameters())
 
 
 def test_architectures_that_would_be_read_wrongly(tokenizer: Any) -> None:

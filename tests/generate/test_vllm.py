@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from tasks import conf
-from tasks.engine.plain import load_policy
-from tasks.generate import Call, Sampling
-from tasks.generate.vllm import VllmConf, VllmGenerator, WeightsError, folder_logprobs
+from tasks import conf, parts
+from tasks.generate import Call, Sampling, WeightsError, load
+from tasks.generate.vllm import VllmConf, VllmGenerator, folder_logprobs
+from tasks.model import load_policy
 from tasks.train.loop import Trainer
 from tests import tiny
 
@@ -27,14 +28,12 @@ GREEDY = Sampling(temperature=0.0, top_p=1.0, stop=(), seed=0)
 SAMPLED = Sampling(temperature=1.0, top_p=1.0, stop=(), seed=7)
 BUDGET = 160
 CONF = VllmConf(
-    dtype="float32",
     max_model_len=BUDGET,
     gpu_memory_utilization=0.3,
     cpu_kv_cache_gib=0.25,
     tensor_parallel_size=1,
     enforce_eager=True,
     block_size=32,
-    parity_tolerance=1e-3,
 )
 TEXT = ["<think> who wrote it </think> <search> the author of the book </search>", "<answer> Paris </answer>"]
 
@@ -105,18 +104,39 @@ def tokenizer(policy: Path) -> Any:
     return AutoTokenizer.from_pretrained(policy)
 
 
+def weights_of(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    return iter(sorted(load_file(folder / "model.safetensors").items()))
+
+
+@dataclasses.dataclass
+class Believed:
+    """The reference: logprobs of the policy in the folder that a test says is the generator's."""
+
+    folder: Path
+
+    def __call__(self, probes: Sequence[Sequence[int]]) -> list[list[float]]:
+        return folder_logprobs(self.folder, probes)
+
+
 @pytest.fixture(scope="module")
-def engine(policy: Path) -> Iterator[VllmGenerator]:
-    generator = VllmGenerator(policy, CONF)
+def believed(policy: Path) -> Believed:
+    return Believed(policy)
+
+
+@pytest.fixture(scope="module")
+def engine(policy: Path, believed: Believed) -> Iterator[VllmGenerator]:
+    generator = VllmGenerator(policy, CONF, reference=believed)
     yield generator
     generator.shutdown()
 
 
 @pytest.fixture
-def generator(engine: VllmGenerator, policy: Path) -> Iterator[VllmGenerator]:
+def generator(engine: VllmGenerator, policy: Path, believed: Believed) -> Iterator[VllmGenerator]:
     """The engine with the weights of `policy`, whatever a test loads meanwhile."""
     yield engine
-    engine.update_weights(policy)
+    engine.wake()
+    believed.folder = policy
+    engine.update_weights(weights_of(policy))
 
 
 def prompts(tokenizer: Any, count: int, length: int) -> list[list[int]]:
@@ -271,15 +291,17 @@ def test_rows_never_exceed_their_budget(generator: VllmGenerator, tokenizer: Any
         generator.open([start], 1, GREEDY, 20)
 
 
-def test_new_weights_are_really_used(generator: VllmGenerator, policy: Path, tokenizer: Any, tmp_path: Path) -> None:
+def test_new_weights_are_really_used(
+    generator: VllmGenerator, believed: Believed, policy: Path, tokenizer: Any, tmp_path: Path
+) -> None:
     """The head of a tied model is the part that a reload leaves old on CPU."""
     (start,) = prompts(tokenizer, 1, 65)
     open_before = generator.open([start], 2, SAMPLED, BUDGET)
     old = open_before.generate([0, 1], [20, 20])
-    new_policy = perturb(policy, tmp_path / "new", 0.03)
-    assert generator.parity_gap(new_policy) > 0.1  # The engine still holds the old weights.
-    generator.update_weights(new_policy)
-    assert generator.parity_gap(new_policy) < 1e-4
+    believed.folder = new_policy = perturb(policy, tmp_path / "new", 0.03)
+    assert generator.parity_gap() > 0.1  # The engine still holds the old weights.
+    generator.update_weights(weights_of(new_policy))
+    assert generator.parity_gap() < 1e-4
     with pytest.raises(WeightsError, match="changed while this session was open"):
         open_before.generate([0], [4])
     session = generator.open([start], 1, SAMPLED, BUDGET)
@@ -289,10 +311,13 @@ def test_new_weights_are_really_used(generator: VllmGenerator, policy: Path, tok
     assert largest_gap(new_policy, start, old[0]) > 1e-2
 
 
-def test_three_rl_steps_with_vllm(generator: VllmGenerator, policy: Path, tmp_path: Path) -> None:
-    """Weights go through a folder after each update; generator and trainer agree on every token of every step."""
+def test_three_rl_steps_with_vllm(
+    generator: VllmGenerator, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights are handed over after each update; generator and trainer agree on every token of every step."""
     model, tokenizer = load_policy(policy)
     trained = tiny.make_policy(model, tokenizer, conf=tiny.optimizer(lr=3e-3))
+    monkeypatch.setattr(generator, "_reference", trained.sequence_logprobs)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     budgets = {"max_turns": 1, "max_call_tokens": 6, "max_prompt_tokens": 120, "max_total_tokens": 150}
     method = dataclasses.replace(tiny.make_method("grpo", tokenizer), rewards=(tiny.EvenFirst(),))
@@ -306,35 +331,86 @@ def test_three_rl_steps_with_vllm(generator: VllmGenerator, policy: Path, tmp_pa
     assert len(gaps) == 3
     assert max(gaps) < 1e-4
     assert max(float((tensor - before[name]).abs().max()) for name, tensor in model.state_dict().items()) > 1e-3
+    assert not list(tmp_path.rglob("*.safetensors.partial")) + list(tmp_path.rglob("weights"))
     trained.export(tmp_path / "now")
-    assert generator.parity_gap(tmp_path / "now") < 1e-4
-    assert generator.parity_gap(policy) > 1e-3
+    assert generator.parity_gap() < 1e-4
+    monkeypatch.setattr(generator, "_reference", Believed(policy))
+    assert generator.parity_gap() > 1e-3
     probes = generator._probes
     ours, theirs = trained.sequence_logprobs(probes), folder_logprobs(tmp_path / "now", probes)
     assert all(a == pytest.approx(b, abs=1e-5) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_an_update_without_effect_is_caught(
-    generator: VllmGenerator, policy: Path, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    generator: VllmGenerator,
+    believed: Believed,
+    policy: Path,
+    tokenizer: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    new_policy = perturb(policy, tmp_path / "new", 0.03)
+    believed.folder = new_policy = perturb(policy, tmp_path / "new", 0.03)
     with monkeypatch.context() as patch:
         patch.setattr(generator._llm, "collective_rpc", lambda *_, **__: [None])  # Success, and nothing done.
-        with pytest.raises(WeightsError, match=r"differ from the policy's by up to .* expected at most 0\.001"):
-            generator.update_weights(new_policy)
+        with pytest.raises(WeightsError, match=r"differ from the policy's by up to .* at most 0\.001 in float32"):
+            generator.update_weights(weights_of(new_policy))
     (start,) = prompts(tokenizer, 1, 12)
     with pytest.raises(WeightsError, match="holds unknown weights"):
         generator.open([start], 1, GREEDY, BUDGET)
-    generator.update_weights(new_policy)
+    generator.update_weights(weights_of(new_policy))
     assert generator.open([start], 1, GREEDY, BUDGET).generate([0], [2])[0].token_ids
 
 
-def test_a_folder_without_a_model_leaves_the_engine_as_it_is(
-    generator: VllmGenerator, tokenizer: Any, tmp_path: Path
+def test_a_source_that_is_not_the_policy_leaves_the_engine_as_it_is(
+    generator: VllmGenerator, policy: Path, tokenizer: Any
 ) -> None:
-    with pytest.raises(ValueError, match=r"config\.json is missing"):
-        generator.update_weights(tmp_path)
-    assert generator.open(prompts(tokenizer, 1, 12), 1, GREEDY, BUDGET).generate([0], [2])
+    session = generator.open(prompts(tokenizer, 1, 12), 1, GREEDY, BUDGET)
+    weights = list(weights_of(policy))
+    (name, first), *others = weights
+    for spoiled, words in (
+        (others, f"{name} is missing"),
+        ([*weights, weights[1]], "comes twice"),
+        ([*weights, ("more", first)], "more is unknown"),
+        ([(name, first[:1]), *others], f"{name} has shape"),
+    ):
+        with pytest.raises(WeightsError, match=words):
+            generator.update_weights(iter(spoiled))
+    assert session.generate([0], [2])[0].token_ids
+
+
+def test_asleep_it_neither_plays_nor_takes_weights(generator: VllmGenerator, policy: Path, tokenizer: Any) -> None:
+    """On a CPU the weights survive; where they do not, only an update lets it play again."""
+    start = prompts(tokenizer, 1, 12)
+    played = generator.open(start, 1, GREEDY, BUDGET).generate([0], [9])
+    generator.sleep()
+    generator.sleep()
+    with pytest.raises(WeightsError, match=r"sleeps\. Wake it"):
+        generator.open(start, 1, GREEDY, BUDGET)
+    with pytest.raises(WeightsError, match="sleeps and cannot take weights"):
+        generator.update_weights(weights_of(policy))
+    generator.wake()
+    generator.wake()
+    assert generator.open(start, 1, GREEDY, BUDGET).generate([0], [9]) == played
+
+
+def test_weights_lost_in_sleep_are_asked_for(
+    generator: VllmGenerator, policy: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where vLLM frees them."""
+    start, calls = prompts(tokenizer, 1, 12), []
+    session = generator.open(start, 1, GREEDY, BUDGET)
+    monkeypatch.setattr(VllmGenerator, "_frees_memory", True)
+    monkeypatch.setattr(generator._llm, "sleep", lambda level: calls.append(f"sleep {level}"))
+    monkeypatch.setattr(generator._llm, "wake_up", lambda: calls.append("wake"))
+    generator.sleep()
+    generator.wake()
+    with pytest.raises(WeightsError, match="changed while this session was open"):
+        session.generate([0], [2])
+    with pytest.raises(WeightsError, match="holds unknown weights: it slept"):
+        generator.open(start, 1, GREEDY, BUDGET)
+    generator.update_weights(weights_of(policy))
+    assert generator.open(start, 1, GREEDY, BUDGET).generate([0], [2])
+    assert calls == ["sleep 2", "wake"]
 
 
 def test_agrees_with_the_plain_generator(generator: VllmGenerator, policy: Path, tokenizer: Any) -> None:
@@ -378,16 +454,16 @@ def test_untied_embeddings_and_shutdown(tmp_path: Path) -> None:
     """A second engine, because tied and untied heads take different ways through a reload."""
     import psutil
 
-    policy = make_policy(tmp_path / "policy", seed=2, tied=False)
+    believed = Believed(make_policy(tmp_path / "policy", seed=2, tied=False))
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    generator = VllmGenerator(policy, CONF)
+    generator = VllmGenerator(believed.folder, CONF, reference=believed)
     started = {child.pid for child in psutil.Process().children(recursive=True)} - before
     assert started
     try:
         for number in range(2):
-            policy = perturb(policy, tmp_path / f"new-{number}", 0.03)
-            generator.update_weights(policy)
-            assert generator.parity_gap(policy) < 1e-4
+            believed.folder = perturb(believed.folder, tmp_path / f"new-{number}", 0.03)
+            generator.update_weights(weights_of(believed.folder))
+            assert generator.parity_gap() < 1e-4
     finally:
         generator.shutdown()
         generator.shutdown()
@@ -402,7 +478,7 @@ def test_untied_embeddings_and_shutdown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("dtype", "float8", "expected one of auto, float32"),
+        ("dtype", "float32", "unknown key 'dtype'"),
         ("block_size", 20, "a multiple of 16"),
         ("gpu_memory_utilization", 1.5, "more than 0, at most 1"),
         ("max_modellen", 5, "unknown key 'max_modellen'. Did you mean 'max_model_len'"),
@@ -411,11 +487,13 @@ def test_untied_embeddings_and_shutdown(tmp_path: Path) -> None:
 def test_settings_are_strict(key: str, value: object, words: str) -> None:
     tree = {**conf.section("generator", "vllm", ROOT), key: value}
     with pytest.raises(ValueError, match=words.replace(".", r"\.")):
-        conf.fill(VllmConf, tree, "conf/generator/vllm.yaml")
+        parts.make("generate", tree, "conf/generator/vllm.yaml")
 
 
 def test_the_shipped_settings_fill() -> None:
-    assert conf.load(VllmConf, "generator", "vllm", root=ROOT).enforce_eager
+    settings = load("vllm", ROOT)
+    assert isinstance(settings, VllmConf)
+    assert settings.enforce_eager
 
 
 def test_a_folder_without_tokenizer_is_refused_before_anything_starts(policy: Path, tmp_path: Path) -> None:

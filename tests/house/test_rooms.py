@@ -28,6 +28,7 @@ ORDER = (
     "identity",
     "records",
     "checkpoint",
+    "model",
     "data",
     "retrieval",
     "server",

@@ -54,6 +54,7 @@ data_folder: conf/data
 model: tiny
 retriever: bm25
 generator: plain
+engine: plain
 methods: [a, b]      # two methods
 seeds: [0]
 evaluate:
@@ -69,6 +70,8 @@ CONF = {
     "data": ["world"],
     "model": ["tiny"],
     "retriever": ["bm25", "dense"],
+    "generator": ["plain"],
+    "engine": ["plain"],
     "method": ["a", "b", "c"],
 }
 

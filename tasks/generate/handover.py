@@ -1,0 +1,63 @@
+"""Weights for another process on this machine, through memory: nothing to leave behind, whoever is killed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+Shapes = Mapping[str, tuple[int, ...]]
+_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+
+
+def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every weight in the safetensors files of a model folder."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    return shapes
+
+
+@contextmanager
+def staged(weights: Iterable[tuple[str, Tensor]], shapes: Shapes, dtype: torch.dtype) -> Iterator[str]:
+    """The path of a safetensors file with these weights, in memory, for processes of this user while the block runs.
+
+    One tensor at a time is held besides the file. The file has no name in any folder: the kernel frees it with the last
+    process that holds it, even when this one is killed.
+
+    Args:
+        weights: as many as `shapes`, of these shapes.
+        shapes: of all weights.
+        dtype: they are stored in; float32 or bfloat16.
+    """
+    header, offsets = _layout(shapes, dtype)
+    number = os.memfd_create("weights")
+    with os.fdopen(number, "wb") as file:
+        file.write(header)
+        for name, tensor in weights:
+            stored = tensor.detach().to("cpu", dtype).contiguous()
+            file.seek(len(header) + offsets[name])
+            file.write(stored.reshape(-1).view(torch.uint8).numpy().data)
+        file.flush()
+        yield f"/proc/{os.getpid()}/fd/{number}"
+
+
+def _layout(shapes: Shapes, dtype: torch.dtype) -> tuple[bytes, dict[str, int]]:
+    """The head of a safetensors file, and where behind it each weight begins."""
+    entries, offsets, end = {}, {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+        offsets[name] = start
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)  # Tensors begin at multiples of 8, as the format asks.
+    return struct.pack("<Q", len(text)) + text, offsets

@@ -1,0 +1,109 @@
+"""A causal LM and its tokenizer: from a folder, to a folder, on a device, in a dtype. Trains and plays nothing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from tasks.conf import require
+from tasks.store import DataError
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+"""Of forward passes; `auto` is bfloat16 on GPUs that have it."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class LoraConf:
+    """Low-rank adapters (peft) during reinforcement learning; rank 0 trains all weights."""
+
+    rank: int = 0
+    alpha: float = 32.0
+    dropout: float = 0.0
+    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 0, "rank", self.rank, "0 (off) or more")
+        require(self.dropout == 0, "dropout", self.dropout, "0: the ratio of a policy that has not moved must be 1")
+
+
+def pick_device() -> torch.device:
+    """The first GPU, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def computes_in(dtype: Dtype, device: torch.device) -> torch.dtype:
+    """The torch dtype that forward passes of this setting use on this device."""
+    has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    wants = dtype == "bfloat16" or (dtype == "auto" and has_bfloat16)
+    return torch.bfloat16 if wants else torch.float32
+
+
+def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+    """A model folder as (causal LM, tokenizer), on the CPU.
+
+    Raises:
+        DataError: the folder lacks a configuration, safetensors weights or a tokenizer, or one cannot be loaded.
+    """
+    from transformers import AutoModelForCausalLM
+
+    tokenizer = load_tokenizer(folder)
+    model = _loaded(
+        folder, "configuration and weights", lambda: AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, use_safetensors=True
+        ),
+    )  # fmt: skip
+    return model.eval(), tokenizer
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a model folder.
+
+    Raises:
+        DataError: as `load_policy`.
+    """
+    from transformers import AutoTokenizer
+
+    _check_folder(folder)
+    return _loaded(folder, "the tokenizer", lambda: AutoTokenizer.from_pretrained(folder, local_files_only=True))
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise DataError(f"{folder}: the model folder is missing. Name an existing folder in conf/model.")
+    for what, patterns in (
+        ("model configuration", ("config.json",)),
+        ("safetensors weights", ("*.safetensors",)),
+        ("tokenizer", ("tokenizer.json", "vocab.json", "tokenizer.model")),
+    ):
+        if not any(any(folder.glob(pattern)) for pattern in patterns):
+            raise DataError(
+                f"{folder}: no {what} found (expected {' or '.join(patterns)}). Save the model with save_pretrained "
+                f"and its tokenizer with tokenizer.save_pretrained into the same folder."
+            )
+
+
+def _loaded(folder: Path, what: str, load: Callable[[], T]) -> T:
+    try:
+        return load()
+    except MemoryError:
+        raise
+    except Exception as error:  # Whatever transformers and tokenizers raise, and that is anything.
+        reason = " ".join(str(error).split())[:300] or "no reason given"
+        raise DataError(
+            f"{folder}: transformers cannot load {what}: {type(error).__name__}: {reason}. Expected what "
+            f"save_pretrained writes, all of one model; copy or save the folder again."
+        ) from error
+
+
+def export_folder(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Save a model and tokenizer as an ordinary model folder; nothing in it depends on time or place."""
+    model.config._name_or_path = ""
+    model.save_pretrained(folder, safe_serialization=True)
+    tokenizer.save_pretrained(folder)
+    shutil.rmtree(folder / ".cache", ignore_errors=True)
