@@ -20,8 +20,9 @@ SHELL := /bin/bash
 
 VENV := .venv
 BIN := $(VENV)/bin
-# requirements/gpu.txt on a machine with CUDA.
-REQUIREMENTS ?= requirements/cpu.txt
+# requirements/gpu.txt where nvidia-smi lists a GPU; REQUIREMENTS=requirements/cpu.txt decides otherwise.
+GPUS := $(shell nvidia-smi --list-gpus 2>/dev/null | grep --count '^GPU')
+REQUIREMENTS ?= requirements/$(if $(filter-out 0,$(GPUS)),gpu,cpu).txt
 STAMP := $(VENV)/.made-from-$(notdir $(REQUIREMENTS))
 BENCH_STAMP := $(VENV)/.made-from-bench.txt
 UV := 0.13.8
@@ -59,7 +60,7 @@ $(STAMP): $(REQUIREMENTS) requirements/overrides.txt
 	  if [ -n "$$python" ]; then break; fi; \
 	done; \
 	if [ -z "$$python" ]; then echo "error: no Python 3.11 or newer was found. Install one and run again." >&2; exit 1; fi; \
-	echo "First use: making $(VENV) with $$("$$python" --version) from $(REQUIREMENTS)."; \
+	echo "First use: making $(VENV) with $$("$$python" --version) from $(REQUIREMENTS) ($(or $(GPUS),0) GPUs found)."; \
 	rm -rf $(VENV); "$$python" -m venv $(VENV); \
 	$(call INSTALL,-r $(REQUIREMENTS) --overrides requirements/overrides.txt)
 	@touch $@

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
+from tasks import device
 from tasks.conf import require
 from tasks.store import DataError
 
@@ -32,14 +33,17 @@ class LoraConf:
         require(self.dropout == 0, "dropout", self.dropout, "0: the ratio of a policy that has not moved must be 1")
 
 
-def pick_device() -> torch.device:
-    """The first GPU, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def pick_device(count: int = 1) -> torch.device:
+    """The first GPU, else the CPU; this process then holds the first `count` GPUs until it ends."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device.hold(device.gpus()[:count])
+    return torch.device("cuda")
 
 
-def computes_in(dtype: Dtype, device: torch.device) -> torch.dtype:
+def computes_in(dtype: Dtype, where: torch.device) -> torch.dtype:
     """The torch dtype that forward passes of this setting use on this device."""
-    has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    has_bfloat16 = where.type == "cuda" and torch.cuda.is_bf16_supported()
     wants = dtype == "bfloat16" or (dtype == "auto" and has_bfloat16)
     return torch.bfloat16 if wants else torch.float32
 

@@ -24,7 +24,8 @@ from tasks.model import Dtype, LoraConf, computes_in, export_folder, load_policy
 from tasks.rl.experience import Experience
 from tasks.store import replacing_folder
 
-LOGIT_CHUNK = 2**24  # logits held at once while gradients are on
+# Logits held at once while gradients are on. On a GPU each chunk casts the head again, so chunks are large.
+LOGIT_CHUNK = {"cpu": 2**24, "cuda": 2**28}
 
 
 class _Trainee:
@@ -35,9 +36,11 @@ class _Trainee:
         self.device = next(module.parameters()).device
         self.dtype = computes_in(dtype, self.device)
         self.trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        # Fused needs no second copy of the weights at a step. On a CPU the default decides: its bits are the results.
         self.optimizer = torch.optim.AdamW(
-            self.trained.values(), lr=conf.lr, betas=(conf.betas[0], conf.betas[1]), weight_decay=conf.weight_decay
-        )
+            self.trained.values(), lr=conf.lr, betas=(conf.betas[0], conf.betas[1]), weight_decay=conf.weight_decay,
+            fused=True if self.device.type == "cuda" else None,
+        )  # fmt: skip
         self.num_updates = 0
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -115,6 +118,8 @@ class PlainPolicy(_Trainee):
         self.reference: Any = None
         if needs_reference and not lora.rank:
             self.reference = copy.deepcopy(model).requires_grad_(False).eval()
+            if computes_in(dtype, model.device) == torch.bfloat16:
+                _halve_matrices(self.reference)
         if lora.rank:
             from peft import LoraConfig, get_peft_model
 
@@ -258,6 +263,17 @@ class PlainCritic(_Trainee):
         return nn.functional.pad(values, (1, 0)) * batch.response_mask
 
 
+def _halve_matrices(model: nn.Module) -> None:
+    """Store the linear layers in bfloat16: autocast would round them to it in each forward, so no result changes.
+
+    An output head that is tied to the embedding stays, because the embedding is read without rounding.
+    """
+    embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and id(module.weight) not in embedded:
+            module.to(torch.bfloat16)
+
+
 def _by_row(experience: Experience, plan: Plan, forward: Callable[[Experience], Tensor]) -> Tensor:
     """[N, T] on the CPU: what `forward` gives for each micro-batch, at its rows; 0 in rows outside the plan."""
     table = torch.zeros_like(experience.rewards)
@@ -285,7 +301,7 @@ def token_logprobs(head: Any, hidden: Tensor, targets: Tensor, entropy_gradient:
         measured = logprobs if entropy_gradient else logprobs.detach()
         return logprobs.gather(-1, ids[:, None])[:, 0], -(measured.exp() * measured).sum(-1)
 
-    chunk = max(1, LOGIT_CHUNK // head.weight.shape[0])
+    chunk = max(1, LOGIT_CHUNK[hidden.device.type] // head.weight.shape[0])
     if len(targets) <= chunk:
         return part(hidden, targets)
     pieces = [

@@ -66,7 +66,7 @@ class VllmConf:
 
     def start(self, folder: Path, dtype: Dtype, trainee: Trainee | None = None) -> VllmGenerator:
         """See `GeneratorConf.start`; what vLLM computes is proved against the trainee's own logprobs."""
-        computed = computes_in(dtype, pick_device())
+        computed = computes_in(dtype, pick_device(self.tensor_parallel_size))
         precision: Precision = "bfloat16" if computed == torch.bfloat16 else "float32"
         return VllmGenerator(folder, self, precision, None if trainee is None else trainee.sequence_logprobs)
 

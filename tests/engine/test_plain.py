@@ -98,7 +98,7 @@ def test_logprobs_entropy_and_gradients_equal_a_full_softmax(
     tokenizer: Any, chunk: int, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one piece, two tokens at a time, one at a time."""
-    monkeypatch.setattr(engine, "LOGIT_CHUNK", chunk)
+    monkeypatch.setitem(engine.LOGIT_CHUNK, "cpu", chunk)
     model = make_model(tokenizer, sharpness=2.0, **kind)
     slow = copy.deepcopy(model)
     policy, batch = make_policy(model, tokenizer), batch_of()
@@ -416,6 +416,19 @@ def test_bfloat16_forward_float32_weights(tokenizer: Any) -> None:
     critic.update(batch, whole(batch), Objective(lambda batch, values, n: ((values - 1) ** 2).mean(), normalizer))
     assert critic.values(batch, whole(batch)).dtype == torch.float32
     assert all(p.dtype == torch.float32 for p in [*half.trained.values(), *critic.trained.values()])
+
+
+@pytest.mark.parametrize("kind", [{}, {"kv_heads": 2, "tied": False}])
+def test_a_reference_in_bfloat16_is_smaller_and_the_same(tokenizer: Any, kind: dict[str, Any]) -> None:
+    """Bit for bit: what autocast rounds in each forward is stored rounded, and nothing else is."""
+    policy = make_policy(make_model(tokenizer, **kind), tokenizer, dtype="bfloat16")
+    batch = batch_of()
+    dtypes = {name: parameter.dtype for name, parameter in policy.reference.named_parameters()}
+    halved = {name for name, dtype in dtypes.items() if dtype == torch.bfloat16}
+    assert all("proj" in name or name == "lm_head.weight" for name in halved)
+    assert len(halved) == 2 * 10 + (not kind.get("tied", True))  # seven matrices and three biases a layer
+    assert torch.equal(policy.logprobs(batch, whole(batch), reference=True), policy.logprobs(batch, whole(batch)))
+    assert all(p.dtype == torch.float32 for p in make_policy(make_model(tokenizer), tokenizer).reference.parameters())
 
 
 def test_generator_and_trainer_agree(tokenizer: Any) -> None:

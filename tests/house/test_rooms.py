@@ -28,6 +28,7 @@ ORDER = (
     "identity",
     "records",
     "checkpoint",
+    "device",
     "model",
     "data",
     "retrieval",
