@@ -36,7 +36,8 @@ from tasks.rl.method import Method
 from tasks.rl.samplers.independent_group import IndependentGroup
 from tasks.rl.search.index import IndexSearch
 from tasks.rl.value_losses.clipped_value import ClippedValueLoss
-from tasks.train.loop import TrainConf, Trainer
+from tasks.train.loop import Trainer
+from tasks.train.settings import TrainConf
 from tasks.types import Hit, Question, Scores, Trajectory
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -26,7 +26,7 @@ def body(ctx: Context, policy: str, seed: int) -> None:
     from tasks.evaluate.play import evaluate
     from tasks.model import load_tokenizer
     from tasks.systems.policy import PolicySystem
-    from tasks.train.loop import TrainConf
+    from tasks.train.settings import TrainConf
 
     params = ctx.params
     is_base = policy == BASE

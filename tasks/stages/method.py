@@ -21,7 +21,7 @@ from tasks.store import replacing_folder, write_json
 def body(ctx: Context, name: str) -> None:
     """Build the method, check the budgets it would train with, write what it is."""
     from tasks import methods
-    from tasks.train.loop import TrainConf
+    from tasks.train.settings import TrainConf
 
     resolved = methods.load(name, ctx.params.scale, ctx.root)
     rollout = parts.changed(RolloutConf, ctx.params, "rollout", resolved["rollout"], name)

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from tasks.generate import Generator
     from tasks.retrieval import Retriever
     from tasks.rl.method import Method
-    from tasks.train.loop import TrainConf, Trainer
+    from tasks.train.loop import Trainer
+    from tasks.train.settings import TrainConf
 
 
 def body(ctx: Context, method: str, seed: int) -> None:
@@ -35,7 +36,8 @@ def body(ctx: Context, method: str, seed: int) -> None:
     from tasks.data.sample import choose
     from tasks.data.settings import DataConf
     from tasks.model import load_tokenizer
-    from tasks.train.loop import TrainConf, Trainer
+    from tasks.train.loop import Trainer
+    from tasks.train.settings import TrainConf
 
     data_conf = conf.load(DataConf, "data", ctx.params.data)
     model_conf = parts.model_conf(ctx.params)

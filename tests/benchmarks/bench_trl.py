@@ -135,7 +135,8 @@ def run_ours(folder: Path, workload: Workload) -> Measured:
     from tasks.rl.samplers.independent_group import IndependentGroup
     from tasks.rl.search.index import IndexSearch
     from tasks.stages.parts import set_threads
-    from tasks.train.loop import TrainConf, Trainer
+    from tasks.train.loop import Trainer
+    from tasks.train.settings import TrainConf
 
     set_threads(workload.threads)  # as the train stage does
     model, tokenizer = load_policy(folder / "policy")

@@ -30,7 +30,8 @@ from tasks.engine.plain import PlainCritic, PlainPolicy
 from tasks.generate.plain import PlainGenerator
 from tasks.rl.filters.keep_all import KeepAll
 from tasks.services import Resources, opened
-from tasks.train.loop import TrainConf, Trainer
+from tasks.train.loop import Trainer
+from tasks.train.settings import TrainConf
 from tasks.types import Action, Passage, Question
 from tests.base.small import SMALL
 from tests.tiny import PROMPT, make_grammar

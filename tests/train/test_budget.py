@@ -22,6 +22,7 @@ from tasks.rl.samplers.gold_answers import GoldAnswers
 from tasks.rl.samplers.independent_group import IndependentGroup
 from tasks.train.health import CollapseConf
 from tasks.train.loop import Trainer
+from tasks.train.update import Learner
 from tasks.types import Action, Scores, Trajectory, Turn
 from tests.tiny import EvenFirst, Shelf, make_model, make_player, make_tokenizer, make_trainer
 
@@ -222,7 +223,7 @@ def test_gradients_that_are_not_finite_stop_the_run_where_collapse_is_watched(
 # Samplers without a policy of this run ------------------------------------------------------------------------------
 
 
-def test_rejection_sampling_plays_the_start_policy_to_the_end(tmp_path: Path) -> None:
+def test_rejection_sampling_plays_the_start_policy_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_trainer(tmp_path, num_steps=4)
     trainer.method = replace(
         trainer.method, sampler=IndependentGroup(4, from_start=True), filter=Successful("em"), loss=IMITATION,
@@ -235,8 +236,14 @@ def test_rejection_sampling_plays_the_start_policy_to_the_end(tmp_path: Path) ->
     )
     before = {name: p.detach().clone() for name, p in start.named_parameters()}
     learned: list[Any] = []
-    learn = trainer._learn
-    trainer._learn = lambda experience, step: learned.append(experience) or learn(experience, step)  # type: ignore[method-assign, func-returns-value]
+    learn = Learner.learn
+
+    def watched(*args: Any) -> Any:
+        experience, metrics = learn(*args)
+        learned.append(experience)
+        return experience, metrics
+
+    monkeypatch.setattr(Learner, "learn", watched)
     trainer.run()
     assert all(torch.equal(p, before[name]) for name, p in start.named_parameters())
     moved = [not torch.equal(p, before[name]) for name, p in weights_of(trainer).items()]

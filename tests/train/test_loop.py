@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,16 @@ import pytest
 import torch
 
 from tasks import checkpoint
+from tasks.agent.rollout import RolloutCost
 from tasks.records.trajectories import pieces
 from tasks.retrieval import RetrievalError
 from tasks.rewards import on_last_token
 from tasks.rl.samplers import Draw, draw_of_trajectories
 from tasks.store import DataError
 from tasks.train.loop import Trainer
+from tasks.train.order import Order
+from tasks.train.resume import Progress
+from tasks.train.validate import validate
 from tasks.types import Action, Scores, Trajectory, Turn
 from tests.tiny import EvenFirst, Script, Shelf, hit, make_trainer, optimizer, question, train_conf
 
@@ -118,6 +122,16 @@ def test_resume_with_adapters(tmp_path: Path) -> None:
     with pytest.raises(CutError):
         make_trainer(tmp_path / "cut", rank=4, log=cut_after(4)).run()
     assert_equal(outcome(run(tmp_path / "cut", rank=4)), outcome(whole))
+
+
+def test_progress_is_saved_whole(tmp_path: Path) -> None:
+    """Every field, whatever is added: a checkpoint that forgot one would go on with its default."""
+    history = [{"step": 3, "metrics": {"reward_mean": 0.1 + 0.2, "failed": 2}}]
+    progress = Progress(3, history, RolloutCost(5, 6, 7), 8, 9, 10, "stopped", 2)
+    fresh = Progress()
+    assert all(getattr(progress, f.name) != getattr(fresh, f.name) for f in fields(Progress))
+    make_trainer(tmp_path)._checkpoints.save(progress)
+    assert make_trainer(tmp_path)._checkpoints.load() == progress
 
 
 # Exactness --------------------------------------------------------------------------------------------------------
@@ -400,15 +414,14 @@ def test_equal_rewards_teach_grpo_nothing(tmp_path: Path) -> None:
 # What is played ---------------------------------------------------------------------------------------------------
 
 
-def test_every_question_once_per_epoch_in_a_new_order(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, prompts_per_step=5, rollouts_per_step=None)
-    steps = [[q.id for q in trainer._draw(step)] for step in range(1, 7)]
+def test_every_question_once_per_epoch_in_a_new_order() -> None:
+    questions = [question(i) for i in range(16)]
+    steps = [[q.id for q in Order(questions, 5, 0).draw(number)] for number in range(1, 7)]
     assert len({i for ids in steps[:3] for i in ids}) == len({i for ids in steps[3:] for i in ids}) == 15
     assert steps[:3] != steps[3:]
-    again = make_trainer(tmp_path, prompts_per_step=5, rollouts_per_step=None)
-    assert steps == [[q.id for q in again._draw(step)] for step in range(1, 7)]
-    few = make_trainer(tmp_path, prompts_per_step=50, rollouts_per_step=None)
-    assert sorted(q.id for q in few._draw(3)) == sorted(q.id for q in few.questions)
+    assert steps == [[q.id for q in Order(questions, 5, 0).draw(number)] for number in range(1, 7)]
+    assert steps != [[q.id for q in Order(questions, 5, 1).draw(number)] for number in range(1, 7)]
+    assert sorted(q.id for q in Order(questions, 16, 0).draw(3)) == sorted(q.id for q in questions)
 
 
 def test_recorded_rows(tmp_path: Path) -> None:
@@ -479,16 +492,15 @@ def test_an_outage_stops_a_run_before_those_that_never_searched_are_all_that_is_
 
 
 def test_an_outage_is_no_wrong_answer_in_validation(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path)
+    player = make_trainer(tmp_path).validator
     right, failed = Turn(Action("answer", "Bristow"), 0, 1, 1), Turn(Action("search", "x"), 0, 1, 1)
     one = Trajectory("q0", "a", (1,), (2,), (True,), (0.0,), (right,), "answered", "Bristow")
     two = Trajectory("q1", "b", (1,), (2,), (True,), (0.0,), (failed,), "failed", error="the index is away")
-    trainer.validation = [question(0), question(1)]
-    trainer.validator.play = lambda *_: [one, two]  # type: ignore[method-assign, assignment]
-    assert trainer._validate(0)["validation_em"] == 1.0
-    trainer.validator.play = lambda *_: [two, two]  # type: ignore[method-assign, assignment]
+    player.play = lambda *_: [one, two]  # type: ignore[method-assign, assignment]
+    assert validate(player, [question(0), question(1)])["validation_em"] == 1.0
+    player.play = lambda *_: [two, two]  # type: ignore[method-assign, assignment]
     with pytest.raises(RetrievalError, match="validation: all 2"):
-        trainer._validate(0)
+        validate(player, [question(0), question(1)])
 
 
 def test_nothing_to_train_on(tmp_path: Path) -> None:

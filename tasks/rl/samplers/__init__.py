@@ -48,6 +48,16 @@ class Draw:
         if self.samples and not self.trajectories:
             raise ValueError(f"the sampler gave {len(self.samples)} samples and no trajectory that tells how it plays.")
 
+    @property
+    def num_played(self) -> int:
+        """Trajectories, lost ones included."""
+        return len(self.trajectories) + len(self.lost)
+
+    @property
+    def num_failed(self) -> int:
+        """Trajectories that a failed search ended."""
+        return sum(trajectory.status == "failed" for trajectory in self.lost)
+
 
 def draw_of_trajectories(
     played: Sequence[Trajectory], group_size: int, questions: Sequence[Question], score: Score

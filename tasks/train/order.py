@@ -1,0 +1,201 @@
+"""What a step learns from: which questions are drawn, and how often more are drawn until enough of them are kept."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from tasks.agent.rollout import Player
+from tasks.generate import Sampling
+from tasks.retrieval import RetrievalError
+from tasks.rewards import total
+from tasks.rl.method import Method
+from tasks.rl.samplers import Draw
+from tasks.services import Services
+from tasks.train.health import answer_metrics, rollout_metrics
+from tasks.train.resume import Progress
+from tasks.train.settings import TrainConf
+from tasks.types import Question, Sample, Scores, Trajectory
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of questions: a new permutation in every epoch, of which each draw takes the next slice.
+
+    Attributes:
+        questions: all of them.
+        count: questions of one draw, at most all.
+        seed: of the permutations.
+    """
+
+    questions: Sequence[Question]
+    count: int
+    seed: int
+
+    def draw(self, number: int) -> list[Question]:
+        """The questions of draw `number`, which counts from 1."""
+        draws_per_epoch = len(self.questions) // self.count
+        epoch, place = divmod(number - 1, draws_per_epoch)
+        order = list(range(len(self.questions)))
+        random.Random(f"{self.seed}/order/{epoch}").shuffle(order)
+        return [self.questions[i] for i in order[place * self.count : (place + 1) * self.count]]
+
+
+@dataclass
+class Rollouts:
+    """All that was played for a step, and what of it the filter kept.
+
+    Attributes:
+        trajectories: of all draws.
+        samples, scores, owners: of all draws, one entry a sample; see `Draw`.
+        drawn: one entry a sample: number of its draw and id of its question. A question may come again in a later
+            draw, and counts again.
+        kept: numbers of the samples that the filter kept.
+        questions: by id.
+        num_played, num_failed: trajectories, lost ones included.
+        num_rounds: draws.
+    """
+
+    trajectories: list[Trajectory] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    scores: list[Scores] = field(default_factory=list)
+    owners: list[int | None] = field(default_factory=list)
+    drawn: list[tuple[int, str]] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    questions: dict[str, Question] = field(default_factory=dict)
+    num_played: int = 0
+    num_failed: int = 0
+    num_rounds: int = 0
+
+    @property
+    def kept_questions(self) -> list[tuple[int, str]]:
+        """Draw and id of the questions of which a sample was kept, in order."""
+        return list(dict.fromkeys(self.drawn[i] for i in self.kept))
+
+    @property
+    def kept_share(self) -> float:
+        """Share of the groups of which a sample was kept."""
+        kept_groups = {self.samples[i].group_id for i in self.kept}
+        return len(kept_groups) / len({sample.group_id for sample in self.samples})
+
+    def add(self, draw: Draw, questions: Sequence[Question], number: int, kept: Sequence[int]) -> None:
+        """Draw `number` of the run, and which of its samples the filter kept."""
+        first_sample, first_trajectory = len(self.samples), len(self.trajectories)
+        self.kept += [first_sample + i for i in kept]
+        self.trajectories += draw.trajectories
+        self.samples += draw.samples
+        self.scores += draw.scores
+        self.owners += [None if owner is None else first_trajectory + owner for owner in draw.owners]
+        self.drawn += [(number, sample.question_id) for sample in draw.samples]
+        self.questions |= {question.id: question for question in questions}
+        self.num_played += draw.num_played
+        self.num_failed += draw.num_failed
+        self.num_rounds += 1
+
+    def of_first(self, num_questions: int) -> list[int]:
+        """Numbers of the kept samples of the first so many kept questions: the surplus is dropped."""
+        wanted = set(self.kept_questions[:num_questions])
+        return [i for i in self.kept if self.drawn[i] in wanted]
+
+    def metrics(self) -> dict[str, float]:
+        """Of everything that was played, before the filter."""
+        answers = [self.questions[t.question_id].answers for t in self.trajectories]
+        metrics = answer_metrics(self.trajectories, answers)
+        metrics |= rollout_metrics(self.trajectories, self.samples, self.scores, self.num_played)
+        return metrics | {"failed": self.num_failed}
+
+
+@dataclass(frozen=True)
+class Refill:
+    """Draws, plays, scores and filters until a step has enough questions.
+
+    Attributes:
+        conf, method: how much is enough, and who samples, scores and filters.
+        player: of training questions.
+        services: what the method's parts call.
+        order: of the questions.
+        seed: of the draws.
+        progress: of the run; draws are numbered and counted in it.
+    """
+
+    conf: TrainConf
+    method: Method
+    player: Player
+    services: Services
+    order: Order
+    seed: int
+    progress: Progress
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether a step may draw more than once."""
+        return self.method.filter.max_rounds > 1
+
+    @property
+    def fewest(self) -> int:
+        """Kept questions without which a step is skipped.
+
+        A refilling filter that found less than one mini-batch of signal in all its rounds would take a step of noise.
+        """
+        return math.ceil(self.order.count / self.conf.minibatches) if self.may_repeat else 1
+
+    def collect(self, step: int) -> Rollouts:
+        """Draw until as many questions are kept as one draw has, or the filter's rounds are over.
+
+        Raises:
+            RetrievalError, ValueError: see `require_usable`.
+        """
+        rollouts = Rollouts()
+        while rollouts.num_rounds < self.method.filter.max_rounds and len(rollouts.kept_questions) < self.order.count:
+            if rollouts.num_rounds and self.conf.is_spent(self.player.cost.generated):
+                break  # The budget ends a step's refill, too: no method gets more tokens than another.
+            questions = self.order.draw(self.progress.num_draws + 1)
+            draw = self._play(questions)
+            require_usable(draw, self.conf.max_failed_share, step)
+            kept = self.method.filter.keep(draw.samples, draw.scores)
+            rollouts.add(draw, questions, self.progress.num_draws, kept)
+        return rollouts
+
+    def _play(self, questions: Sequence[Question]) -> Draw:
+        """Play one draw; groups of later draws of a step are told apart, a question may come again."""
+        progress, method = self.progress, self.method
+        progress.num_draws += 1
+        number = progress.num_draws
+        method.search.announce(self.services, progress.share_done(self.conf), f"{self.seed}/{number}")
+        sampling = Sampling(method.temperature, method.top_p, (), seed=self.seed * 100_003 + number)
+        draw = method.sampler.draw(self.player, questions, sampling, self._score)
+
+        progress.num_trajectories += draw.num_played
+        progress.num_failed += draw.num_failed
+        if not self.may_repeat:
+            return draw
+        return replace(draw, samples=[replace(s, group_id=f"{number}/{s.group_id}") for s in draw.samples])
+
+    def _score(self, trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Scores]:
+        by_reward = [reward(trajectories, questions, self.services) for reward in self.method.rewards]
+        return [total(scores) for scores in zip(*by_reward, strict=True)]
+
+
+def require_usable(draw: Draw, max_failed_share: float, step: int) -> None:
+    """Whether a draw can be learned from without a bias.
+
+    Raises:
+        RetrievalError: searches failed, and nothing is left or more than `max_failed_share` is lost.
+        ValueError: nothing is left, because the policy wrote nothing.
+    """
+    failed = [t for t in draw.lost if t.status == "failed"]
+    sound = [*draw.trajectories, *(t for t in draw.lost if t.status != "failed" and t.num_generated)]
+    searched = len(failed) + sum(any(turn.executed for turn in t.turns) for t in sound)
+    if draw.samples and len(failed) <= max_failed_share * searched:
+        return
+    if not failed:
+        raise ValueError(
+            f"step {step}: the policy ended all {draw.num_played} trajectories without a token of its own."
+        )
+    raise RetrievalError(
+        f"step {step}: {len(failed)} of {draw.num_played} trajectories failed ({failed[0].error}), "
+        f"{searched - len(failed)} others searched (max_failed_share={max_failed_share:g}). Nothing was "
+        f"learned from them. Mend the search and start again: the run continues."
+    )

@@ -1,0 +1,82 @@
+"""What was learned from, as rows for the report's viewer: some trajectories of some steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tasks.records import schema
+from tasks.records.trajectories import trajectory_row
+from tasks.rewards import total
+from tasks.rl.experience import Experience
+from tasks.store import read_jsonl
+from tasks.train.order import Rollouts
+from tasks.types import Scores, Trajectory
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """Writes a file a step, so that a step that is done again writes its file again.
+
+    Attributes:
+        folder: of the files.
+        count: trajectories of a step, at most.
+        tokenizer: decodes tokens for the viewer.
+        seed: of the run.
+    """
+
+    folder: Path
+    count: int
+    tokenizer: Any
+    seed: int
+
+    def write(self, step: int, rollouts: Rollouts, rows: Sequence[int], experience: Experience) -> None:
+        """Record the first trajectories that were learned from; see `learned_trajectories`."""
+        learned = learned_trajectories(rollouts, rows, experience)[: self.count]
+        recorded = [
+            trajectory_row(
+                trajectory, rollouts.questions[trajectory.question_id], policy="", seed=self.seed, mode="sampled",
+                step=step, tokenizer=self.tokenizer, scores=scores, advantages=advantages,
+            )
+            for trajectory, scores, advantages in learned
+        ]  # fmt: skip
+        if recorded:
+            schema.write(self.folder / f"{step:08d}.jsonl", recorded)
+
+    def read(self) -> list[dict[str, Any]]:
+        """All that was recorded, by step."""
+        return [row for path in sorted(self.folder.glob("*.jsonl")) for _, row in read_jsonl(path)]
+
+
+def learned_trajectories(
+    rollouts: Rollouts, rows: Sequence[int], experience: Experience
+) -> list[tuple[Trajectory, Scores, list[float]]]:
+    """Trajectories of which samples were learned from, with the rewards and advantages of these on their tokens.
+
+    Args:
+        rollouts: of a step.
+        rows: numbers of the samples that were learned from, in the order of the experience.
+        experience: with advantages.
+    """
+    assert experience.advantages is not None
+    parts: dict[int, list[tuple[int, int]]] = {}  # Trajectory -> (sample, its row of the experience).
+    for row, i in enumerate(rows):
+        if (owner := rollouts.owners[i]) is not None:
+            parts.setdefault(owner, []).append((i, row))
+
+    learned = []
+    for owner, own in parts.items():
+        trajectory = rollouts.trajectories[owner]
+        advantages = [0.0] * len(trajectory.response_ids)
+        on_trajectory = []
+        for i, row in own:
+            sample, scores = rollouts.samples[i], rollouts.scores[i]
+            prefix, count = len(sample.prefix_ids), len(sample.ids)
+            start = prefix - len(trajectory.prompt_ids)  # The sample's first token among the response's.
+            advantages[start : start + count] = experience.advantages[row, prefix : prefix + count].tolist()
+            placed = tuple((start + position, value) for position, value in scores.placed)
+            on_trajectory.append(replace(scores, placed=placed))
+        learned.append((trajectory, total(on_trajectory), advantages))
+    return learned

@@ -1,0 +1,140 @@
+"""What a step learns: samples become an experience, mini-batches of it update the policy and the critic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tasks.engine import Critic, Objective, Plan, Policy, Update
+from tasks.rl.experience import Experience, collate, microbatches, minibatches
+from tasks.rl.losses import Normalizer
+from tasks.rl.method import Method
+from tasks.train.settings import TrainConf
+from tasks.types import Sample, Scores
+
+
+@dataclass(frozen=True)
+class Learner:
+    """The updates of one run.
+
+    Attributes:
+        conf, method: how much at once, and what is minimised.
+        policy, critic: engines; the critic is None where the method needs none.
+        plays_own_weights: the generator plays with the policy's weights in memory, not with a copy.
+        seed: of the mini-batches.
+    """
+
+    conf: TrainConf
+    method: Method
+    policy: Policy
+    critic: Critic | None
+    plays_own_weights: bool
+    seed: int
+
+    def learn(
+        self, samples: Sequence[Sample], scores: Sequence[Scores], step: int
+    ) -> tuple[Experience, dict[str, float]]:
+        """All updates of one step; returns what was learned from, with advantages, and the metrics.
+
+        Raises:
+            DivergedError: a gradient is not finite.
+        """
+        experience = collate(samples, scores)
+        plan = self._plan(experience, step)
+        experience = self._prepare(experience, plan)
+        metrics = self._update(experience, plan)
+        if self.method.sampler.has_logprobs and not self.method.sampler.from_start:
+            metrics = self._generator_gap(experience, plan) | metrics
+        return experience, metrics
+
+    def _plan(self, experience: Experience, step: int) -> list[Plan]:
+        """The mini-batches of a step, each divided into micro-batches."""
+        lengths = experience.lengths.tolist()
+        return [
+            microbatches(lengths, rows, self.conf.max_batch_tokens)
+            for rows in minibatches(len(experience), self.conf.minibatches, f"{self.seed}/minibatch/{step}")
+        ]
+
+    def _prepare(self, experience: Experience, plan: Sequence[Plan]) -> Experience:
+        """Add old (and reference) logprobs, values and advantages.
+
+        Old logprobs are computed on the very micro-batches that the updates use: before the first update the ratio is
+        then exactly 1.
+        """
+        everything = [rows for minibatch in plan for rows in minibatch]
+        if self._takes_sampler_logprobs:
+            old = experience.sampler_logprobs.clone()
+        else:
+            later = [rows for minibatch in plan[1:] for rows in minibatch]
+            old = self.policy.logprobs(experience, later if self._reuses_first_forward else everything)
+        ref = self.policy.logprobs(experience, everything, reference=True) if self.method.needs_reference else None
+        values = self.critic.values(experience, everything) if self.critic is not None else None
+        return self.method.advantage(replace(experience, old_logprobs=old, ref_logprobs=ref, values=values))
+
+    @property
+    def _reuses_first_forward(self) -> bool:
+        """Whether the first update's own forward pass gives its old logprobs: no advantage reads them before."""
+        return not self.method.advantage.needs_old_logprobs
+
+    @property
+    def _takes_sampler_logprobs(self) -> bool:
+        """See `TrainConf.old_logprobs`."""
+        is_trusted = self.plays_own_weights and self.method.sampler.has_logprobs
+        return self.conf.old_logprobs == "sampler" and is_trusted and self._reuses_first_forward
+
+    def _update(self, experience: Experience, plan: Sequence[Plan]) -> dict[str, float]:
+        """All epochs over all mini-batches; means of the metrics over the updates."""
+        sums: dict[str, float] = {}
+        norms: list[float] = []
+        value_norms: list[float] = []
+        for epoch in range(self.conf.epochs):
+            for number, minibatch in enumerate(plan):
+                is_first = epoch == number == 0 and self._reuses_first_forward
+                norms.append(_add(sums, self._update_policy(experience, minibatch, is_first)))
+                if self.critic is not None:
+                    value_norms.append(_add(sums, self._update_critic(self.critic, experience, minibatch)))
+
+        updates = len(norms)
+        metrics = {name: value / updates for name, value in sums.items()}
+        metrics["grad_norm"] = sum(norms) / updates
+        if value_norms:
+            metrics["value_grad_norm"] = sum(value_norms) / updates
+        return metrics
+
+    def _update_policy(self, experience: Experience, minibatch: Plan, is_first: bool) -> Update:
+        """One update; its own old logprobs are written into the experience where it is the first."""
+        rows = [row for microbatch in minibatch for row in microbatch]
+        loss = self.method.loss
+        objective = Objective(loss, Normalizer.of(experience.loss_mask[rows]), loss.needs_entropy_gradient, is_first)
+        update = self.policy.update(experience, minibatch, objective)
+        if update.logprobs is not None:
+            assert experience.old_logprobs is not None
+            experience.old_logprobs[rows] = update.logprobs[rows]
+        return update
+
+    def _update_critic(self, critic: Critic, experience: Experience, minibatch: Plan) -> Update:
+        value_loss = self.method.value_loss
+        assert value_loss is not None
+        rows = [row for microbatch in minibatch for row in microbatch]
+        normalizer = Normalizer.of(value_loss.mask(experience.rows(rows)))
+        return critic.update(experience, minibatch, Objective(value_loss, normalizer))
+
+    def _generator_gap(self, experience: Experience, plan: Sequence[Plan]) -> dict[str, float]:
+        """How far the generator's logprobs are from the trainer's."""
+        assert experience.old_logprobs is not None
+        # Where old logprobs are the generator's, only the first mini-batch was computed by both.
+        computed = plan[:1] if self._takes_sampler_logprobs else plan
+        rows = [row for minibatch in computed for microbatch in minibatch for row in microbatch]
+        gap = (experience.old_logprobs - experience.sampler_logprobs)[rows][experience.loss_mask[rows]].abs()
+        return {"logprob_gap_mean": float(gap.mean()), "logprob_gap_max": float(gap.max())}
+
+
+def _add(sums: dict[str, float], update: Update) -> float:
+    """Add the metrics of every micro-batch, one after another: their order decides the last bits.
+
+    Returns the norm of the update's gradient.
+    """
+    for metrics in update.metrics:
+        for name, value in metrics.items():
+            sums[name] = sums.get(name, 0.0) + value
+    return update.grad_norm
