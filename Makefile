@@ -7,6 +7,8 @@
 #   make run COMPARE_RETRIEVERS=bm25,dense,hybrid   also these retrievers, measured side by side
 #   make run AUGMENT=openai                         sub-questions and queries written by a model (conf/augment)
 #   make smoke                                      the whole pipeline at its smallest size; params.yaml stays as it is
+#   make run SYSTEMS=base,search_r1_grpo            what is evaluated: names of conf/system and conf/method; METHODS= names
+#                                                   methods, which are set beside the system they are compared with
 #   make compare                                    the methods and seeds of conf/compare/main.yaml (STUDY=main) at laptop
 #                                                   scale; the report judges the papers' claims on them
 #   make search-server INDEX=artifacts/index PORT=8000

@@ -23,7 +23,7 @@ from flows.reproduce import find_server
 
 POOL = "breadcrumb"
 NIGHTLY = "0 3 * * *"
-EVALUATIONS = ["evaluate", "evaluate_base"]
+EVALUATIONS = ["evaluate"]
 
 
 def deploy(root: Path, cron: str = NIGHTLY, force: list[str] | None = None) -> list[Any]:

@@ -10,7 +10,7 @@ import difflib
 import io
 import os
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,9 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from tasks import conf
 
 
-def names_of(kind: str, root: Path = Path(".")) -> list[str]:
-    """Names of the files `conf/<kind>/*.yaml`."""
-    return sorted(path.stem for path in (root / conf.CONF / kind).glob("*.yaml"))
+def names_of(kinds: Sequence[str], root: Path = Path(".")) -> list[str]:
+    """Names of the files `conf/<kind>/*.yaml` of all these kinds."""
+    return sorted(path.stem for kind in kinds for path in (root / conf.CONF / kind).glob("*.yaml"))
 
 
 def form_of(cls: type) -> type[BaseModel]:
@@ -40,7 +40,7 @@ def form_of(cls: type) -> type[BaseModel]:
 
 def _choice(setting: conf.Setting) -> Any:
     """The type of a setting, with the names of its files where it has some."""
-    names = tuple(names_of(setting.kind)) if setting.kind else ()
+    names = tuple(names_of(setting.kinds))
     if not names:
         return setting.info.annotation
     return list[Literal[names]] if setting.is_list else Literal[names]  # type: ignore[valid-type]
@@ -83,7 +83,7 @@ def help_text(root: Path) -> str:
     lines = ["settings (--set key=value, or --set VARIABLE=value; lists as a,b):"]
     for variable, key in VARIABLES.items():
         setting = SETTINGS[key]
-        choices = names_of(setting.kind, root) if setting.kind else typing.get_args(setting.info.annotation)
+        choices = names_of(setting.kinds, root) or typing.get_args(setting.info.annotation)
         known = f" [{', '.join(map(str, choices))}]" if choices and ... not in choices else ""
         lines.append(f"  {key} ({variable}): {setting.info.description}{known}")
     return "\n".join(lines)
@@ -194,7 +194,7 @@ def data_answers(data: str, root: Path) -> dict[str, Any]:
     Raises:
         ValueError: neither.
     """
-    known = names_of("data", root)
+    known = names_of(["data"], root)
     if data in known:
         return {"data": data, "data_folder": "conf/data"} if data != "folder" else {"data": data}
     if (root / data).is_dir():
@@ -202,18 +202,32 @@ def data_answers(data: str, root: Path) -> dict[str, Any]:
     raise ValueError(f"DATA={data}: neither a folder nor a name of conf/data/ ({', '.join(known)}).")
 
 
-SHORTHANDS: dict[str, Callable[[str, Path], dict[str, Any]]] = {"DATA": data_answers}
+def method_answers(methods: str, root: Path) -> dict[str, Any]:
+    """`METHODS=` of the Makefile: these methods beside the system that others are compared with.
+
+    Raises:
+        ValueError: no list, or `params.yaml` does not say what others are compared with.
+    """
+    return {"systems": _beside_reference(_value(f"METHODS={methods}", methods, True), root)}
+
+
+def _beside_reference(methods: Sequence[str], root: Path) -> list[str]:
+    reference = conf.params(root).evaluate.reference
+    return [reference, *(method for method in methods if method != reference)]
+
+
+SHORTHANDS: dict[str, Callable[[str, Path], dict[str, Any]]] = {"DATA": data_answers, "METHODS": method_answers}
 """Variables that stand for more than their setting."""
 
 
 def compare_answers(name: str, root: Path) -> dict[str, Any]:
-    """`--compare`: the methods and seeds of `conf/compare/<name>.yaml`.
+    """`--compare`: the methods and seeds of `conf/compare/<name>.yaml`, beside the system they are compared with.
 
     Raises:
         ValueError: no such file, an unknown or missing key, or a method that does not exist.
     """
     found = conf.compare(name, root)
-    return {"methods": list(found.methods), "seeds": list(found.seeds)}
+    return {"systems": _beside_reference(found.methods, root), "seeds": list(found.seeds)}
 
 
 def _text(value: Any) -> str:

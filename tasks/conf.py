@@ -32,14 +32,17 @@ CONF = Path("conf")
 MAX_NODES = 20_000
 """Most nodes of a YAML file after its aliases are written out; our largest file has some hundred."""
 
+SYSTEMS = ("system", "method")
+"""Folders of `conf/` with what may be evaluated: systems as they are, and methods that train a policy."""
+
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
 class FileOf:
-    """Marks a setting whose values are names of files: `conf/<kind>/<name>.yaml`."""
+    """Marks a setting whose values are names of files: `conf/<kind>/<name>.yaml`, of one of these kinds."""
 
-    kind: str
+    kinds: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Evaluate:
     sampled: Annotated[
         bool, Field(description="also play once at temperature 1 with a fixed seed, reported beside greedy")
     ]
+    reference: Annotated[str, Field(description="the system that others are compared with, one of systems")]
     max_failed_share: Annotated[
         float,
         Field(ge=0, lt=1, description="of all trajectories, how many may fail in search; more end the evaluation"),
@@ -64,29 +68,35 @@ class Evaluate:
 class Params:
     """`params.yaml`: which runs exist. Form, command line and checks all follow these fields."""
 
-    scale: Annotated[str, FileOf("scale"), Field(description="sizes and budgets (conf/scale)")]
-    data: Annotated[str, FileOf("data"), Field(description="world is generated, folder is read (conf/data)")]
+    scale: Annotated[str, FileOf(("scale",)), Field(description="sizes and budgets (conf/scale)")]
+    data: Annotated[str, FileOf(("data",)), Field(description="world is generated, folder is read (conf/data)")]
     data_folder: Annotated[str, Field(description="of data: folder, read in place; otherwise unused")]
-    model: Annotated[str, FileOf("model"), Field(description="the policy (conf/model)")]
-    retriever: Annotated[str, FileOf("retriever"), Field(description="the search engine (conf/retriever)")]
-    generator: Annotated[str, FileOf("generator"), Field(description="writes the policy's text (conf/generator)")]
-    engine: Annotated[str, FileOf("engine"), Field(description="trains the policy (conf/engine)")]
-    methods: Annotated[tuple[str, ...], FileOf("method"), Field(min_length=1, description="RL methods (conf/method)")]
+    model: Annotated[str, FileOf(("model",)), Field(description="the policy (conf/model)")]
+    retriever: Annotated[str, FileOf(("retriever",)), Field(description="the search engine (conf/retriever)")]
+    generator: Annotated[str, FileOf(("generator",)), Field(description="writes the policy's text (conf/generator)")]
+    engine: Annotated[str, FileOf(("engine",)), Field(description="trains the policy (conf/engine)")]
+    systems: Annotated[
+        tuple[str, ...],
+        FileOf(SYSTEMS),
+        Field(min_length=1, description="what is evaluated (conf/system, conf/method)"),
+    ]
     seeds: Annotated[
-        tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1, description="every method runs with each seed")
+        tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1, description="every system runs with each seed")
     ]
     evaluate: Annotated[Evaluate, Field(description="how results are measured")]
     compare_retrievers: Annotated[
-        tuple[str, ...], FileOf("retriever"), Field(description="built and measured side by side (conf/retriever)")
+        tuple[str, ...], FileOf(("retriever",)), Field(description="built and measured side by side (conf/retriever)")
     ] = ()
     augment: Annotated[
-        str, FileOf("augment"), Field(description="writes sub-questions and reference queries (conf/augment)")
+        str, FileOf(("augment",)), Field(description="writes sub-questions and reference queries (conf/augment)")
     ] = ""
 
     def __post_init__(self) -> None:
-        for key, noun in (("methods", "names"), ("seeds", "integers"), ("compare_retrievers", "names")):
+        for key, noun in (("systems", "names"), ("seeds", "integers"), ("compare_retrievers", "names")):
             values = getattr(self, key)
             require(len(set(values)) == len(values), key, values, f"different {noun}")
+        reference = self.evaluate.reference
+        require(reference in self.systems, "evaluate.reference", reference, f"one of systems={list(self.systems)}")
 
 
 @dataclass(frozen=True)
@@ -112,9 +122,9 @@ class Setting:
     default: object
 
     @property
-    def kind(self) -> str:
-        """`conf/<kind>/` has a file for each of its values; empty where the values are no names of files."""
-        return next((mark.kind for mark in self.info.metadata if isinstance(mark, FileOf)), "")
+    def kinds(self) -> tuple[str, ...]:
+        """`conf/<kind>/` of one of these has a file for each value; empty where the values are no names of files."""
+        return next((mark.kinds for mark in self.info.metadata if isinstance(mark, FileOf)), ())
 
     @property
     def is_list(self) -> bool:
@@ -148,22 +158,35 @@ def params(root: Path = Path(".")) -> Params:
 def check(tree: Mapping[str, Any], root: Path = Path(".")) -> Params:
     """The settings `params.yaml` would give with this content; ValueErrors as if it stood there."""
     result = fill(Params, tree, str(PARAMS))
-    for setting in (one for one in settings_of() if one.kind):
+    for setting in (one for one in settings_of() if one.kinds):
         value: Any = getattr(result, setting.key)
         if value != setting.default:
             for name in value if setting.is_list else [value]:
-                path_of(setting.kind, name, root)
+                kind_of(setting.kinds, name, root)
     return result
 
 
 def path_of(kind: str, name: str, root: Path = Path("."), where: str = str(PARAMS)) -> Path:
     """`conf/<kind>/<name>.yaml`; a ValueError says `where` the name stands and lists those there are."""
-    path = root / CONF / kind / f"{name}.yaml"
-    if Path(name).name != name or not path.is_file():
-        known = sorted(p.stem for p in (root / CONF / kind).glob("*.yaml"))
+    return root / CONF / kind_of((kind,), name, root, where) / f"{name}.yaml"
+
+
+def kind_of(kinds: Sequence[str], name: str, root: Path = Path("."), where: str = str(PARAMS)) -> str:
+    """Which of these folders of `conf/` has the file of that name.
+
+    Raises:
+        ValueError: none, or more than one; it says `where` the name stands.
+    """
+    names = {kind: [path.stem for path in (root / CONF / kind).glob("*.yaml")] for kind in kinds}
+    having = [kind for kind in kinds if name in names[kind]]
+    if not having:
+        known = sorted({one for each in names.values() for one in each})
         hint = _did_you_mean(name, known)
-        raise ValueError(f"{where}: unknown {kind} {name!r}.{hint} Known: {', '.join(known)}.")
-    return path
+        raise ValueError(f"{where}: unknown {kinds[0]} {name!r}.{hint} Known: {', '.join(known)}.")
+    if len(having) > 1:
+        files = " and ".join(f"{CONF}/{kind}/{name}.yaml" for kind in having)
+        raise ValueError(f"{where}: {name!r} names {files}. Rename one of them.")
+    return having[0]
 
 
 def compare(name: str, root: Path = Path(".")) -> Compare:

@@ -189,9 +189,9 @@ model: tiny
 retriever: bm25
 generator: plain
 engine: plain
-methods: [grpo]
+systems: [grpo]
 seeds: [0, 1]
-evaluate: {top_k: 3, max_questions: 0, num_bootstrap: 2000, sampled: true}
+evaluate: {top_k: 3, max_questions: 0, num_bootstrap: 2000, sampled: true, reference: grpo}
 """
 
 
@@ -206,6 +206,8 @@ def clone(tmp_path):
         "engine/plain",
         "method/grpo",
         "method/ppo",
+        "method/both",
+        "system/both",
         "augment/rules",
     ):
         path = tmp_path / "conf" / f"{name}.yaml"
@@ -217,7 +219,7 @@ def clone(tmp_path):
 
 def test_params(clone):
     found = conf.params(clone)
-    assert (found.methods, found.seeds, found.evaluate.top_k) == (("grpo",), (0, 1), 3)
+    assert (found.systems, found.seeds, found.evaluate.top_k) == (("grpo",), (0, 1), 3)
     assert fill(Params, plain(found), "x") == found
     assert found.compare_retrievers == ()  # May be left out.
     assert found.augment == ""  # This, too.
@@ -229,10 +231,12 @@ def test_params(clone):
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
-        (("[grpo]", "[grop]"), ["unknown method 'grop'", "Did you mean 'grpo'?", "Known: grpo, ppo"]),
-        (("[grpo]", "[]"), ["methods=[]", "expected at least 1 in the list (RL methods"]),
-        (("[grpo]", "grpo"), ["methods", "'grpo'", "a list of texts"]),
-        (("[grpo]", "[grpo, grpo]"), ["methods", "different names"]),
+        (("[grpo]", "[grop]"), ["evaluate.reference='grpo'", "expected one of systems=['grop']"]),
+        (("[grpo]", "[grpo, pop]"), ["unknown system 'pop'", "Did you mean 'ppo'?", "Known: both, grpo, ppo"]),
+        (("[grpo]", "[grpo, both]"), ["'both' names conf/system/both.yaml and conf/method/both.yaml. Rename one"]),
+        (("[grpo]", "[]"), ["systems=[]", "expected at least 1 in the list (what is evaluated"]),
+        (("[grpo]", "grpo"), ["systems", "'grpo'", "a list of texts"]),
+        (("[grpo]", "[grpo, grpo]"), ["systems", "different names"]),
         (("[0, 1]", "[]"), ["seeds=[]", "expected at least 1 in the list"]),
         (("[0, 1]", "[1, 1]"), ["seeds", "different integers"]),
         (("[0, 1]", "[0, x]"), ["seeds[1]", "'x'"]),

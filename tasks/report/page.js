@@ -98,7 +98,7 @@
   const METRIC = {
     em: "exact match", f1: "word F1", subem: "substring match", recall: "recall of gold passages", searches: "searches per question",
     valid_action_rate: "share of valid actions", answered: "share of questions answered", failed: "share of questions that failed", generated_tokens: "generated tokens", prefill_tokens: "prefilled tokens",
-    em_minus_base: "exact match minus base", steps: "training steps", num_trajectories: "training trajectories",
+    [data.gain]: `exact match minus ${title(data.reference)}`, steps: "training steps", num_trajectories: "training trajectories",
   };
   const metricName = (metric) => METRIC[metric] || metric.replaceAll("_", " ");
 
@@ -179,22 +179,23 @@
       seeds.map((seed) => s("path", { d: `M${x(seed.value)} 20v5`, stroke: colour(cell.policy), "stroke-width": 1.6 }, s("title", {}, `seed ${seed.seed}: ${percent(seed.value)}`))));
   }
 
-  // One sentence. It names a winner only where one method alone is best and above base by more than its interval, and
-  // says who lies within the winner's interval.
+  // One sentence. It names a winner only where one system alone is best and above the reference by more than its
+  // interval, and says who lies within the winner's interval.
   function headline(scored) {
-    const [base, ...methods] = scored, of = `of ${base.count.toLocaleString("en")} held-out questions`;
-    if (!methods.length) return `${title(base.policy)} answers ${percent(base.value)}% ${of} exactly.`;
-    const gain = (cell) => find(cell.policy, "em_minus_base");
-    const above = methods.filter((cell) => gain(cell) && gain(cell).low > 0).sort((a, b) => b.value - a.value);
-    if (!above.length) return `No method is above the base policy by more than its interval, on ${base.count.toLocaleString("en")} held-out questions.`;
-    const best = above[0], shown = percent(best.value), tied = methods.filter((cell) => percent(cell.value) === shown);
+    const reference = scored.find((cell) => cell.policy === data.reference), others = scored.filter((cell) => cell !== reference);
+    const count = `${reference.count.toLocaleString("en")} held-out questions`, of = `of ${count}`;
+    if (!others.length) return `${title(reference.policy)} answers ${percent(reference.value)}% ${of} exactly.`;
+    const gain = (cell) => find(cell.policy, data.gain);
+    const above = others.filter((cell) => gain(cell) && gain(cell).low > 0).sort((a, b) => b.value - a.value);
+    if (!above.length) return `Nothing is above ${title(reference.policy)} by more than its interval, on ${count}.`;
+    const best = above[0], shown = percent(best.value), tied = others.filter((cell) => percent(cell.value) === shown);
     if (tied.length === 1) {
-      const near = methods.filter((cell) => cell !== best && cell.value >= best.low);
-      const who = near.length === 1 ? `${title(near[0].policy)} lies` : `${near.length} others lie`, others = near.length ? `; ${who} within its interval` : "";
-      return `${title(best.policy)} answers ${shown}% ${of} exactly, ${percent(gain(best).value)} points more than the policy it started from${others}.`;
+      const near = others.filter((cell) => cell !== best && cell.value >= best.low);
+      const who = near.length === 1 ? `${title(near[0].policy)} lies` : `${near.length} others lie`, close = near.length ? `; ${who} within its interval` : "";
+      return `${title(best.policy)} answers ${shown}% ${of} exactly, ${percent(gain(best).value)} points more than ${title(reference.policy)}${close}.`;
     }
     const names = `${tied.slice(0, -1).map((cell) => title(cell.policy)).join(", ")} and ${title(tied[tied.length - 1].policy)}`;
-    return `${names} each answer ${shown}% ${of} exactly; the policy they started from, ${percent(base.value)}%.`;
+    return `${names} each answer ${shown}% ${of} exactly; ${title(reference.policy)} answers ${percent(reference.value)}%.`;
   }
 
   function results() {
@@ -206,7 +207,7 @@
     main.append(h("ul", { class: "facts" }, Object.entries(facts).map(([key, value]) => h("li", {}, h("b", {}, key), value))));
     if (data.facts.scale === "smoke") main.append(h("p", { class: "warning" }, "smoke scale: nothing is learned here; it only shows that the pipeline runs"));
 
-    const header = ["policy", h("span", { class: "left" }, "exact match, 0 to 100%"), "EM %", "EM \u2212 base", "F1 %", "subEM %", "sampled EM %", "searches", "valid %", "gold %", "tokens"];
+    const header = ["policy", h("span", { class: "left" }, "exact match, 0 to 100%"), "EM %", `EM \u2212 ${title(data.reference)}`, "F1 %", "subEM %", "sampled EM %", "searches", "valid %", "gold %", "tokens"];
     const body = h("tbody");
     function draw(withSeeds) {
       body.replaceChildren();
@@ -218,7 +219,7 @@
           const dots = seed === "all" ? data.seeds.map((one) => find(policy, "em", { seed: String(one) })).filter(Boolean) : [];
           body.append(row([
             seed === "all" ? [swatch(policy), title(policy)] : `seed ${seed}`,
-            h("td", { class: "left wide" }, intervalBar(em, dots)), share(em), difference(get("em_minus_base")), share(get("f1")), share(get("subem")), share(get("em", "sampled")),
+            h("td", { class: "left wide" }, intervalBar(em, dots)), share(em), difference(get(data.gain)), share(get("f1")), share(get("subem")), share(get("em", "sampled")),
             plain(get("searches"), 2), get("valid_action_rate") && number(get("valid_action_rate"), percent(get("valid_action_rate").value)),
             get("recall") && number(get("recall"), percent(get("recall").value)), plain(get("generated_tokens"), 0),
           ].map((cell) => cell || h("td", {}, "\u2013")), { class: seed === "all" ? "" : "seedrow" }));
@@ -230,7 +231,7 @@
     const whole = scroller("Result table", h("table", { class: "tight" }, h("thead", {}, h("tr", {}, header.map((text) => h("th", { scope: "col" }, text)))), body));
     whole.querySelectorAll("th")[1].classList.add("left", "wide");
     section("results", "Results", null, h("div", { class: "card" }, whole, h("div", { class: "bar" }, h("p", { class: "note" },
-      `Greedy play. Second line: 95% bootstrap interval ${data.spread}.`, h("span", { class: "wide" }, " Ticks below a bar are single seeds."), ` Differences to base are paired on seed and question. Valid: share of actions that could be executed. Gold: share of gold passages found. Select a number to see where it comes from.`), h("span", { class: "space" }), toggle)));
+      `Greedy play. Second line: 95% bootstrap interval ${data.spread}.`, h("span", { class: "wide" }, " Ticks below a bar are single seeds."), ` Differences to ${title(data.reference)} are paired on seed and question. Valid: share of actions that could be executed. Gold: share of gold passages found. Select a number to see where it comes from.`), h("span", { class: "space" }), toggle)));
     const failed = order.map((policy) => find(policy, "failed")).filter((cell) => cell && cell.value > 0);
     if (failed.length) main.lastChild.append(h("p", { class: "note down" }, `Failed searches: ${failed.map((cell) => `${title(cell.policy)} ${percent(cell.value, 2)}% of questions`).join(", ")}. They count as wrong.`));
   }
@@ -287,15 +288,15 @@
     });
   }
   // One line a seed and their mean, for each policy. x is a column of the metrics.
-  function seriesOf(policies, metric, xColumn, window) {
+  function seriesOf(policies, metric, xColumn, window, curves = data.curves) {
     return policies.map((policy) => {
-      const seeds = Object.entries(data.curves[policy] || {}).map(([seed, curve]) => {
+      const seeds = Object.entries(curves[policy] || {}).map(([seed, curve]) => {
         const xs = curve[xColumn] || curve.step, ys = curve[metric] || [];
         return { seed, steps: curve.step, points: smoothed(xs.map((x, i) => [x, ys[i], curve.step[i]]).filter((p) => known(p[0]) && known(p[1])), window) };
       }).filter((one) => one.points.length);
       const at = new Map();
       for (const one of seeds) {
-        const curve = data.curves[policy][one.seed];
+        const curve = curves[policy][one.seed];
         curve.step.forEach((step, i) => {
           const x = (curve[xColumn] || curve.step)[i], y = (curve[metric] || [])[i];
           if (!known(x) || !known(y)) return;
@@ -353,8 +354,8 @@
     return seriesOf(policies, "validation_em", xColumn, 0).map((one) => ({ policy: one.policy, points: one.seeds.flatMap((seed) => seed.points) }));
   }
 
-  const trained = order.filter((policy) => policy !== "base" && Object.keys(data.curves[policy] || {}).length);
-  const has = (policies, metric) => policies.some((policy) => Object.values(data.curves[policy] || {}).some((curve) => (curve[metric] || []).some(known)));
+  const trained = order.filter((policy) => Object.keys(data.curves[policy] || {}).length);
+  const has = (policies, metric, curves = data.curves) => policies.some((policy) => Object.values(curves[policy] || {}).some((curve) => (curve[metric] || []).some(known)));
 
   function segmented(options, chosen, onchange, label) {
     const buttons = options.map(([value, text]) => h("button", { "aria-pressed": String(value === chosen), onclick: () => {
@@ -389,11 +390,11 @@
   function health() {
     const panels = HEALTH.filter(([metric]) => has(trained, metric)).map(([metric, name, unit]) => h("div", { class: "card" }, h("h3", {}, name, unit && h("span", { class: "range" }, unit)),
       chart({ series: seriesOf(trained, metric, "step", 0), width: 280, height: 150, zero: !["ratio_mean", "loss"].includes(metric), label: `${name} against steps` })));
-    const start = Object.values(data.curves.base || {})[0];
-    const names = start ? Object.keys(start).filter((name) => name !== "step" && has(["base"], name)) : [];
+    const making = { start: data.start_curves }, [first] = Object.values(data.start_curves);
+    const names = first ? Object.keys(first).filter((name) => name !== "step" && has(["start"], name, making)) : [];
     section("health", "Training health", "Against RL steps, each one batch of rollouts. A healthy run keeps entropy above zero, KL bounded, groups with a signal, and a logprob gap near zero.", legend(trained), h("div", { class: "grid many" }, panels),
-      names.length > 0 && h("details", {}, h("summary", {}, "How the base policy was made"), h("div", { class: "grid many" }, names.map((name) => h("div", { class: "card" }, h("h3", {}, name.replaceAll("_", " ")),
-        chart({ series: seriesOf(["base"], name, "step", 0), width: 280, height: 150, zero: true, label: `base policy: ${name} against steps` }))))));
+      names.length > 0 && h("details", {}, h("summary", {}, "How the start policy was made"), h("div", { class: "grid many" }, names.map((name) => h("div", { class: "card" }, h("h3", {}, name.replaceAll("_", " ")),
+        chart({ series: seriesOf(["start"], name, "step", 0, making), width: 280, height: 150, zero: true, label: `start policy: ${name} against steps` }))))));
   }
 
   // Trajectory viewer

@@ -13,7 +13,7 @@ import heapq
 import json
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from tasks.records import schema
 from tasks.records.metrics import MetricRow
 from tasks.records.trajectories import HitRow, TrajectoryRow, TurnRow
 from tasks.report.augmentation import augmentation_line, funnel
-from tasks.report.table import ALL, BASE, COMPARED, Results, Run, recall_metrics, spread, training_seconds
+from tasks.report.table import ALL, COMPARED, Results, Run, making_seconds, minus, recall_metrics, spread
 from tasks.store import DataError, Row, digest, replacing
 
 HERE = Path(__file__).parent
@@ -37,7 +37,6 @@ def write_page(
     artifacts: Path,
     ledger: Mapping[str, Row] | None = None,
     facts: Mapping[str, str] | None = None,
-    dvc_groups: Collection[str] = (),
     max_trajectories: int = 60,
 ) -> None:
     """Write the page.
@@ -48,13 +47,12 @@ def write_page(
         artifacts: where metrics and trajectories are read.
         ledger: stage -> what was measured on this machine (`table.read_ledger`); shown where present.
         facts: what was run (data, model, retriever, ...), shown under the title.
-        dvc_groups: the stages of `dvc.yaml`, so that commands name a stage as DVC does.
         max_trajectories: embedded per policy, for evaluation and for training each.
 
     Raises:
         DataError: metrics or trajectories are missing or malformed.
     """
-    data = page_data(results, artifacts, ledger or {}, facts or {}, dvc_groups, max_trajectories)
+    data = page_data(results, artifacts, ledger or {}, facts or {}, max_trajectories)
     html = render(data)
     with replacing(path) as file:
         file.write(html.encode())
@@ -97,13 +95,14 @@ def page_data(
     artifacts: Path,
     ledger: Mapping[str, Row],
     facts: Mapping[str, str],
-    dvc_groups: Collection[str],
     max_trajectories: int,
 ) -> Row:
     """Everything the page shows, as one JSON-ready object."""
     return {
         "facts": dict(facts),
         "policies": [{"name": policy, "title": results.title(policy)} for policy in results.policies],
+        "reference": results.reference,
+        "gain": minus("em", results.reference),
         "seeds": list(results.seeds),
         "spread": spread(results.seeds),
         "num_questions": len(results.runs[0].scores["greedy"]),
@@ -113,6 +112,7 @@ def page_data(
             if ALL in (c.dataset, c.hops)
         ],
         "curves": {policy: _curves(results, artifacts, policy) for policy in results.policies},
+        "start_curves": _start_curves(results, artifacts),
         "costs": [_cost(results, policy, ledger) for policy in results.policies],
         "recall": {name: dict(row) for name, row in results.recall.items()},
         "recall_metrics": recall_metrics(results),
@@ -124,8 +124,8 @@ def page_data(
         "sections": [asdict(section) for section in results.sections],
         "validation": results.validation,
         "manifest": results.manifest,
-        "provenance": {f"{run.policy}-{run.seed}": _provenance(run, ledger, dvc_groups) for run in results.runs},
-        "data_stages": [_stage(name, ledger, dvc_groups) for name in _data_stages(results)],
+        "provenance": {f"{run.policy}-{run.seed}": _provenance(run, ledger) for run in results.runs},
+        "data_stages": [_stage(name, ledger) for name in _data_stages(results)],
         "trajectories": [
             row for policy in results.policies for row in _trajectories(results, artifacts, policy, max_trajectories)
         ],
@@ -140,11 +140,14 @@ def _data_stages(results: Results) -> tuple[str, ...]:
 
 
 def _curves(results: Results, artifacts: Path, policy: str) -> dict[str, Row]:
-    folders = {
-        seed: artifacts / "base" / str(seed) if policy == BASE else artifacts / "train" / f"{policy}-{seed}"
-        for seed in results.seeds
-    }
-    return {str(seed): read_curve(folder / "metrics.jsonl") for seed, folder in folders.items()}
+    trained = [run.seed for run in results.runs if run.policy == policy and run.training is not None]
+    return {str(seed): read_curve(artifacts / "train" / f"{policy}-{seed}" / "metrics.jsonl") for seed in trained}
+
+
+def _start_curves(results: Results, artifacts: Path) -> dict[str, Row]:
+    """How the start policies were made, where they were."""
+    paths = {seed: artifacts / "base" / str(seed) / "metrics.jsonl" for seed in results.seeds}
+    return {str(seed): read_curve(path) for seed, path in paths.items() if path.is_file()}
 
 
 def read_curve(path: Path) -> Row:
@@ -186,44 +189,32 @@ def _cost(results: Results, policy: str, ledger: Mapping[str, Row]) -> Row:
     return {
         "policy": policy,
         **{name: cell.value if cell else None for name, cell in cells.items()},
-        "seconds": training_seconds(policy, results.seeds, ledger),
+        "seconds": making_seconds(results, policy, ledger),
         "evaluate_seconds": sum(known) / len(known) if known and len(known) == len(evaluations) else None,
     }
 
 
-def _provenance(run: Run, ledger: Mapping[str, Row], dvc_groups: Collection[str]) -> Row:
-    made_by = f"base@{run.seed}" if run.policy == BASE else f"train@{run.policy}-{run.seed}"
+def _provenance(run: Run, ledger: Mapping[str, Row]) -> Row:
     return {
         "data_sha256": run.summary["data_sha256"],
         "policy_sha256": run.summary["policy_sha256"],
         "settings": run.summary.get("settings", {}),
         "training_settings": (run.training or {}).get("settings"),
-        "stages": [_stage(name, ledger, dvc_groups) for name in (run.stage, made_by)],
+        "stages": [_stage(name, ledger) for name in (run.stage, run.made_by)],
     }
 
 
-def _stage(name: str, ledger: Mapping[str, Row], dvc_groups: Collection[str]) -> Row:
-    return {"stage": name, "command": f"dvc repro {dvc_target(name, dvc_groups)}", "ledger": ledger.get(name)}
-
-
-def dvc_target(name: str, groups: Collection[str]) -> str:
-    """How DVC calls a stage: `evaluate@base-0` is item 0 of `evaluate_base` where `dvc.yaml` has that group.
-
-    >>> dvc_target("evaluate@base-0", ["evaluate", "evaluate_base"]), dvc_target("train@a-0", ["train"])
-    ('evaluate_base@0', 'train@a-0')
-    """
-    group, _, item = name.partition("@")
-    first, _, rest = item.partition("-")
-    return f"{group}_{first}@{rest}" if f"{group}_{first}" in groups else name
+def _stage(name: str, ledger: Mapping[str, Row]) -> Row:
+    return {"stage": name, "command": f"dvc repro {name}", "ledger": ledger.get(name)}
 
 
 # Trajectories
 
 
 def _trajectories(results: Results, artifacts: Path, policy: str, limit: int) -> Iterator[Row]:
-    sources = [("evaluate", policy)] + ([("train", policy)] if policy != BASE else [])
-    for kind, name in sources:
-        paths = {seed: artifacts / kind / f"{name}-{seed}" / "trajectories.jsonl" for seed in results.seeds}
+    trained = [run.seed for run in results.runs if run.policy == policy and run.training is not None]
+    for kind, seeds in (("evaluate", results.seeds), ("train", trained)):
+        paths = {seed: artifacts / kind / f"{policy}-{seed}" / "trajectories.jsonl" for seed in seeds}
         yield from map(schema.plain, sample_trajectories(paths, limit))
 
 

@@ -17,17 +17,17 @@ from typing import Any
 from tasks.data.ingest import fault_lines
 from tasks.evaluate.statistics import Values, bootstrap_means, differences
 from tasks.records import schema
+from tasks.records import systems as records
 from tasks.records.scores import ScoreRow
 from tasks.report.augmentation import augmentation_line, funnel, read_augmentation
 from tasks.store import DataError, Row, read_json, replacing
 
-BASE = "base"
 ALL = "all"
 FEW_SEEDS = 5
 """Below it a bootstrap over seeds is too narrow."""
-TITLES = {BASE: "base"}
 SHARES = ("em", "f1", "subem", "recall", "valid_action_rate", "answered", "failed")  # Metrics between 0 and 1.
-PAIRED = ("em", "f1", "subem", "recall")  # Metrics that are also reported as a difference to the base policy.
+MINUS = "_minus_"
+PAIRED = ("em", "f1", "subem", "recall")  # Metrics that are also reported as a difference to the reference.
 
 
 def _valid_action_rate(row: ScoreRow) -> float | None:
@@ -55,13 +55,22 @@ TRAINING = ("steps", "num_trajectories", "generated_tokens", "prefill_tokens", "
 
 @dataclass(frozen=True)
 class Run:
-    """One evaluated policy: `scores` is mode -> rows; `training` is None for the base policy."""
+    """One evaluated system.
+
+    Attributes:
+        policy, seed: which.
+        summary: of the evaluation.
+        scores: mode -> rows.
+        training: the summary of its training, None where it was not trained.
+        made_by: the stage that made what was played.
+    """
 
     policy: str
     seed: int
     summary: Row
     scores: Mapping[str, Sequence[ScoreRow]]
     training: Row | None
+    made_by: str
 
     @property
     def stage(self) -> str:
@@ -114,8 +123,9 @@ class Results:
     """Everything the table, the page and the terminal show.
 
     Attributes:
-        policies: in the order they are shown, `base` first.
+        policies: the systems in the order they are shown.
         seeds: in the order they are shown.
+        reference: the system that differences are to.
         runs: one per policy and seed.
         cells: the rows of `results.csv`.
         recall: dataset -> {"num_questions", "recall@k": ...} of the retriever alone.
@@ -129,6 +139,7 @@ class Results:
 
     policies: tuple[str, ...]
     seeds: tuple[int, ...]
+    reference: str
     runs: tuple[Run, ...]
     cells: tuple[Cell, ...]
     recall: Mapping[str, Mapping[str, float]]
@@ -166,31 +177,32 @@ class Results:
 
 def build(
     artifacts: Path,
-    methods: Sequence[str],
+    systems: Sequence[str],
     seeds: Sequence[int],
+    reference: str,
     num_resamples: int,
     titles: Mapping[str, str] | None = None,
 ) -> Results:
-    """Read the artifacts of exactly these methods and seeds (and the base policy), and make the table.
+    """Read the artifacts of exactly these systems and seeds, and make the table; differences are to the reference.
 
     Raises:
         DataError: a file is missing or malformed, or runs do not belong together (other data, other questions).
     """
-    policies = (BASE, *methods)
-    runs = tuple(read_run(artifacts, policy, seed) for policy in policies for seed in seeds)
+    runs = tuple(read_run(artifacts, policy, seed) for policy in systems for seed in seeds)
     manifest = read_json(artifacts / "data" / "manifest.json")
     data_sha256 = _same_data(runs, manifest, artifacts)
     recall = read_recall(artifacts / "recall.json")
     compared, differences = read_retrievers(artifacts / "retrievers.json")
     cells = [
-        *_score_cells(runs, policies, num_resamples),
-        *_training_cells(runs, policies),
+        *_score_cells(runs, systems, reference, num_resamples),
+        *_training_cells(runs, systems),
         *_recall_cells(recall, data_sha256),
         *_compared_cells({**compared, **differences}, data_sha256),
     ]
     return Results(
-        policies=policies,
+        policies=tuple(systems),
         seeds=tuple(seeds),
+        reference=reference,
         runs=runs,
         cells=tuple(cells),
         recall=recall,
@@ -199,7 +211,7 @@ def build(
         validation=read_json(artifacts / "validation.json"),
         manifest=manifest,
         augmentation=read_augmentation(artifacts / "augment" / "summary.json"),
-        titles={**TITLES, **(titles or {})},
+        titles=titles or {},
     )
 
 
@@ -207,14 +219,14 @@ def build(
 
 
 def read_run(artifacts: Path, policy: str, seed: int) -> Run:
-    """The evaluation of one policy and seed, with its training summary if it was trained."""
-    folder = artifacts / "evaluate" / f"{policy}-{seed}"
+    """The evaluation of one system and seed, with its training summary if it was trained."""
+    folder, made = artifacts / "evaluate" / f"{policy}-{seed}", artifacts / "train" / f"{policy}-{seed}"
     summary = _read_summary(folder / "summary.json", ("data_sha256", "policy_sha256"), {"policy": policy, "seed": seed})
+    system = records.read(made)
     training = None
-    if policy != BASE:
-        path = artifacts / "train" / f"{policy}-{seed}" / "summary.json"
-        training = _read_summary(path, TRAINING, {"method": policy, "seed": seed})
-    return Run(policy, seed, summary, read_scores(folder / "scores.jsonl"), training)
+    if system.is_trained:
+        training = _read_summary(made / "summary.json", TRAINING, {"method": policy, "seed": seed})
+    return Run(policy, seed, summary, read_scores(folder / "scores.jsonl"), training, system.made_by)
 
 
 def _read_summary(path: Path, needed: Iterable[str], expected: Mapping[str, object]) -> Row:
@@ -380,9 +392,9 @@ class _Line:
     policy_sha256: str
 
 
-def _score_cells(runs: Sequence[Run], policies: Sequence[str], num_resamples: int) -> Iterable[Cell]:
+def _score_cells(runs: Sequence[Run], policies: Sequence[str], reference: str, num_resamples: int) -> Iterable[Cell]:
     columns: list[Mapping[str, float | None]] = []
-    lines = [line for policy in policies for line in _lines(runs, policy, columns)]
+    lines = [line for policy in policies for line in _lines(runs, policy, reference, columns)]
     found: list[list[Cell]] = [[] for _ in lines]
     sha = runs[0].summary["data_sha256"]
     over, bounds = [line.columns for line in lines], [_bounds(line.metric) for line in lines]
@@ -396,19 +408,21 @@ def _score_cells(runs: Sequence[Run], policies: Sequence[str], num_resamples: in
     return (cell for cells in found for cell in cells)
 
 
-def _lines(runs: Sequence[Run], policy: str, columns: list[Mapping[str, float | None]]) -> Iterable[_Line]:
-    """The lines of one policy, all seeds together first; what they are the mean of is added to `columns`."""
+def _lines(
+    runs: Sequence[Run], policy: str, reference: str, columns: list[Mapping[str, float | None]]
+) -> Iterable[_Line]:
+    """The lines of one system, all seeds together first; what they are the mean of is added to `columns`."""
     own = [run for run in runs if run.policy == policy]
-    base = {run.seed: run for run in runs if run.policy == BASE}
+    others = {run.seed: run for run in runs if run.policy == reference}
     hashes = [str(run.summary["policy_sha256"]) for run in own]
     parts = [(ALL, range(len(own)), ";".join(hashes)), *((str(r.seed), [i], hashes[i]) for i, r in enumerate(own))]
     places: dict[tuple[str, str], tuple[int, ...]] = {}
     for mode in _modes(own):
         by_name = {name: [_values(run, mode, name) for run in own] for name in METRICS}
-        if policy != BASE and mode in _modes(list(base.values())):
+        if policy != reference and mode in _modes(list(others.values())):
             for name in PAIRED:
-                by_name[f"{name}_minus_base"] = [
-                    differences(_values(run, mode, name), _values(base[run.seed], mode, name)) for run in own
+                by_name[minus(name, reference)] = [
+                    differences(_values(run, mode, name), _values(others[run.seed], mode, name)) for run in own
                 ]
         for name, found in by_name.items():
             places[mode, name] = tuple(range(len(columns), len(columns) + len(found)))
@@ -420,9 +434,14 @@ def _lines(runs: Sequence[Run], policy: str, columns: list[Mapping[str, float | 
 
 def _bounds(metric: str) -> tuple[float, float] | None:
     """The scores a question can have, None where nothing limits them."""
-    if metric.endswith("_minus_base"):
+    if MINUS in metric:
         return -1.0, 1.0
     return (0.0, 1.0) if metric in SHARES else None
+
+
+def minus(metric: str, reference: str) -> str:
+    """The name of a metric's difference to the reference, paired on seed and question: `em_minus_base`."""
+    return f"{metric}{MINUS}{reference}"
 
 
 def _or_nan(value: float | None) -> float:
@@ -571,7 +590,18 @@ def failed_searches(results: Results) -> list[str]:
 
 
 def _headline(results: Results) -> tuple[list[str], list[list[str]]]:
-    header = ["policy", "seeds", "questions", "EM", "EM - base", "F1", "subEM", "EM sampled", "searches"]
+    gain = minus("em", results.reference)
+    header = [
+        "policy",
+        "seeds",
+        "questions",
+        "EM",
+        f"EM - {results.title(results.reference)}",
+        "F1",
+        "subEM",
+        "EM sampled",
+        "searches",
+    ]
     header += ["valid actions", "gold recall", "tokens"]
     rows = []
     for policy in results.policies:
@@ -582,7 +612,7 @@ def _headline(results: Results) -> tuple[list[str], list[list[str]]]:
                 str(len(results.seeds)),
                 str(em.num_questions if em else 0),
                 show(em),
-                show(results.find(policy, "em_minus_base"), signed=True),
+                show(results.find(policy, gain), signed=True),
                 show(results.find(policy, "f1")),
                 show(results.find(policy, "subem")),
                 show(results.find(policy, "em", mode="sampled")),
@@ -609,9 +639,10 @@ def _breakdown(results: Results, key: str, values: Sequence[str]) -> tuple[list[
 def _costs(results: Results) -> tuple[list[str], list[list[str]]]:
     header = ["policy", *(name.replace("_", " ") for name in TRAINING)]
     rows = []
-    for policy in results.policies[1:]:
+    for policy in results.policies:
         found = [results.find(policy, name, mode="training") for name in TRAINING]
-        rows.append([results.title(policy), *(f"{cell.value:,.0f}" if cell else "" for cell in found)])
+        if any(found):
+            rows.append([results.title(policy), *(f"{cell.value:,.0f}" if cell else "" for cell in found)])
     return header, rows
 
 
@@ -672,16 +703,17 @@ def terminal(results: Results, ledger: Mapping[str, Row] | None = None) -> str:
     Seconds come from `ledger` (see `read_ledger`) and are left blank where a stage has not run on this machine.
     """
     num_questions = len(results.runs[0].scores["greedy"])
-    header = ["policy", "EM [95% interval]", "EM - base", "seeds", "searches/q", "train tokens", "train s"]
+    gain = f"EM - {results.title(results.reference)}"
+    header = ["policy", "EM [95% interval]", gain, "seeds", "searches/q", "train tokens", "train s"]
     rows = []
     for policy in results.policies:
         cost = results.find(policy, "generated_tokens", mode="training")
-        seconds = training_seconds(policy, results.seeds, ledger or {})
+        seconds = making_seconds(results, policy, ledger or {})
         rows.append(
             [
                 results.title(policy),
                 show(results.find(policy, "em")),
-                show(results.find(policy, "em_minus_base"), signed=True) or "-",
+                show(results.find(policy, minus("em", results.reference)), signed=True) or "-",
                 ",".join(map(str, results.seeds)),
                 show(results.find(policy, "searches"), digits=2, interval=False),
                 f"{cost.value:,.0f}" if cost else "-",
@@ -699,9 +731,8 @@ def _pad(text: str, width: int, column: int) -> str:
     return text.ljust(width) if column == 0 else text.rjust(width)
 
 
-def training_seconds(policy: str, seeds: Sequence[int], ledger: Mapping[str, Row]) -> float | None:
-    """Mean seconds of the stage that made this policy, None unless the ledger has every seed."""
-    stages = [f"base@{seed}" if policy == BASE else f"train@{policy}-{seed}" for seed in seeds]
-    found = [ledger.get(stage, {}).get("seconds") for stage in stages]
-    numbers = [float(value) for value in found if isinstance(value, int | float)]
-    return sum(numbers) / len(numbers) if len(numbers) == len(seeds) else None
+def making_seconds(results: Results, policy: str, ledger: Mapping[str, Row]) -> float | None:
+    """Mean seconds of the stages that made what this system plays, None unless the ledger has every seed."""
+    seconds = [ledger.get(run.made_by, {}).get("seconds") for run in results.runs if run.policy == policy]
+    numbers = [float(value) for value in seconds if isinstance(value, int | float)]
+    return sum(numbers) / len(numbers) if len(numbers) == len(results.seeds) else None

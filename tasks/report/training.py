@@ -56,7 +56,7 @@ class Track:
 
 
 def read_tracks(runs: Sequence[Run], artifacts: Path) -> tuple[Track, ...]:
-    """The training runs behind the evaluated policies, in their order; the base policy has none.
+    """The training runs behind the evaluated systems, in their order; a system that does not learn has none.
 
     Raises:
         DataError: a malformed row of metrics, or a malformed `stopped` or `selected_step`.

@@ -29,16 +29,9 @@ def fingerprint(root: Path, name: str) -> str:
 
 
 def _stage(root: Path, name: str) -> tuple[conf.Tree, conf.Tree]:
-    """The group of `dvc.yaml` that runs `name`, and the values of its `${...}`.
-
-    A matrix item with other dependencies than its siblings has a group of its own: `evaluate@base-0`
-    is item `0` of `evaluate_base` where that group exists, else item `base-0` of `evaluate`.
-    """
+    """The group of `dvc.yaml` that runs `name`, and the values of its `${...}`."""
     groups = conf.read_yaml(root / "dvc.yaml")["stages"]
     group, _, item = name.partition("@")
-    first, _, rest = item.partition("-")
-    if f"{group}_{first}" in groups:
-        group, item = f"{group}_{first}", rest
     if group not in groups:
         raise ValueError(f"dvc.yaml: there is no stage {group!r} for {name!r}. Known: {', '.join(groups)}.")
     stage = groups[group]

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks import conf
-from tasks.agent.prompts import check_prompts
 from tasks.data.records import SPLITS
 from tasks.runner import Context, run
 from tasks.stages import parts
@@ -24,10 +23,6 @@ def body(ctx: Context, seed: int) -> None:
     model_conf = parts.model_conf(ctx.params)
     if model_conf.pretrained is not None:
         model, tokenizer = load_policy(ctx.root / model_conf.pretrained.folder)
-        limit = parts.rollout_conf(ctx.params).max_prompt_tokens
-        questions = parts.questions(ctx.root, SPLITS)
-        prompt, grammar = parts.prompting(ctx.params, ctx.root)
-        check_prompts(tokenizer, prompt, questions, grammar.fitted(tokenizer), limit)
         history = []  # Nothing was trained here.
     else:
         made = _tiny(ctx, seed)
@@ -53,7 +48,12 @@ def _tiny(ctx: Context, seed: int) -> TinyPolicy:
     questions = parts.questions(ctx.root, SPLITS)
     ctx.track_data("training", sum(question.split == "train" for question in questions))
     bar = parts.Bar(ctx, sum(phase.max_steps for phase in phases))
-    prompt, grammar = parts.prompting(ctx.params, ctx.root)
+    prompt, grammar = parts.own_prompting(ctx.params, ctx.root)
+    if prompt is None or grammar is None:
+        raise ValueError(
+            f"{conf.CONF}/model/{ctx.params.model}.yaml: prompt={model_conf.prompt!r}, grammar={model_conf.grammar!r}: "
+            "expected both: a policy that is made here is taught with a prompt and a grammar of its own."
+        )
     return make_tiny(
         model_conf.tiny, settings, parts.rollout_conf(ctx.params), prompt, grammar,
         questions, read_passages(ctx.root / parts.ARTIFACTS / "data" / "corpus.jsonl"),

@@ -1,105 +1,105 @@
-"""Stage `evaluate`: play the held-out questions with one policy, into `artifacts/evaluate/<policy>-<seed>/`."""
+"""Stage `evaluate`: play the held-out questions with one system, into `artifacts/evaluate/<system>-<seed>/`."""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tasks import conf
-from tasks.agent.rollout import RolloutConf
 from tasks.records import schema
+from tasks.records import systems as records
+from tasks.records.systems import SystemRecord
 from tasks.runner import Context, run
-from tasks.stages import parts
+from tasks.stages import parts, systems
 from tasks.store import replacing_folder, write_json
+from tasks.types import Question
 
-BASE = "base"
 NUM_RECORDED = 60
 
 
-def body(ctx: Context, policy: str, seed: int) -> None:
-    """Greedy and sampled play with the scale's budgets and the evaluation's top-k."""
-    from tasks import generate as generators
-    from tasks import methods
-    from tasks.data.sample import choose
-    from tasks.data.settings import DataConf
+def body(ctx: Context, name: str, seed: int) -> None:
+    """Greedy and sampled play with the system's budgets and the evaluation's top-k."""
+    from tasks import generate
     from tasks.evaluate.play import evaluate
-    from tasks.model import load_tokenizer
-    from tasks.systems.policy import PolicySystem
+    from tasks.systems import Resources
     from tasks.train.settings import TrainConf
 
     params = ctx.params
-    is_base = policy == BASE
-    folder = ctx.root / parts.ARTIFACTS / (f"base/{seed}" if is_base else f"train/{policy}-{seed}") / "policy"
-    tokenizer = load_tokenizer(folder)
-    if is_base:
-        prompt, grammar = parts.prompting(params, ctx.root)
-        rollout = parts.rollout_conf(params)
-    else:
-        resolved = methods.load(policy, params.scale, ctx.root, *parts.own_prompting(params, ctx.root))
-        prompt, grammar = (method := methods.build(resolved, None)).prompt, method.grammar
-        rollout = parts.changed(RolloutConf, params, "rollout", resolved["rollout"], policy)
-    splits = conf.load(DataConf, "data", params.data).evaluate_splits
-    rollout = replace(rollout, top_k=params.evaluate.top_k or rollout.top_k)
+    record = records.read(ctx.root / parts.ARTIFACTS / "train" / f"{name}-{seed}")
+    system = systems.load(params, name, ctx.root)
     training = conf.fill(TrainConf, *parts.scale_section(params, "train"))
     parts.set_threads(training.num_threads)
-    questions = choose(parts.questions(ctx.root, splits), splits, params.evaluate.max_questions)
-    if not questions:
-        raise ValueError(
-            f"conf/data/{params.data}.yaml: evaluate_splits={list(splits)}: artifacts/data has no question of these. "
-            f"Name a split that the data has."
-        )
-    used = {"evaluate": conf.plain(params.evaluate), "splits": list(splits), "rollout": conf.plain(rollout)}
+    splits, questions = _questions(ctx)
+    used = {"evaluate": conf.plain(params.evaluate), "splits": list(splits), "system": conf.plain(system)}
     ctx.track.log_params(used)
-    ctx.track.set_tags({"policy": policy, "seed": seed})
+    ctx.track.set_tags({"policy": name, "seed": seed})
     ctx.track_data("evaluation", len(questions))
 
-    generator = generators.load(params.generator, ctx.root).start(folder, training.dtype)
-    player = parts.make_player(
-        rollout, generator, tokenizer, parts.retriever(ctx.root), grammar.fitted(tokenizer), prompt
+    generator = generate.load(params.generator, ctx.root)
+    resources = Resources(
+        policy=None if record.policy is None else ctx.root / record.policy,
+        retriever=parts.retriever(ctx.root),
+        top_k=params.evaluate.top_k,
+        start_generator=lambda policy: generator.start(policy, training.dtype),
     )
-    modes = 2 if params.evaluate.sampled else 1
-    bar = parts.Bar(ctx, modes * len(questions))
+    bar = parts.Bar(ctx, (2 if params.evaluate.sampled else 1) * len(questions))
     done = {"greedy": 0, "sampled": 0}
 
     def progress(mode: str, count: int) -> None:
         done[mode] = count
         bar.show(sum(done.values()))
 
-    try:
+    with system.opened(resources) as playing:
         found = evaluate(
-            PolicySystem(player), questions, params.evaluate.sampled, policy, seed, NUM_RECORDED,
+            playing, questions, params.evaluate.sampled, name, seed, NUM_RECORDED,
             ctx.scratch, params.evaluate.max_failed_share, progress,
         )  # fmt: skip
-    finally:
-        generator.shutdown()
     greedy = [row for row in found.scores if row.mode == "greedy"]
     shown = ("em", "f1", "subem", "searches")
     ctx.log(0, {f"{key}_mean": sum(getattr(row, key) for row in greedy) / len(greedy) for key in shown})
-    with replacing_folder(ctx.root / parts.ARTIFACTS / "evaluate" / f"{policy}-{seed}") as out:
+
+    folder = parts.ARTIFACTS / "evaluate" / f"{name}-{seed}"
+    with replacing_folder(ctx.root / folder) as out:
         schema.write(out / "scores.jsonl", found.scores)
         schema.write(out / "trajectories.jsonl", found.trajectories)
-        summary = {
-            "policy": policy,
-            "seed": seed,
-            "num_questions": len(questions),
-            "data_sha256": ctx.data_sha256,
-            "policy_sha256": parts.policy_sha256(folder),
-            "settings": used,
-        }
-        write_json(out / "summary.json", summary)
-    parts.track_outcome(
-        ctx, parts.ARTIFACTS / "evaluate" / f"{policy}-{seed}", [schema.plain(row) for row in found.trajectories]
-    )
+        write_json(out / "summary.json", _summary(ctx, record, len(questions), used))
+    parts.track_outcome(ctx, folder, [schema.plain(row) for row in found.trajectories])
+
+
+def _questions(ctx: Context) -> tuple[tuple[str, ...], list[Question]]:
+    """The splits that are evaluated, and their questions or a sample of them."""
+    from tasks.data.sample import choose
+    from tasks.data.settings import DataConf
+
+    splits = conf.load(DataConf, "data", ctx.params.data).evaluate_splits
+    questions = choose(parts.questions(ctx.root, splits), splits, ctx.params.evaluate.max_questions)
+    if not questions:
+        raise ValueError(
+            f"conf/data/{ctx.params.data}.yaml: evaluate_splits={list(splits)}: artifacts/data has no question of "
+            f"these. Name a split that the data has."
+        )
+    return splits, questions
+
+
+def _summary(ctx: Context, record: SystemRecord, num_questions: int, used: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "policy": record.name,
+        "seed": record.seed,
+        "num_questions": num_questions,
+        "data_sha256": ctx.data_sha256,
+        "policy_sha256": record.policy_sha256,
+        "settings": used,
+    }
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--policy", required=True)
+    parser.add_argument("--system", required=True)
     parser.add_argument("--seed", type=int, required=True)
     args = parser.parse_args()
-    run(f"evaluate@{args.policy}-{args.seed}", lambda ctx: body(ctx, args.policy, args.seed), root=Path("."))
+    run(f"evaluate@{args.system}-{args.seed}", lambda ctx: body(ctx, args.system, args.seed), root=Path("."))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tasks import conf, extends
+from tasks import conf
 from tasks.agent import grammars, prompts
 from tasks.agent.grammar import SearchGrammar
 from tasks.agent.prompts import Prompt
@@ -37,6 +37,11 @@ def track_outcome(ctx: Context, folder: Path, trajectories: Sequence[Row]) -> No
     ctx.track.log_artifact(folder)
     for row in trajectories[-NUM_TRACKED:]:
         ctx.track.log_trajectory(row)
+
+
+def start_policy(seed: int) -> Path:
+    """Folder of the weights that every training of this seed starts from, below the root of the clone."""
+    return ARTIFACTS / "base" / str(seed) / "policy"
 
 
 def policy_sha256(folder: Path) -> str:
@@ -82,20 +87,6 @@ def rollout_conf(params: conf.Params) -> RolloutConf:
 def model_conf(params: conf.Params) -> ModelConf:
     """The policy's settings."""
     return conf.load(ModelConf, "model", params.model)
-
-
-def prompting(params: conf.Params, root: Path = Path(".")) -> tuple[Prompt, SearchGrammar]:
-    """Prompt and grammar that the start policy plays with: the model's own, else those of the first method.
-
-    The grammar is not yet fitted to a tokenizer.
-    """
-    prompt, grammar = own_prompting(params, root)
-    if prompt is None or grammar is None:
-        where = f"{conf.CONF}/method/{params.methods[0]}.yaml"
-        first = extends.read("method", params.methods[0], params.scale, root)
-        prompt = prompt or prompts.load(first.get("prompt"), where, root)
-        grammar = grammar or grammars.make(first.get("grammar", {}), None, f"{where}: grammar")
-    return prompt, grammar
 
 
 def own_prompting(params: conf.Params, root: Path = Path(".")) -> tuple[Prompt | None, SearchGrammar | None]:

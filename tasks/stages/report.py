@@ -1,4 +1,4 @@
-"""Stage `report`: reads every evaluated policy, writes `reports/` (page, CSV, Markdown) and prints the short table.
+"""Stage `report`: reads every evaluated system, writes `reports/` (page, CSV, Markdown) and prints the short table.
 
 `--table` only prints the table of the artifacts that are there and writes nothing.
 """
@@ -9,24 +9,27 @@ import argparse
 from pathlib import Path
 
 from tasks import conf, runner
+from tasks.records import systems
 from tasks.report import page, printed, study, table
 from tasks.runner import tracking
 
 ARTIFACTS, REPORTS = Path("artifacts"), Path("reports")
-HEADLINE = ("em", "em_minus_base", "searches")  # By which pipeline runs are compared in MLflow.
 WHOLE = (table.ALL, table.ALL, table.ALL, "greedy")  # All seeds, datasets and hops.
 
 
 def titles(params: conf.Params, root: Path = Path()) -> dict[str, str]:
-    """Method -> display name: key `title` of its file in `conf/method/`, else its plain name."""
-    return {name: str(conf.section("method", name, root).get("title", name)) for name in params.methods}
+    """System -> display name: key `title` of its file, else its plain name."""
+    files = {name: conf.section(conf.kind_of(conf.SYSTEMS, name, root), name, root) for name in params.systems}
+    return {name: str(file.get("title", name)) for name, file in files.items()}
 
 
 def results(params: conf.Params, root: Path = Path()) -> table.Results:
     """The result table of the runs that `params.yaml` names."""
-    names, num_resamples = titles(params, root), params.evaluate.num_bootstrap
-    found = table.build(root / ARTIFACTS, params.methods, params.seeds, num_resamples, names)
-    return study.complete(found, root / ARTIFACTS, num_resamples, printed.read(root / conf.CONF / printed.FILE))
+    evaluate, artifacts = params.evaluate, root / ARTIFACTS
+    found = table.build(
+        artifacts, params.systems, params.seeds, evaluate.reference, evaluate.num_bootstrap, titles(params, root)
+    )
+    return study.complete(found, artifacts, evaluate.num_bootstrap, printed.read(root / conf.CONF / printed.FILE))
 
 
 def write(params: conf.Params, root: Path = Path()) -> table.Results:
@@ -36,7 +39,7 @@ def write(params: conf.Params, root: Path = Path()) -> table.Results:
     facts = {"data": params.data, "model": params.model, "retriever": params.retriever, "scale": params.scale}
     table.write_csv(root / REPORTS / "results.csv", found.cells)
     table.write_markdown(root / REPORTS / "results.md", found)
-    page.write_page(root / REPORTS / "index.html", found, root / ARTIFACTS, ledger, facts, _dvc_groups(root))
+    page.write_page(root / REPORTS / "index.html", found, root / ARTIFACTS, ledger, facts)
     return found
 
 
@@ -49,17 +52,13 @@ def guard(params: conf.Params, root: Path = Path()) -> None:
     from tasks.data.expectations import check
 
     docs, artifacts = root / runner.SCRATCH / "data_docs", root / ARTIFACTS
-    names = {policy: [f"{policy}-{seed}" for seed in params.seeds] for policy in (table.BASE, *params.methods)}
-    played = [artifacts / "evaluate" / name for policy in names for name in names[policy]]
-    trained = [artifacts / "train" / name / "trajectories.jsonl" for policy in params.methods for name in names[policy]]
-    recorded = [path for path in trained if path.stat().st_size]  # Empty where none is to be recorded.
+    names = [f"{system}-{seed}" for system in params.systems for seed in params.seeds]
+    played = [artifacts / "evaluate" / name for name in names]
     check("results", [folder / "scores.jsonl" for folder in played], docs)
+
+    trained = [folder for name in names if systems.read(folder := artifacts / "train" / name).is_trained]
+    recorded = [path for folder in trained if (path := folder / "trajectories.jsonl").stat().st_size]  # May be empty.
     check("trajectories", [*(folder / "trajectories.jsonl" for folder in played), *recorded], docs)
-
-
-def _dvc_groups(root: Path) -> list[str]:
-    path = root / "dvc.yaml"
-    return list(conf.read_yaml(path).get("stages", {})) if path.is_file() else []
 
 
 def main() -> None:
@@ -78,7 +77,8 @@ def _body(context: runner.Context) -> None:
     tracking.wait_for_ids(context.root)
     found = write(context.params, context.root)
     print(table.terminal(found, table.read_ledger(context.root / runner.SCRATCH / "ledger")))
-    headline = [c for c in found.cells if c.metric in HEADLINE and (c.seed, c.dataset, c.hops, c.mode) == WHOLE]
+    metrics = ("em", table.minus("em", found.reference), "searches")  # By which MLflow compares pipeline runs.
+    headline = [c for c in found.cells if c.metric in metrics and (c.seed, c.dataset, c.hops, c.mode) == WHOLE]
     context.track.log_results({f"{c.policy}/{c.metric}": c.value for c in headline})
     context.track.log_table("results.md", (context.root / REPORTS / "results.md").read_text(encoding="utf-8"))
     context.track.log_artifact(REPORTS)

@@ -1,4 +1,7 @@
-"""Stage `train`: reinforcement learning of one method and seed, into `artifacts/train/<method>-<seed>/`."""
+"""Stage `train`: makes what plays under a name with a seed, into `artifacts/train/<system>-<seed>/`.
+
+Of a method that is a trained policy. Whatever does not learn needs nothing but its description.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks import conf
+from tasks.agent.prompts import check_prompts
 from tasks.agent.rollout import RolloutConf
 from tasks.augment.records import read_hops
-from tasks.data.records import read_passages
+from tasks.data.records import SPLITS, read_passages
+from tasks.parts import kind_of, plain
+from tasks.records import schema
+from tasks.records import systems as records
+from tasks.records.metrics import MetricRow
+from tasks.records.systems import SystemRecord
 from tasks.runner import Context, run
 from tasks.services import Resources, opened
-from tasks.stages import parts
-from tasks.store import DataError, replacing_folder, write_json, write_jsonl
+from tasks.stages import parts, systems
+from tasks.store import DataError, digest, replacing_folder, write_json, write_jsonl
 from tasks.types import Passage, Question
 
 if TYPE_CHECKING:
@@ -30,7 +39,32 @@ if TYPE_CHECKING:
     from tasks.train.settings import TrainConf
 
 
-def body(ctx: Context, method: str, seed: int) -> None:
+def body(ctx: Context, name: str, seed: int) -> None:
+    """Train a method's policy, or describe a system that does not learn."""
+    if conf.kind_of(conf.SYSTEMS, name, ctx.root) == "method":
+        train(ctx, name, seed)
+    else:
+        describe(ctx, name, seed)
+
+
+def describe(ctx: Context, name: str, seed: int) -> None:
+    """Write what is played where nothing is trained: the start policy, or no policy at all."""
+    system, policy = systems.load(ctx.params, name, ctx.root), parts.start_policy(seed)
+    settings = digest(plain(system))
+    record = SystemRecord(
+        name=name,
+        seed=seed,
+        kind=kind_of(system),
+        policy=str(policy) if system.plays_policy else None,
+        policy_sha256=parts.policy_sha256(ctx.root / policy) if system.plays_policy else settings,
+        made_by=f"base@{seed}" if system.plays_policy else ctx.name,
+        is_trained=False,
+    )
+    with replacing_folder(ctx.root / parts.ARTIFACTS / "train" / f"{name}-{seed}") as out:
+        records.write(out, record)
+
+
+def train(ctx: Context, method: str, seed: int) -> None:
     """Load the start policy, run the loop, write policy, metrics, trajectories and summary."""
     from tasks import methods
     from tasks.data.sample import choose
@@ -41,7 +75,7 @@ def body(ctx: Context, method: str, seed: int) -> None:
 
     data_conf = conf.load(DataConf, "data", ctx.params.data)
     model_conf = parts.model_conf(ctx.params)
-    start = ctx.root / parts.ARTIFACTS / "base" / str(seed) / "policy"
+    start = ctx.root / parts.start_policy(seed)
     tokenizer = load_tokenizer(start)
     resolved = methods.load(method, ctx.params.scale, ctx.root, *parts.own_prompting(ctx.params, ctx.root))
     settings = parts.changed(TrainConf, ctx.params, "train", resolved["train"], method)
@@ -56,6 +90,9 @@ def body(ctx: Context, method: str, seed: int) -> None:
     used = {"train": conf.plain(settings), "rollout": conf.plain(rollout), "method": methods.composition(resolved)}
     ctx.track.log_params(used)
     training = [q for q in questions if q.split == "train"]
+    if model_conf.pretrained is not None:  # Another tokenizer, other lengths: found now, not amid the training.
+        everything = parts.questions(ctx.root, SPLITS)
+        check_prompts(tokenizer, composed.prompt, everything, composed.grammar, rollout.max_prompt_tokens)
     prepared = prepare(composed, training, ctx.root, method)
     ctx.track_data("training", len(training))
 
@@ -125,9 +162,11 @@ def _models(
 def _publish(ctx: Context, trainer: Trainer, method: str, used: dict[str, Any], missing: dict[str, int]) -> None:
     """Write policy, metrics, trajectories and summary of a run that has ended."""
     progress, seed = trainer.progress, trainer.seed
-    with replacing_folder(ctx.root / parts.ARTIFACTS / "train" / f"{method}-{seed}") as out:
+    folder = parts.ARTIFACTS / "train" / f"{method}-{seed}"
+    with replacing_folder(ctx.root / folder) as out:
         trainer.export(out / "policy")
-        write_jsonl(out / "metrics.jsonl", progress.history)
+        policy_sha256 = parts.policy_sha256(out / "policy")
+        schema.write(out / "metrics.jsonl", (MetricRow(**row) for row in progress.history))
         rows = [row | {"policy": method} for row in trainer.trajectories()]
         write_jsonl(out / "trajectories.jsonl", rows)
         summary = {
@@ -144,10 +183,20 @@ def _publish(ctx: Context, trainer: Trainer, method: str, used: dict[str, Any], 
             "num_failed": progress.num_failed,
             "settings": used,
             "data_sha256": ctx.data_sha256,
-            "policy_sha256": parts.policy_sha256(out / "policy"),
+            "policy_sha256": policy_sha256,
         }
         write_json(out / "summary.json", summary)
-    parts.track_outcome(ctx, parts.ARTIFACTS / "train" / f"{method}-{seed}", rows)
+        record = SystemRecord(
+            name=method,
+            seed=seed,
+            kind=kind_of(systems.load(ctx.params, method, ctx.root)),
+            policy=str(folder / "policy"),
+            policy_sha256=policy_sha256,
+            made_by=ctx.name,
+            is_trained=True,
+        )
+        records.write(out, record)
+    parts.track_outcome(ctx, folder, rows)
 
 
 @dataclass(frozen=True)
@@ -204,10 +253,10 @@ def _known(question: Question, passages: Mapping[str, Passage]) -> tuple[Passage
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--method", required=True)
+    parser.add_argument("--system", required=True)
     parser.add_argument("--seed", type=int, required=True)
     args = parser.parse_args()
-    run(f"train@{args.method}-{args.seed}", lambda ctx: body(ctx, args.method, args.seed), root=Path("."))
+    run(f"train@{args.system}-{args.seed}", lambda ctx: body(ctx, args.system, args.seed), root=Path("."))
 
 
 if __name__ == "__main__":

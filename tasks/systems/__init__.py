@@ -1,14 +1,22 @@
 """What is evaluated: a system plays questions and returns episodes. A kind of system is a file of this folder.
 
-A start policy, a trained policy and a prompted model are equals here: the evaluation knows this protocol alone.
+A start policy, a trained policy and a prompted model are equals here: the evaluation knows these protocols alone. A
+kind's `PART` is the dataclass of its settings, which opens the system that plays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
+from tasks.retrieval import Retriever
 from tasks.types import Episode, Mode, Question
+
+if TYPE_CHECKING:
+    from tasks.generate import Generator
 
 
 class System(Protocol):
@@ -33,4 +41,34 @@ class System(Protocol):
             mode: the most likely answer, or one drawn at temperature 1.
             seed: of the draws.
         """
+        ...
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a system may use of the run that opens it.
+
+    Attributes:
+        policy: folder of the weights, None for a kind that plays no policy.
+        retriever: the search engine.
+        top_k: passages per search, 0 takes what the system's own settings say.
+        start_generator: starts the generator of this run with the weights in a folder.
+    """
+
+    policy: Path | None
+    retriever: Retriever
+    top_k: int
+    start_generator: Callable[[Path], Generator]
+
+
+class Kind(Protocol):
+    """Settings of a system: a file of `conf/system/`, or what a method of `conf/method/` plays with."""
+
+    @property
+    def plays_policy(self) -> bool:
+        """Whether it plays a policy: the start policy, or the one that a method has trained."""
+        ...
+
+    def opened(self, resources: Resources) -> AbstractContextManager[System]:
+        """Start the system when the block begins and close it when the block ends."""
         ...

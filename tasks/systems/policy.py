@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-from tasks.agent.rollout import Player
+from tasks.agent import grammars
+from tasks.agent.prompts import Prompt
+from tasks.agent.rollout import Player, RolloutConf
 from tasks.generate import Sampling
+from tasks.model import load_tokenizer
+from tasks.systems import Resources
 from tasks.types import Mode, Question, Trajectory
 
 TEMPERATURES: dict[Mode, float] = {"greedy": 0.0, "sampled": 1.0}
@@ -32,3 +37,35 @@ class PolicySystem:
     def play(self, questions: Sequence[Question], mode: Mode, seed: int) -> list[Trajectory]:
         """See `System`."""
         return self.player.play(questions, 1, Sampling(TEMPERATURES[mode], 1.0, (), seed=seed))
+
+
+@dataclass(frozen=True)
+class PolicySettings:
+    """What a policy plays with.
+
+    Attributes:
+        prompt: texts with a place for the question.
+        grammar: kind and settings of the grammar that its text is read with.
+        rollout: budgets.
+    """
+
+    prompt: Prompt
+    grammar: dict[str, Any]
+    rollout: RolloutConf
+    plays_policy: ClassVar[bool] = True
+
+    @contextlib.contextmanager
+    def opened(self, resources: Resources) -> Iterator[PolicySystem]:
+        """Play the weights of a folder; see `Kind`."""
+        assert resources.policy is not None
+        tokenizer = load_tokenizer(resources.policy)
+        rollout = replace(self.rollout, top_k=resources.top_k or self.rollout.top_k)
+        grammar = grammars.make(self.grammar, tokenizer, "grammar")
+        generator = resources.start_generator(resources.policy)
+        try:
+            yield PolicySystem(Player(rollout, generator, tokenizer, resources.retriever, grammar, self.prompt))
+        finally:
+            generator.shutdown()
+
+
+PART = PolicySettings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.fake_artifacts import write_artifacts
+from tests.report.fake_artifacts import SYSTEMS, write_artifacts
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 
@@ -17,7 +17,7 @@ def test_it_runs_and_holds_no_output(path: Path, tmp_path: Path, monkeypatch: py
     from tasks.report import table
 
     write_artifacts(tmp_path)
-    results = table.build(tmp_path / "artifacts", ["search_r1_ppo", "search_r1_grpo"], [0, 1], 100)
+    results = table.build(tmp_path / "artifacts", SYSTEMS, [0, 1], "base", 100)
     table.write_csv(tmp_path / "reports" / "results.csv", results.cells)
     monkeypatch.chdir(tmp_path)
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]

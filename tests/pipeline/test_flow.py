@@ -36,7 +36,7 @@ def test_a_setting_re_executes_what_depends_on_it_and_keeps_comments(finished: T
     text = (finished.root / "params.yaml").read_text()
     assert "top_k: 5           # passages" in text
     assert "# Toy settings." in text
-    assert "methods: [a, b]      # two methods" in text
+    assert "systems: [a, b]      # two systems" in text
 
 
 def test_settings_for_one_run_only(finished: Toy) -> None:
@@ -50,7 +50,7 @@ def test_settings_for_one_run_only(finished: Toy) -> None:
 
 
 def test_a_new_method_executes_only_its_own_stages(finished: Toy) -> None:
-    done = finished.flow("--no-prefect", "--set", "methods=[a, b, c]")
+    done = finished.flow("--no-prefect", "--set", "METHODS=b,c")
     assert done.returncode == 0, done.stderr
     names = (finished.root / ".scratch/count.txt").read_text().split()
     assert sorted(names) == ["evaluate@c-0", "report", "train@c-0"]
@@ -58,10 +58,10 @@ def test_a_new_method_executes_only_its_own_stages(finished: Toy) -> None:
 
 def test_a_comparison_runs_its_methods_and_seeds_and_leaves_dvc_nothing_to_do(finished: Toy) -> None:
     (finished.root / "conf" / "compare").mkdir()
-    (finished.root / "conf" / "compare" / "main.yaml").write_text("methods: [a, c]\nseeds: [0, 1]\n")
+    (finished.root / "conf" / "compare" / "main.yaml").write_text("methods: [c]\nseeds: [0, 1]\n")
     done = finished.flow("--no-prefect", "--compare", "main", "--set", "seeds=[0]")  # What is set is set.
     assert done.returncode == 0, done.stderr
-    assert "methods: [a, b] -> [a, c]" in done.stdout
+    assert "systems: [a, b] -> [a, c]" in done.stdout
     names = (finished.root / ".scratch/count.txt").read_text().split()
     assert sorted(names) == ["evaluate@c-0", "report", "train@c-0"]
     before = finished.bytes()

@@ -24,7 +24,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_answers_are_written_and_comments_stay(root: Path) -> None:
-    changes = settings.apply(settings.parse(["evaluate.top_k=5", "seeds=[0, 7]", "methods=[a, b]"]), root)
+    changes = settings.apply(settings.parse(["evaluate.top_k=5", "seeds=[0, 7]", "systems=[a, b]"]), root)
     assert changes == ["evaluate.top_k: 3 -> 5", "seeds: [0] -> [0, 7]"]
     assert conf.params(root).evaluate.top_k == 5
     assert conf.params(root).seeds == (0, 7)
@@ -43,11 +43,14 @@ def test_answers_are_written_and_comments_stay(root: Path) -> None:
         (["SEDES=5"], "--set SEDES: params.yaml has no such key. Known: SCALE, DATA, "),
         (["SEDES=5"], "Did you mean SEEDS?"),
         (["DATA=nowhere"], "DATA=nowhere: neither a folder nor a name of conf/data/"),
-        (["METHODS=a,grop"], "unknown method 'grop'"),
+        (["METHODS=a,grop"], "unknown system 'grop'. Known: a, b, c, plain."),
+        (["SYSTEMS=b,c"], "evaluate.reference='a': expected one of systems=['b', 'c']"),
+        (["REFERENCE=c"], "evaluate.reference='c': expected one of systems=['a', 'b']"),
+        (["METHODS=[a"], "the value is not YAML"),
         (["TOP_K=1,2"], "top_k: found '1,2' (str), expected an integer"),
         (["evaluate.top_k=-1"], "evaluate: top_k=-1: expected at least 0 (passages per search; 0 takes"),
         (["evaluate.top_k=five"], "found 'five' (str), expected an integer"),
-        (["methods=[grop]"], "unknown method 'grop'"),
+        (["systems=[a, plian]"], "unknown system 'plian'. Did you mean 'plain'?"),
         (["retriever=bm52"], "unknown retriever 'bm52'. Did you mean 'bm25'?"),
         (["seeds=[]"], "seeds=[]: expected at least 1 in the list"),
         (["evaluate.top_k=7", "seeds=[1, 1]"], "expected different integers"),
@@ -57,7 +60,7 @@ def test_answers_are_written_and_comments_stay(root: Path) -> None:
 )
 def test_wrong_answers_change_nothing(root: Path, words: list[str], message: str) -> None:
     with pytest.raises(ValueError) as caught:
-        settings.apply(settings.parse(words), root)
+        settings.apply(settings.parse(words, root), root)
     assert message in str(caught.value)
     assert (root / "params.yaml").read_text() == PARAMS_YAML
     assert [path.name for path in root.iterdir() if path.is_file()] == ["params.yaml"]
@@ -68,7 +71,7 @@ def test_wrong_answers_change_nothing(root: Path, words: list[str], message: str
     [
         ("scale: small", "scal: small", "params.yaml: unknown key 'scal'. Did you mean 'scale'"),
         ("scale: small", "scale: small\nfoo: 1", "params.yaml: unknown key 'foo'"),
-        ("methods: [a, b]", "methods: [a, grop]", "params.yaml: unknown method 'grop'"),
+        ("systems: [a, b]", "systems: [a, grop]", "params.yaml: unknown system 'grop'"),
         ("seeds: [0]", "seeds: 0", "params.yaml: seeds: found 0, expected a list"),
         ("seeds: [0]", "seeds: [0, -1]", "seeds[1]=-1: expected at least 0"),
         ("seeds: [0]", "seeds: [0", "not valid YAML"),
@@ -102,7 +105,7 @@ def test_every_setting_has_a_variable_of_the_makefile(root: Path) -> None:
     words = ["SEEDS=0,7", "METHODS=b", "TOP_K=5", "DATA=world", "MAX_FAILED_SHARE=1e-2", "COMPARE_RETRIEVERS=[dense]"]
     assert settings.parse(words, root) == {
         "seeds": [0, 7],
-        "methods": ["b"],
+        "systems": ["a", "b"],
         "evaluate.top_k": 5,
         "data": "world",
         "data_folder": "conf/data",
@@ -164,9 +167,9 @@ def compare_file(root: Path, text: str) -> None:
 def test_a_comparison_sets_methods_and_seeds(root: Path) -> None:
     compare_file(root, "methods: [c, a]\nseeds: [0, 1, 2]\n")
     answers = settings.compare_answers("main", root)
-    assert answers == {"methods": ["c", "a"], "seeds": [0, 1, 2]}
-    assert settings.apply(answers, root) == ["methods: [a, b] -> [c, a]", "seeds: [0] -> [0, 1, 2]"]
-    assert (conf.params(root).methods, conf.params(root).seeds) == (("c", "a"), (0, 1, 2))
+    assert answers == {"systems": ["a", "c"], "seeds": [0, 1, 2]}
+    assert settings.apply(answers, root) == ["systems: [a, b] -> [a, c]", "seeds: [0] -> [0, 1, 2]"]
+    assert (conf.params(root).systems, conf.params(root).seeds) == (("a", "c"), (0, 1, 2))
     assert settings.apply(answers, root) == []  # `dvc repro report` has nothing left to be told.
 
 
@@ -181,7 +184,7 @@ def test_a_comparison_sets_methods_and_seeds(root: Path) -> None:
         ("main", "methods: []\nseeds: [0]\n", "conf/compare/main.yaml: methods=[]: expected at least 1 in the list"),
         ("main", "methods: [../compare/main]\nseeds: [0]\n", "conf/compare/main.yaml: unknown method '../compare"),
         ("main", "methods: [a, grop]\nseeds: [0]\n", "conf/compare/main.yaml: unknown method 'grop'"),
-        ("main", "methods: [a, a]\nseeds: [0]\n", "expected different names"),
+        ("main", "methods: [b, b]\nseeds: [0]\n", "systems=('a', 'b', 'b'): expected different names"),
         ("main", "methods: []\nseeds: [0]\n", "main.yaml: methods=[]: expected at least 1 in the list"),
         ("main", "methods: [a]\nseeds: [zero]\n", "conf/compare/main.yaml: seeds[0]: found 'zero' (str)"),
     ],
@@ -202,7 +205,8 @@ def test_the_comparisons_of_this_repository_name_methods_it_has() -> None:
     for name, seeds in (("main", [0, 1, 2]), ("family", [0])):
         assert settings.compare_answers(name, HOUSE)["seeds"] == seeds
     every = {path.stem for path in (HOUSE / "conf" / "method").glob("*.yaml")}
-    assert set(settings.compare_answers("family", HOUSE)["methods"]) == every
+    assert settings.compare_answers("family", HOUSE)["systems"][0] == "base"
+    assert set(settings.compare_answers("family", HOUSE)["systems"]) == every | {"base"}
 
 
 def test_the_form_refuses_what_it_does_not_know() -> None:

@@ -25,24 +25,24 @@ stages:
     outs: [artifacts/data]
   train:
     matrix:
-      method: ${methods}
+      system: ${systems}
       seed: ${seeds}
-    cmd: exec python toy.py train@${item.method}-${item.seed}
+    cmd: exec python toy.py train@${item.system}-${item.seed}
     deps: [toy.py, artifacts/data]
     params: [scale]
-    outs: ["artifacts/train/${item.method}-${item.seed}"]
+    outs: ["artifacts/train/${item.system}-${item.seed}"]
   evaluate:
     matrix:
-      method: ${methods}
+      system: ${systems}
       seed: ${seeds}
-    cmd: exec python toy.py evaluate@${item.method}-${item.seed}
-    deps: [toy.py, "artifacts/train/${item.method}-${item.seed}"]
+    cmd: exec python toy.py evaluate@${item.system}-${item.seed}
+    deps: [toy.py, "artifacts/train/${item.system}-${item.seed}"]
     params: [evaluate.top_k]
-    outs: ["artifacts/evaluate/${item.method}-${item.seed}"]
+    outs: ["artifacts/evaluate/${item.system}-${item.seed}"]
   report:
     cmd: exec python toy.py report
     deps: [toy.py, artifacts/evaluate]
-    params: [methods, seeds]
+    params: [systems, seeds]
     outs: [reports]
 """
 
@@ -55,13 +55,14 @@ model: tiny
 retriever: bm25
 generator: plain
 engine: plain
-methods: [a, b]      # two methods
+systems: [a, b]      # two systems
 seeds: [0]
 evaluate:
   top_k: 3           # passages
   max_questions: 0
   num_bootstrap: 100
   sampled: false
+  reference: a
 """
 
 NAMES = ["data", "train@a-0", "train@b-0", "evaluate@a-0", "evaluate@b-0", "report"]
@@ -73,6 +74,7 @@ CONF = {
     "generator": ["plain"],
     "engine": ["plain"],
     "method": ["a", "b", "c"],
+    "system": ["plain"],
 }
 
 
@@ -187,7 +189,7 @@ def _stage(ctx: Context) -> None:
         raise ValueError(f"toy.yaml: {ctx.name} was told to fail. Remove the flag.")
     group, _, item = ctx.name.partition("@")
     if group == "report":
-        names = [f"{m}-{s}" for m in ctx.params.methods for s in ctx.params.seeds]
+        names = [f"{name}-{seed}" for name in ctx.params.systems for seed in ctx.params.seeds]
         rows = [(ctx.root / "artifacts/evaluate" / name / "out.txt").read_text().strip() for name in names]
         with store.replacing_folder(ctx.root / "reports") as folder:
             (folder / "results.md").write_text("| toy table |\n" + "".join(f"| {row} |\n" for row in rows))

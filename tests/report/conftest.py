@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tasks.report.table import Results, build
-from tests.report.fake_artifacts import METHODS, TITLES, write_artifacts
+from tests.report.fake_artifacts import SYSTEMS, TITLES, write_artifacts
 
 
 @pytest.fixture(scope="session")
@@ -17,4 +17,4 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def results(artifacts: Path) -> Results:
-    return build(artifacts, METHODS, (0, 1), 200, TITLES)
+    return build(artifacts, SYSTEMS, (0, 1), "base", 200, TITLES)

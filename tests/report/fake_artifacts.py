@@ -1,6 +1,6 @@
 """A small, realistic artifact tree for tests of the table and the page: every number is made up.
 
-`write_artifacts(root)` fills `root/artifacts` and `root/.scratch/ledger` for a base policy and two methods.
+`write_artifacts(root)` fills `root/artifacts` and `root/.scratch/ledger` for a start policy and two methods.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+from tasks.records import systems
+from tasks.records.systems import SystemRecord
 from tasks.store import write_json, write_jsonl
 
 Row = dict[str, Any]
 
 METHODS = ("search_r1_ppo", "search_r1_grpo")
+SYSTEMS = ("base", *METHODS)
 TITLES = {"search_r1_ppo": "Search-R1-PPO", "search_r1_grpo": "Search-R1-GRPO"}
 COMPARED = ("bm25", "dense", "hybrid")
 SKILL = {"base": 0.16, "search_r1_ppo": 0.5, "search_r1_grpo": 0.72}
@@ -54,11 +57,26 @@ def write_artifacts(
         write_jsonl(artifacts / "base" / str(seed) / "metrics.jsonl", _base_metrics(seed))
         for policy in ("base", *methods):
             _evaluation(artifacts / "evaluate" / f"{policy}-{seed}", policy, seed, questions, hostile)
-            if policy != "base":
+            write_system(artifacts, policy, seed, is_trained=policy in methods)
+            if policy in methods:
                 _training(artifacts / "train" / f"{policy}-{seed}", policy, seed, questions, steps, hostile)
     if ledger:
         write_ledger(root / ".scratch" / "ledger", seeds)
     return artifacts
+
+
+def write_system(artifacts: Path, name: str, seed: int, is_trained: bool, kind: str = "policy") -> None:
+    """What is played under a name: a trained policy, or the start policy."""
+    record = SystemRecord(
+        name=name,
+        seed=seed,
+        kind=kind,
+        policy="artifacts/policy",
+        policy_sha256=hashlib.sha256(f"{name}-{seed}".encode()).hexdigest(),
+        made_by=f"train@{name}-{seed}" if is_trained else f"base@{seed}",
+        is_trained=is_trained,
+    )
+    systems.write(artifacts / "train" / f"{name}-{seed}", record)
 
 
 def write_ledger(folder: Path, seeds: tuple[int, ...], seconds: float = 30.0) -> None:

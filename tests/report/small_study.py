@@ -10,7 +10,7 @@ from typing import Any
 from tasks.report.table import Results, build
 from tasks.report.training import Track, read_tracks
 from tasks.store import write_json, write_jsonl
-from tests.report.fake_artifacts import augmentation
+from tests.report.fake_artifacts import augmentation, write_system
 
 Row = dict[str, Any]
 
@@ -30,7 +30,7 @@ def validations(*points: tuple[int, float]) -> list[Row]:
 
 
 def small(root: Path, runs: Mapping[str, Given], seeds: Sequence[int] = (0, 1)) -> tuple[Results, Sequence[Track]]:
-    """Results and training runs of `<policy>-<seed>` -> what is given; the base policy answers nothing."""
+    """Results and training runs of `<policy>-<seed>` -> what is given; the start policy answers nothing."""
     artifacts = root / "artifacts"
     write_json(artifacts / "data" / "manifest.json", {"data_sha256": "d"})
     write_json(artifacts / "recall.json", {"datasets": {}})
@@ -45,13 +45,14 @@ def small(root: Path, runs: Mapping[str, Given], seeds: Sequence[int] = (0, 1)) 
         folder = artifacts / "evaluate" / name
         write_jsonl(folder / "scores.jsonl", [_score(i, float(digit)) for i, digit in enumerate(given.ems)])
         write_json(folder / "summary.json", own | {"policy": policy})
-        if policy != "base":
+        write_system(artifacts, policy, int(seed), is_trained=name in runs)
+        if name in runs:
             counts = {"steps": 1, "num_trajectories": 1, "generated_tokens": 1, "prefill_tokens": 1, "searches": 1}
             write_json(artifacts / "train" / name / "summary.json", own | counts | {"method": policy} | given.summary)
             rows = [{"step": step, "metrics": metrics} for step, metrics in enumerate(given.steps)]
             write_jsonl(artifacts / "train" / name / "metrics.jsonl", rows)
     methods = dict.fromkeys(name.rpartition("-")[0] for name in runs)
-    results = build(artifacts, list(methods), seeds, 200)
+    results = build(artifacts, ["base", *methods], seeds, "base", 200)
     return results, read_tracks(results.runs, artifacts)
 
 

@@ -34,7 +34,7 @@ def test_every_step_that_left_something_out_has_a_line(results: Results, artifac
     ]
     assert augmentation_line(augmentation()) == "Written by rules. 2.02 queries a sub-question."
     assert "## Augmentation\n\nWritten by rules." in markdown(results)
-    data = page_data(results, artifacts, {}, {}, (), 2)
+    data = page_data(results, artifacts, {}, {}, 2)
     assert data["augmentation"]["steps"][3] == ["questions kept", "1,990"]
     assert "augment" in [stage["stage"] for stage in data["data_stages"]]
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.report.page import dvc_target, embed, read_curve, render, sample_trajectories, write_page
+from tasks.report.page import embed, read_curve, render, sample_trajectories, write_page
 from tasks.report.printed import Printed
 from tasks.report.study import complete
 from tasks.report.table import Results, build, read_ledger
 from tasks.store import DataError, read_jsonl, write_jsonl
 from tests.report.browser import Browser, chromium
-from tests.report.fake_artifacts import HOSTILE, METHODS, TITLES, write_artifacts
+from tests.report.fake_artifacts import HOSTILE, SYSTEMS, TITLES, write_artifacts
 
 needs_browser = pytest.mark.skipif(chromium() is None, reason="chromium is not installed")
 FACTS = {"data": "world", "model": "tiny"}
@@ -173,11 +173,6 @@ def test_malformed_metrics_are_refused(tmp_path: Path):
         read_curve(tmp_path / "metrics.jsonl")
 
 
-def test_stages_are_called_as_dvc_calls_them():
-    assert dvc_target("evaluate@base-0", ["evaluate_base"]) == "evaluate_base@0"
-    assert dvc_target("evaluate@search_r1_grpo-1", ["evaluate_base", "evaluate"]) == "evaluate@search_r1_grpo-1"
-
-
 # In a browser
 
 
@@ -219,7 +214,7 @@ def study_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root, methods = tmp_path_factory.mktemp("study"), ("dspo", "gspo", "search_r1_ppo")
     artifacts = write_artifacts(root, (0, 1, 2), num_questions=20, steps=24, methods=methods)
     rows = [Printed("dspo", "DSPO", "1", "7B", HOSTILE, "Avg", "subem", 0.531)]
-    results = build(artifacts, methods, (0, 1, 2), 100, {"gspo": HOSTILE})
+    results = build(artifacts, ("base", *methods), (0, 1, 2), "base", 100, {"gspo": HOSTILE})
     write_page(root / "index.html", complete(results, artifacts, 100, rows), artifacts)
     return root / "index.html"
 
@@ -369,20 +364,15 @@ def _page_of(tmp_path: Path, right: dict[str, int], scale: str = "laptop", faile
             row["em"] = float(i // 2 < count)  # Two modes a question.
             row["status"] = "failed" if failed and i == len(rows) - 2 else "answered"
         write_jsonl(path, rows)
-    found = build(artifacts, METHODS, (0,), 200, TITLES)
+    found = build(artifacts, SYSTEMS, (0,), "base", 200, TITLES)
     write_page(tmp_path / "index.html", found, artifacts, facts={"scale": scale})
     return tmp_path / "index.html"
 
 
-GRPO_BEST = (
-    "Search-R1-GRPO answers 90.0% of 30 held-out questions exactly, 80.0 points more than the policy it started from."
-)
-CLOSE = ".0 points more than the policy it started from; Search-R1-PPO lies within its interval."
-TIE = (
-    "Search-R1-PPO and Search-R1-GRPO each answer 90.0% of 30 held-out questions exactly; "
-    "the policy they started from, 10.0%."
-)
-NONE_ABOVE = "No method is above the base policy by more than its interval, on 30 held-out questions."
+GRPO_BEST = "Search-R1-GRPO answers 90.0% of 30 held-out questions exactly, 80.0 points more than base."
+CLOSE = ".0 points more than base; Search-R1-PPO lies within its interval."
+TIE = "Search-R1-PPO and Search-R1-GRPO each answer 90.0% of 30 held-out questions exactly; base answers 10.0%."
+NONE_ABOVE = "Nothing is above base by more than its interval, on 30 held-out questions."
 
 
 @needs_browser
@@ -393,7 +383,7 @@ NONE_ABOVE = "No method is above the base policy by more than its interval, on 3
         (9, 10, 9, NONE_ABOVE),
         (20, 3, 5, NONE_ABOVE),
         (3, 21, 27, GRPO_BEST),
-        (3, 26, 27, GRPO_BEST.replace(".0 points more than the policy it started from.", CLOSE)),
+        (3, 26, 27, GRPO_BEST.replace(".0 points more than base.", CLOSE)),
         (3, 27, 27, TIE),
     ],
 )
@@ -418,7 +408,7 @@ def test_smoke_scale_and_failed_searches_are_said(browser: Browser, tmp_path: Pa
 @needs_browser
 def test_hostile_text_stays_text(browser: Browser, tmp_path: Path):
     artifacts = write_artifacts(tmp_path, num_questions=9, steps=4, hostile=True)
-    found = build(artifacts, METHODS, (0, 1), 100, {**TITLES, "search_r1_ppo": HOSTILE})
+    found = build(artifacts, SYSTEMS, (0, 1), "base", 100, {**TITLES, "search_r1_ppo": HOSTILE})
     write_page(tmp_path / "index.html", found, artifacts, facts={"data": HOSTILE})
     browser.problems.clear()
     browser.requests.clear()

@@ -12,7 +12,7 @@ import pytest
 from tasks.report import table
 from tasks.report.table import Results, build, compared_table, markdown, read_ledger, terminal, write_csv
 from tasks.store import DataError, read_jsonl, write_json, write_jsonl
-from tests.report.fake_artifacts import DATA, METHODS, TITLES, augmentation, write_artifacts, write_ledger
+from tests.report.fake_artifacts import DATA, SYSTEMS, TITLES, augmentation, write_artifacts, write_ledger, write_system
 
 
 def row(question: str, em: float, hops: int = 1, mode: str = "greedy", **over: object) -> dict[str, object]:
@@ -52,6 +52,7 @@ def tiny(root: Path, scores: dict[str, list[dict[str, object]]]) -> Path:
         summary = {"policy": policy, "seed": int(seed), "num_questions": len(rows), "settings": {}}
         hashes = {"data_sha256": DATA, "policy_sha256": f"hash of {name}"}
         write_json(artifacts / "evaluate" / name / "summary.json", summary | hashes)
+        write_system(artifacts, policy, int(seed), is_trained=policy != "base")
         if policy != "base":
             counts = {"steps": 5, "num_trajectories": 40, "generated_tokens": 1000 * (1 + int(seed)), "searches": 60}
             training = {"method": policy, "seed": int(seed), "prefill_tokens": 9000, "settings": {}}
@@ -74,7 +75,7 @@ def small(tmp_path: Path) -> Results:
         name: [row(q, float(em), hops[q]) for q, em in zip("abcd", digits, strict=True)] for name, digits in ems.items()
     }
     rows["grpo-0"][0] |= {"recall": 0.5, "actions": 0, "valid_actions": 0, "status": "failed"}
-    return build(tiny(tmp_path, rows), ["grpo"], [0, 1], 500, {"grpo": "GRPO"})
+    return build(tiny(tmp_path, rows), ["base", "grpo"], [0, 1], "base", 500, {"grpo": "GRPO"})
 
 
 def test_means_are_over_questions_and_seeds(small: Results):
@@ -92,6 +93,16 @@ def test_difference_pairs_seed_and_question(small: Results):
     assert value(small, "grpo", "em_minus_base", seed=0) == 0.5
     assert value(small, "grpo", "em_minus_base", hops=1) == 1.0
     assert small.find("base", "em_minus_base") is None
+
+
+def test_any_system_may_be_the_reference(tmp_path: Path):
+    artifacts = write_artifacts(tmp_path, num_questions=12, steps=3)
+    found = build(artifacts, SYSTEMS, (0, 1), "search_r1_ppo", 100, TITLES)
+    usual = build(artifacts, SYSTEMS, (0, 1), "base", 100, TITLES)
+    assert value(found, "base", "em_minus_search_r1_ppo") == -value(usual, "search_r1_ppo", "em_minus_base")
+    assert found.find("search_r1_ppo", "em_minus_search_r1_ppo") is None
+    assert not [cell for cell in found.cells if "minus_base" in cell.metric]
+    assert "| EM - Search-R1-PPO |" in markdown(found)
 
 
 def test_questions_without_a_value_are_not_counted(small: Results):
@@ -143,7 +154,7 @@ def test_files_do_not_depend_on_the_ledger_or_the_place(tmp_path: Path):
     for name, seconds in (("one", 10.0), ("two", 999.0)):
         artifacts = write_artifacts(tmp_path / name, num_questions=12, steps=6)
         write_ledger(tmp_path / name / ".scratch" / "ledger", (0, 1), seconds)
-        found = build(artifacts, METHODS, (0, 1), 200, TITLES)
+        found = build(artifacts, SYSTEMS, (0, 1), "base", 200, TITLES)
         write_csv(tmp_path / name / "results.csv", found.cells)
         texts.append((tmp_path / name / "results.csv").read_bytes() + markdown(found).encode())
     assert texts[0] == texts[1]
@@ -177,13 +188,13 @@ def test_failed_searches_of_every_policy_and_mode_are_counted(tmp_path: Path):
         ],
         "grpo-0": [row("a", 1.0), row("b", 1.0), *(row(q, 0.0, mode="sampled", **failed) for q in "ab")],
     }
-    found = build(tiny(tmp_path, rows), ["grpo"], [0], 100)
+    found = build(tiny(tmp_path, rows), ["base", "grpo"], [0], "base", 100)
     assert terminal(found).endswith(": base 1 of 2 greedy; grpo 2 of 2 sampled.")
 
 
 def test_datasets_have_their_own_rows(tmp_path: Path):
     artifacts = write_artifacts(tmp_path, num_questions=18, steps=3, datasets=("one", "two", "three"))
-    found = build(artifacts, METHODS, (0, 1), 100)
+    found = build(artifacts, SYSTEMS, (0, 1), "base", 100)
     counts = [found.find("base", "em", dataset=name) for name in ("one", "two", "three")]
     assert [cell.num_questions for cell in counts if cell] == [6, 6, 6]
     assert found.find("retriever", "recall@3", dataset="two", mode="search") is not None
@@ -224,7 +235,11 @@ def change_row(name: str, **values: object) -> Callable[[Path], None]:
 
 def test_compared_retrievers_have_a_line_each_with_intervals(tmp_path: Path):
     results = build(
-        write_artifacts(tmp_path, num_questions=6, steps=3, datasets=("world", "nq", "trivia")), METHODS, (0, 1), 100
+        write_artifacts(tmp_path, num_questions=6, steps=3, datasets=("world", "nq", "trivia")),
+        SYSTEMS,
+        (0, 1),
+        "base",
+        100,
     )
     header, rows = compared_table(results)
     assert header == [
@@ -259,6 +274,7 @@ def test_nothing_compared_and_nothing_rejected_is_not_mentioned(small: Results):
 
 
 SCORES = "evaluate/search_r1_ppo-1/scores.jsonl"
+SYSTEM = "train/search_r1_ppo-1/system.json"
 SUMMARY = "evaluate/search_r1_ppo-1/summary.json"
 
 
@@ -289,10 +305,14 @@ SUMMARY = "evaluate/search_r1_ppo-1/summary.json"
             r"a: w: recall@3=0\.5, expected low <= value <= high",
         ),
         (lambda a: (a / "train/search_r1_ppo-1/summary.json").write_text("{}"), "key 'method' is missing"),
+        (lambda a: (a / "train/search_r1_ppo-1/summary.json").unlink(), r"summary\.json: the file is missing"),
+        (lambda a: (a / SYSTEM).unlink(), r"system\.json: the file is missing"),
+        (change_json(SYSTEM, is_trained="no"), r"system\.json: is_trained: found 'no', expected true or false"),
+        (change_json(SYSTEM, seed=0), r"system\.json: found search_r1_ppo-0, expected search_r1_ppo-1"),
     ],
 )
 def test_artifacts_that_do_not_fit_are_refused(tmp_path: Path, break_it: Callable[[Path], None], words: str):
     artifacts = write_artifacts(tmp_path, num_questions=6, steps=3)
     break_it(artifacts)
     with pytest.raises(DataError, match=words):
-        build(artifacts, METHODS, (0, 1), 100)
+        build(artifacts, SYSTEMS, (0, 1), "base", 100)

@@ -14,16 +14,17 @@ from tests.stages.clone import Clone
 
 pytestmark = pytest.mark.slow
 
-BASE, TRAIN = "base --seed 0", "train --method search_r1_grpo --seed 0"
-EVALUATE = "evaluate --policy base --seed 0"
-PRETRAINED = "kind: pretrained\nprompt: '{question}'\npretrained: {folder: given}\nlora: {rank: 0}\n"
+BASE, TRAIN = "base --seed 0", "train --system search_r1_grpo --seed 0"
+DESCRIBE = "train --system base --seed 0"
+EVALUATE = "evaluate --system base --seed 0"
+PRETRAINED = "kind: pretrained\nprompt: tiny\npretrained: {folder: given}\nlora: {rank: 0}\n"
 
 
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory: pytest.TempPathFactory) -> Clone:
     """A copy whose first stages have run; not to be changed."""
     clone = Clone.make(tmp_path_factory.mktemp("ready") / "clone")
-    clone.must("data", "validate", "index", BASE, "method --method search_r1_ppo")
+    clone.must("data", "validate", "index", BASE, "method --system base", DESCRIBE)
     return clone
 
 
@@ -61,7 +62,7 @@ def _results(clone: Clone) -> dict[str, bytes]:
         ("index", "params.yaml", "seeds: [0]", "seeds: [0", "params.yaml: not valid YAML"),
         ("index", "params.yaml", "model: tiny", "model: tinny", "unknown model 'tinny'. Did you mean 'tiny'?"),
         ("index", "params.yaml", "retriever: bm25", "retriever: bm52", "unknown retriever 'bm52'. Did you mean 'bm25'"),
-        ("index", "params.yaml", "search_r1_ppo", "serch_r1_ppo", "unknown method 'serch_r1_ppo'. Did you mean 'searc"),
+        ("index", "params.yaml", "search_r1_ppo", "serch_r1_ppo", "unknown system 'serch_r1_ppo'. Did you mean 'searc"),
         ("index", "params.yaml", "scale: smoke", "scale: smok", "unknown scale 'smok'. Did you mean 'smoke'?"),
         ("index", "params.yaml", "data: smoke", "data: smokes", "unknown data 'smokes'. Did you mean 'smoke'?"),
         ("index", "conf/retriever/bm25.yaml", "k1:", "k2:", "conf/retriever/bm25.yaml: unknown key 'k2'"),
@@ -78,6 +79,10 @@ def _results(clone: Clone) -> dict[str, bytes]:
         (TRAIN, "conf/method/search_r1_grpo.yaml", "kind: group", "kind: grop", "advantage: unknown kind 'grop'"),
         (TRAIN, "conf/method/search_r1_grpo.yaml", "prompt: search_r1", "prompt: search_r2", "unknown prompt 'sea"),
         (TRAIN, "conf/prompt/search_r1.yaml", "{question}", "", "conf/prompt/search_r1.yaml: user='Answer the given"),
+        (DESCRIBE, "conf/system/base.yaml", "kind: policy", "kind: polcy", "base.yaml: unknown kind 'polcy': tasks/sy"),
+        (DESCRIBE, "conf/system/base.yaml", "method: sear", "method: ser", "base.yaml: method: unknown method 'serch_"),
+        (DESCRIBE, "conf/system/base.yaml", "method:", "metod:", "system/base.yaml: unknown key 'metod'. Known: prom"),
+        (EVALUATE, "conf/system/base.yaml", "kind: policy", "", "conf/system/base.yaml: found"),
         (TRAIN, "conf/method/search_r1_grpo.yaml", "filter:", "train: {num_step: 3}\nfilter:", "grpo.yaml: train over"),
         (TRAIN, "conf/method/search_r1_grpo.yaml", "filter:", "rollout: {top_k: 0}\nfilter:", "grpo.yaml: rollout ov"),
     ],
@@ -156,10 +161,11 @@ def test_an_evaluation_question_over_the_budget(clone: Clone) -> None:
 
 def test_a_question_over_the_budget_of_a_given_model_is_found_before_training(clone: Clone) -> None:
     """The method's prompt is longer than the smallest budget for a policy with so few words."""
-    (clone.root / "conf/model/mine.yaml").write_text(PRETRAINED.replace("'{question}'", "null"))
+    (clone.root / "conf/model/mine.yaml").write_text(PRETRAINED.replace("prompt: tiny", "prompt: null"))
     clone.set("model", "mine")
     shutil.copytree(clone.root / "artifacts/base/0/policy", clone.root / "given")
-    _refused(clone, BASE, "questions.jsonl, question 'world/", "the budget max_prompt_tokens is 256")
+    clone.must(BASE, "augment")
+    _refused(clone, TRAIN, "questions.jsonl, question 'world/", "the budget max_prompt_tokens is 256")
 
 
 def test_no_question_of_the_evaluated_splits(clone: Clone) -> None:
@@ -200,4 +206,4 @@ def test_an_index_of_another_corpus(clone: Clone) -> None:
 def test_a_stage_before_its_time(tmp_path: Path) -> None:
     clone = Clone.make(tmp_path / "clone")
     _refused(clone, "index", "artifacts/data/corpus.jsonl: the stage needs this and it is missing. Run `make run`,")
-    _refused(clone, EVALUATE, "artifacts/base/0/policy: the model folder is missing")
+    _refused(clone, EVALUATE, "artifacts/train/base-0/system.json: the file is missing")

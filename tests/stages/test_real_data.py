@@ -54,13 +54,14 @@ def test_real_data_goes_through_every_stage(tmp_path: Path) -> None:
     folder.mkdir()
     chosen = _sample(folder)
     clone = Clone.make(tmp_path / "clone")
-    for key, value in (("data", "folder"), ("data_folder", str(folder)), ("methods", "[search_r1_grpo]")):
+    for key, value in (("data", "folder"), ("data_folder", str(folder)), ("systems", "[base, search_r1_grpo]")):
         clone.set(key, value)
     clone.set("compare_retrievers", "[bm25]")
     clone.must(
         "data", "validate", "index", "recall", "retrievers", "augment", "base --seed 0",
-        "method --method search_r1_grpo", "train --method search_r1_grpo --seed 0",
-        "evaluate --policy base --seed 0", "evaluate --policy search_r1_grpo --seed 0", "report",
+        "method --system base", "method --system search_r1_grpo",
+        "train --system base --seed 0", "train --system search_r1_grpo --seed 0",
+        "evaluate --system base --seed 0", "evaluate --system search_r1_grpo --seed 0", "report",
     )  # fmt: skip
     artifacts = clone.root / "artifacts"
 

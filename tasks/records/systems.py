@@ -1,0 +1,52 @@
+"""`system.json`: what is played under a name with one seed, whether it was trained or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tasks.records import schema
+from tasks.records.schema import Count, row
+from tasks.store import DataError, read_json, write_json
+from tasks.types import Flag, Text
+
+FILE = "system.json"
+
+
+@row
+class SystemRecord:
+    """One system and seed, in `artifacts/train/<name>-<seed>/`.
+
+    Attributes:
+        name, seed: which.
+        kind: file of `tasks/systems/` that plays it.
+        policy: folder of the weights below the root of the clone, null where a system has none.
+        policy_sha256: hash of the weights; of the settings where there are none.
+        made_by: the stage that made what is played, such as `base@0`.
+        is_trained: whether the summary, metrics and trajectories of a training stand beside this file.
+    """
+
+    name: Text
+    seed: Count
+    kind: Text
+    policy: Text | None
+    policy_sha256: Text
+    made_by: Text
+    is_trained: Flag
+
+
+def read(folder: Path) -> SystemRecord:
+    """The system that a folder of `artifacts/train/` describes.
+
+    Raises:
+        DataError: the file is missing or malformed, or is that of another folder.
+    """
+    path = folder / FILE
+    record = schema.parse(SystemRecord, read_json(path), str(path))
+    if folder.name != f"{record.name}-{record.seed}":
+        raise DataError(f"{path}: found {record.name}-{record.seed}, expected {folder.name}: run `train` again.")
+    return record
+
+
+def write(folder: Path, record: SystemRecord) -> None:
+    """Put the description into its folder."""
+    write_json(folder / FILE, schema.plain(record))
