@@ -26,6 +26,7 @@ from pydantic_core import ErrorDetails
 
 T = TypeVar("T")
 Tree = dict[str, Any]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 PARAMS = Path("params.yaml")
 CONF = Path("conf")
@@ -346,12 +347,11 @@ def _adapter(cls: type) -> TypeAdapter[Any]:
 
 
 _BOUNDS = {
-    "greater_than_equal": "at least {ge}",
-    "greater_than": "a number above {gt}",
-    "less_than_equal": "at most {le}",
-    "less_than": "a number below {lt}",
-    "too_short": "at least {min_length} in the list",
-    "string_too_short": "at least {min_length} characters",
+    "ge": "{} or more",
+    "gt": "a number above {}",
+    "le": "{} or less",
+    "lt": "a number below {}",
+    "min_length": "at least {} in it",
 }
 
 
@@ -368,8 +368,8 @@ def _explained(cls: type, error: ErrorDetails) -> str:
         return f"{above}: key {key!r} is missing. Add it ({_described(hint)})."
     if kind == "value_error":
         return f"{place}: {context['error']}"
-    if kind in _BOUNDS:
-        return f"{place}={found!r}: expected {_BOUNDS[kind].format(**context)}{_meaning(hint)}."
+    if context.keys() & _BOUNDS.keys():
+        return f"{place}={found!r}: expected {_bounds(hint)}."
     if kind == "json_invalid":
         return f": found text that cannot be read ({context['error']}). Write it as UTF-8."
     scalar = f" ({type(found).__name__})" if _bare(hint) in _NOUNS else ""
@@ -390,18 +390,25 @@ def _place(hint: Any, steps: Sequence[int | str]) -> tuple[str, Any]:
     return text, hint
 
 
-def _bare(hint: Any) -> Any:
-    """A type without `Annotated` and `| None`."""
-    if typing.get_origin(hint) is Annotated:
-        return _bare(typing.get_args(hint)[0])
+def _required(hint: Any) -> Any:
+    """A type without `| None`."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return _bare(next(one for one in typing.get_args(hint) if one is not type(None)))
+        return next(one for one in typing.get_args(hint) if one is not type(None))
     return hint
 
 
-def _meaning(hint: Any) -> str:
-    notes = [note.description for note in getattr(hint, "__metadata__", ()) if isinstance(note, FieldInfo)]
-    return f" ({notes[0]})" if notes and notes[0] else ""
+def _bare(hint: Any) -> Any:
+    """A type without `| None` and `Annotated`."""
+    hint = _required(hint)
+    return _bare(typing.get_args(hint)[0]) if typing.get_origin(hint) is Annotated else hint
+
+
+def _bounds(hint: Any) -> str:
+    """All bounds of a field in words, and what the field means."""
+    info = FieldInfo.from_annotation(_required(hint))
+    named = [(words, getattr(note, name, None)) for note in info.metadata for name, words in _BOUNDS.items()]
+    bounds = " and ".join(words.format(bound) for words, bound in named if bound is not None)
+    return f"{bounds} ({info.description})" if info.description else bounds
 
 
 _NOUNS = {

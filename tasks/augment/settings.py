@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pydantic import PositiveInt
+
 from tasks.conf import require
 from tasks.services.replies import check_prompt
 from tasks.types import Split
@@ -32,11 +34,11 @@ class AugmentConf:
 
     writer: Literal["rules", "openai"]
     splits: tuple[Split, ...]
-    num_queries: int
+    num_queries: PositiveInt
     sources: tuple[str, ...]
-    top_k: int
+    top_k: PositiveInt
     validity: Literal["nonempty", "answer"]
-    batch_size: int = 256
+    batch_size: PositiveInt = 256
     chat: str | None = None
     prompt: str | None = None
 
@@ -44,8 +46,6 @@ class AugmentConf:
         for name in ("splits", "sources"):
             values = getattr(self, name)
             require(0 < len(values) == len(set(values)), name, values, "at least one name, and none twice")
-        for name in ("num_queries", "top_k", "batch_size"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("chat", "prompt"):
             is_given = getattr(self, name) is not None
             expected = "a value with writer: openai, and none with another writer"

@@ -16,7 +16,7 @@ from typing import Any
 from tasks.agent.grammar import SearchGrammar
 from tasks.agent.prompts import Prompt, prompt_ids
 from tasks.agent.rollout import RolloutConf
-from tasks.conf import require
+from tasks.conf import Share
 from tasks.data.decomposition import hops_of
 from tasks.retrieval import Retriever
 from tasks.types import Action, Hop, Question
@@ -50,15 +50,11 @@ class ImperfectConf:
             which none happened gets one.
     """
 
-    lazy: float
-    stop: float
-    wrong_relation: float
-    repeat: float
-    over_search: float
-
-    def __post_init__(self) -> None:
-        for name in ("lazy", "stop", "wrong_relation", "repeat", "over_search"):
-            require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "a probability")
+    lazy: Share
+    stop: Share
+    wrong_relation: Share
+    repeat: Share
+    over_search: Share
 
 
 def topic(hop: Hop) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pydantic import PositiveInt
+
 from tasks.base.demonstrations import ImperfectConf
 from tasks.base.fit import PhaseConf
 from tasks.conf import require
@@ -80,17 +82,13 @@ class BaseConf:
         wasteful_mixture, lazy_mixture: of these demonstrations.
     """
 
-    num_threads: int
-    checkpoint_every: int
-    max_batch_tokens: int
-    max_questions: int
+    num_threads: PositiveInt
+    checkpoint_every: PositiveInt
+    max_batch_tokens: PositiveInt
+    max_questions: PositiveInt
     recall: PhaseConf
     read: PhaseConf
     wasteful: PhaseConf
     lazy: PhaseConf
     wasteful_mixture: ImperfectConf
     lazy_mixture: ImperfectConf
-
-    def __post_init__(self) -> None:
-        for name in ("num_threads", "checkpoint_every", "max_batch_tokens", "max_questions"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import NonNegativeFloat, NonNegativeInt
 
 from tasks import conf, store
-from tasks.conf import require
+from tasks.conf import Share, require
 from tasks.retrieval import Progress, RetrievalError, check_request, postings
 from tasks.retrieval.manifest import NAME, Built, Manifest, version
 from tasks.retrieval.passages import Passages, copy_passages, read_corpus
@@ -47,16 +48,11 @@ class Settings:
     """
 
     backend: Literal["bm25"]
-    k1: float = 1.5
-    b: float = 0.75
+    k1: NonNegativeFloat = 1.5
+    b: Share = 0.75
     stemmer: Literal["snowball", "none"] = "none"
     stopwords: Literal["english", "english_plus", "none"] = "english"
-    title_weight: int = 1
-
-    def __post_init__(self) -> None:
-        require(self.k1 >= 0, "k1", self.k1, "0 or more")
-        require(0 <= self.b <= 1, "b", self.b, "a number in [0, 1]")
-        require(self.title_weight >= 0, "title_weight", self.title_weight, "0 or more")
+    title_weight: NonNegativeInt = 1
 
 
 class Analyzer:

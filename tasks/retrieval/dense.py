@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import NonNegativeInt, PositiveInt
 
 from tasks import conf, store
-from tasks.conf import require
+from tasks.conf import Share, require
 from tasks.retrieval import Progress, RetrievalError, check_request, nearest
 from tasks.retrieval.encoders import (
     MINILM,
@@ -69,22 +70,18 @@ class Settings:
     encoder: str = MINILM
     query_prefix: str = ""
     passage_format: str = PASSAGE_FORMAT
-    max_tokens: int = 0
+    max_tokens: NonNegativeInt = 0
     index: Literal["auto", "flat", "hnsw", "ivf_pq", "sq8", "ivf_sq8"] = "auto"
     hnsw: Hnsw = field(default_factory=Hnsw)
     ivf: Ivf = field(default_factory=Ivf)
     pq: Pq = field(default_factory=Pq)
-    min_recall: float = 0.0
-    batch_size: int = 32
-    shard_size: int = 256
+    min_recall: Share = 0.0
+    batch_size: PositiveInt = 32
+    shard_size: PositiveInt = 256
     device: Literal["cpu", "cuda"] = "cpu"
 
     def __post_init__(self) -> None:
-        require(self.max_tokens >= 0, "max_tokens", self.max_tokens, "0 (the encoder's own limit) or more")
-        require(0 <= self.min_recall <= 1, "min_recall", self.min_recall, "a share in [0, 1]")
-        require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
         require_passage_format(self.passage_format)
-        require(self.shard_size >= 1, "shard_size", self.shard_size, "at least 1")
 
 
 def build(

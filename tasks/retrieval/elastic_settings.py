@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from tasks.conf import require
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from tasks.conf import Share, require
 from tasks.retrieval.elastic_server import CONNECTIONS
 from tasks.retrieval.encoders import MINILM, PASSAGE_FORMAT, require_passage_format
 
@@ -43,48 +45,34 @@ class ElasticSettings:
     backend: Literal["elasticsearch"]
     mode: Literal["bm25", "knn", "hybrid"] = "bm25"
     alias: str = "breadcrumb"
-    k1: float = 1.5
-    b: float = 0.75
-    analyzer: str = "english"
-    title_weight: int = 1
+    k1: NonNegativeFloat = 1.5
+    b: Share = 0.75
+    analyzer: Annotated[str, Field(min_length=1)] = "english"
+    title_weight: NonNegativeInt = 1
     encoder: str = MINILM
     query_prefix: str = ""
     passage_format: str = PASSAGE_FORMAT
-    max_tokens: int = 0
-    batch_size: int = 32
+    max_tokens: NonNegativeInt = 0
+    batch_size: PositiveInt = 32
     device: Literal["cpu", "cuda"] = "cpu"
     vectors: Literal["flat", "hnsw", "int8_hnsw"] = "flat"
-    num_candidates: int = 100
-    fusion_depth: int = 100
-    fusion_k: float = 3.0
-    fusion_weights: tuple[float, float] = (1.0, 0.7)
-    shards: int = 1
-    replicas: int = 0
-    chunk_size: int = 500
-    max_in_flight: int = 2
-    search_batch: int = 64
-    request_timeout_s: float = 30.0
-    retry_s: float = 60.0
+    num_candidates: Annotated[int, Field(ge=1, le=MAX_HITS)] = 100
+    fusion_depth: Annotated[int, Field(ge=1, le=MAX_HITS)] = 100
+    fusion_k: NonNegativeFloat = 3.0
+    fusion_weights: tuple[PositiveFloat, PositiveFloat] = (1.0, 0.7)
+    shards: PositiveInt = 1
+    replicas: NonNegativeInt = 0
+    chunk_size: PositiveInt = 500
+    max_in_flight: Annotated[int, Field(ge=1, le=CONNECTIONS)] = 2
+    search_batch: PositiveInt = 64
+    request_timeout_s: PositiveFloat = 30.0
+    retry_s: NonNegativeFloat = 60.0
     old_index: Literal["keep", "remove"] = "keep"
 
     def __post_init__(self) -> None:
         good = re.fullmatch(r"[a-z0-9][a-z0-9_.-]{0,99}", self.alias) is not None
         require(good, "alias", self.alias, "1 to 100 of a-z, 0-9, '_', '.', '-', the first a letter or digit")
         require_passage_format(self.passage_format)
-        require(self.k1 >= 0, "k1", self.k1, "0 or more")
-        require(0 <= self.b <= 1, "b", self.b, "a number in [0, 1]")
-        require(bool(self.analyzer), "analyzer", self.analyzer, "the name of an analyzer")
-        for name in ("title_weight", "max_tokens", "replicas"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
-        for name in ("batch_size", "shards", "chunk_size", "max_in_flight", "search_batch"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("num_candidates", "fusion_depth"):
-            require(1 <= getattr(self, name) <= MAX_HITS, name, getattr(self, name), f"1 to {MAX_HITS}")
-        require(self.max_in_flight <= CONNECTIONS, "max_in_flight", self.max_in_flight, f"at most {CONNECTIONS}")
-        require(self.fusion_k >= 0, "fusion_k", self.fusion_k, "0 or more")
-        require(min(self.fusion_weights) > 0, "fusion_weights", self.fusion_weights, "two numbers above 0")
-        require(self.request_timeout_s > 0, "request_timeout_s", self.request_timeout_s, "seconds, above 0")
-        require(self.retry_s >= 0, "retry_s", self.retry_s, "seconds, 0 or more")
 
     @property
     def has_terms(self) -> bool:

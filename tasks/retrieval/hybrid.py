@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import NonNegativeFloat, PositiveInt
 
 from tasks import conf, retrieval
 from tasks.conf import require
@@ -49,8 +50,8 @@ class Settings:
 
     backend: Literal["hybrid"]
     parts: dict[str, Any]
-    depth: int = 100
-    k: float = 60.0
+    depth: PositiveInt = 100
+    k: NonNegativeFloat = 60.0
     weights: dict[str, float] = field(default_factory=dict)
     reranker: RerankConf = field(default_factory=RerankConf)
 
@@ -64,8 +65,6 @@ class Settings:
             require(hasattr(part, "backend"), f"parts.{name}", part, "a mapping with `backend` and its settings")
             parts[name] = part
         object.__setattr__(self, "parts", parts)
-        require(self.depth >= 1, "depth", self.depth, "at least 1")
-        require(self.k >= 0, "k", self.k, "0 or more")
         for name, weight in self.weights.items():
             require(name in parts, "weights", name, f"names of parts: {', '.join(parts)}")
             require(weight > 0, f"weights.{name}", weight, "more than 0; leave the part out instead")

@@ -20,12 +20,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
-from tasks.conf import require
 from tasks.retrieval import Progress, sealed
 from tasks.retrieval.encoders import Vectors
 from tasks.retrieval.ranking import CANDIDATES
@@ -55,14 +55,9 @@ class Hnsw:
         ef_search: candidates looked at in a search.
     """
 
-    m: int = 32
-    ef_construction: int = 128
-    ef_search: int = 128
-
-    def __post_init__(self) -> None:
-        require(self.m >= 2, "m", self.m, "at least 2")
-        require(self.ef_construction >= 1, "ef_construction", self.ef_construction, "at least 1")
-        require(self.ef_search >= CANDIDATES, "ef_search", self.ef_search, f"at least {CANDIDATES}")
+    m: Annotated[int, Field(ge=2)] = 32
+    ef_construction: PositiveInt = 128
+    ef_search: Annotated[int, Field(ge=CANDIDATES)] = 128
 
 
 @dataclass(frozen=True)
@@ -76,14 +71,9 @@ class Ivf:
             list, are enough.
     """
 
-    nlist: int = 0
-    nprobe: int = 64
-    train_size: int = 262_144
-
-    def __post_init__(self) -> None:
-        require(self.nlist >= 0, "nlist", self.nlist, "0 (by corpus size) or more")
-        require(self.nprobe >= 1, "nprobe", self.nprobe, "at least 1")
-        require(self.train_size >= 1, "train_size", self.train_size, "at least 1")
+    nlist: NonNegativeInt = 0
+    nprobe: PositiveInt = 64
+    train_size: PositiveInt = 262_144
 
 
 @dataclass(frozen=True)
@@ -95,12 +85,8 @@ class Pq:
         bits: bits a part.
     """
 
-    m: int = 0
-    bits: int = 8
-
-    def __post_init__(self) -> None:
-        require(self.m >= 0, "m", self.m, "0 (by dimension) or more")
-        require(4 <= self.bits <= 12, "bits", self.bits, "4 to 12")
+    m: NonNegativeInt = 0
+    bits: Annotated[int, Field(ge=4, le=12)] = 8
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+
 from tasks import conf, store
-from tasks.conf import require
 from tasks.retrieval import Progress, RetrievalError, check_request
 from tasks.retrieval.manifest import NAME, Built, Manifest
 from tasks.retrieval.passages import count_passages
@@ -69,22 +70,15 @@ class Settings:
 
     backend: Literal["remote"]
     protocol: Literal["breadcrumb", "search_r1"] = "breadcrumb"
-    batch_size: int = 64
-    max_in_flight: int = 4
-    timeout_s: float = 70.0
-    retries: int = 4
-    backoff_s: float = 0.5
-    max_backoff_s: float = 10.0
-    breaker_failures: int = 10
-    breaker_cool_down_s: float = 15.0
-    max_response_bytes: int = 64 << 20
-
-    def __post_init__(self) -> None:
-        require(self.retries >= 0, "retries", self.retries, "0 or more")
-        for name in ("batch_size", "max_in_flight", "breaker_failures", "max_response_bytes"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("timeout_s", "backoff_s", "max_backoff_s", "breaker_cool_down_s"):
-            require(getattr(self, name) > 0, name, getattr(self, name), "a number above 0")
+    batch_size: PositiveInt = 64
+    max_in_flight: PositiveInt = 4
+    timeout_s: PositiveFloat = 70.0
+    retries: NonNegativeInt = 4
+    backoff_s: PositiveFloat = 0.5
+    max_backoff_s: PositiveFloat = 10.0
+    breaker_failures: PositiveInt = 10
+    breaker_cool_down_s: PositiveFloat = 15.0
+    max_response_bytes: PositiveInt = 64 << 20
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from tasks.conf import require
+from pydantic import Field, PositiveInt
+
 from tasks.retrieval.encoders import folder_sha256
 from tasks.store import DataError
 from tasks.types import Hit
@@ -30,15 +31,10 @@ class RerankConf:
     """
 
     model: str = ""
-    depth: int = 20
-    batch_size: int = 16
-    max_tokens: int = 256
+    depth: PositiveInt = 20
+    batch_size: PositiveInt = 16
+    max_tokens: Annotated[int, Field(ge=8)] = 256
     device: Literal["cpu", "cuda"] = "cpu"
-
-    def __post_init__(self) -> None:
-        require(self.depth >= 1, "depth", self.depth, "at least 1")
-        require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
-        require(self.max_tokens >= 8, "max_tokens", self.max_tokens, "at least 8")
 
 
 class CrossEncoder:

@@ -18,8 +18,6 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-import yaml
-
 from tasks import conf
 from tasks.retrieval.remote import KEY_VARIABLE
 from tasks.server.settings import Settings
@@ -91,8 +89,8 @@ def _settings(given: argparse.Namespace) -> Settings:
         if not equals:
             raise ValueError(f"--set {word}: expected KEY=VALUE, such as max_batch=128.")
         try:
-            tree[name] = yaml.safe_load(text)
-        except yaml.YAMLError:
+            tree[name] = conf.parse(text, word)
+        except ValueError:
             raise ValueError(f"--set {word}: the value is not YAML.") from None
     tree.update({name: value for name in ("host", "port") if (value := getattr(given, name)) is not None})
     return conf.fill(Settings, tree, f"{conf.CONF}/server/{given.settings}.yaml")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from tasks.conf import require
-
-_MAY_BE_ZERO = ("port", "encoder_threads", "max_wait_ms", "cache_bytes", "cache_memory_bytes")
 
 
 @dataclass(frozen=True)
@@ -40,40 +41,32 @@ class Settings:
         stop_timeout_s: how long requests in work may take to end after SIGTERM.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    num_threads: int = 1
-    encoder_threads: int = 0
-    max_batch: int = 64
-    max_wait_ms: float = 1.0
+    host: Annotated[str, Field(min_length=1, description="an address such as 127.0.0.1")] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65_535)] = 8000
+    num_threads: PositiveInt = 1
+    encoder_threads: NonNegativeInt = 0
+    max_batch: PositiveInt = 64
+    max_wait_ms: NonNegativeFloat = 1.0
     cache_folder: str = ".scratch/search-cache"
-    cache_bytes: int = 1 << 30
-    cache_memory_bytes: int = 64 << 20
-    default_top_k: int = 3
-    max_top_k: int = 1000
-    max_queries: int = 4096
-    max_query_chars: int = 16_384
-    max_hits: int = 20_480
-    max_answer_bytes: int = 64 << 20
-    max_body_bytes: int = 4 << 20
-    max_requests: int = 512
-    max_queue: int = 16_384
-    max_connections: int = 2048
-    read_timeout_s: float = 10.0
-    request_timeout_s: float = 60.0
-    write_timeout_s: float = 30.0
-    keep_alive_s: int = 75
-    stop_timeout_s: int = 20
+    cache_bytes: NonNegativeInt = 1 << 30
+    cache_memory_bytes: NonNegativeInt = 64 << 20
+    default_top_k: PositiveInt = 3
+    max_top_k: PositiveInt = 1000
+    max_queries: PositiveInt = 4096
+    max_query_chars: PositiveInt = 16_384
+    max_hits: PositiveInt = 20_480
+    max_answer_bytes: PositiveInt = 64 << 20
+    max_body_bytes: PositiveInt = 4 << 20
+    max_requests: PositiveInt = 512
+    max_queue: PositiveInt = 16_384
+    max_connections: PositiveInt = 2048
+    read_timeout_s: PositiveFloat = 10.0
+    request_timeout_s: PositiveFloat = 60.0
+    write_timeout_s: PositiveFloat = 30.0
+    keep_alive_s: PositiveInt = 75
+    stop_timeout_s: PositiveInt = 20
 
     def __post_init__(self) -> None:
-        require(bool(self.host), "host", self.host, "an address such as 127.0.0.1")
-        require(self.port < 65536, "port", self.port, "a number from 0 to 65535")
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, int | float):
-                zero = field.name in _MAY_BE_ZERO
-                holds = value >= 0 if zero else value > 0
-                require(holds, field.name, value, "0 or more" if zero else "a number above 0")
         require(self.default_top_k <= self.max_top_k, "default_top_k", self.default_top_k, f"at most {self.max_top_k}")
         require(self.max_top_k <= self.max_hits, "max_top_k", self.max_top_k, f"at most max_hits={self.max_hits}")
         require(self.max_queries <= self.max_queue, "max_queries", self.max_queries, f"at most {self.max_queue}")

@@ -18,6 +18,7 @@ from tasks.augment.funnel import augment
 from tasks.augment.records import HOPS, REJECTED, read_hops
 from tasks.augment.settings import AugmentConf
 from tasks.augment.sources import Source, is_lexical, majority
+from tasks.conf import fill
 from tasks.retrieval import RetrievalError, bm25, dense, elasticsearch, hybrid
 from tasks.store import read_jsonl
 from tasks.text import normalize
@@ -212,7 +213,7 @@ def test_nothing_decomposed_is_nothing_written(tmp_path: Path) -> None:
         ({"sources": ()}, "sources=(): expected at least one name"),
         ({"sources": ("a", "a")}, "none twice"),
         ({"splits": ()}, "splits=()"),
-        ({"num_queries": 0}, "num_queries=0"),
+        ({"num_queries": 0}, "num_queries=0: expected a number above 0"),
         ({"top_k": 0}, "top_k=0"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"writer": "openai"}, "chat=None: expected a value with writer: openai"),
@@ -224,5 +225,5 @@ def test_settings_out_of_bounds(changes: dict[str, Any], message: str) -> None:
         "validity": "nonempty",
     }  # fmt: skip
     with pytest.raises(ValueError) as caught:
-        AugmentConf(**values | changes)
+        fill(AugmentConf, values | changes, "here")
     assert message in str(caught.value)

@@ -210,7 +210,7 @@ def test_a_part_that_repeats_a_passage_cannot_keep_the_search_going():
         ({"parts": {"a": TITLES, "../b": TEXTS}}, r"mine: parts='\.\./b': expected names of a-z"),
         ({"weights": {"c": 1.0}}, r"mine: weights='c': expected names of parts: a, b"),
         ({"weights": {"a": 0}}, r"mine: weights\.a=0\.0: expected more than 0"),
-        ({"depth": 0}, "mine: depth=0: expected at least 1"),
+        ({"depth": 0}, "mine: depth=0: expected a number above 0"),
         ({"reranker": {"model": "x", "depth": 101}}, r"mine: reranker\.depth=101: expected at most depth=100"),
         ({"reranker": {"models": "x"}}, "mine: reranker: unknown key 'models'"),
     ],

@@ -477,7 +477,7 @@ def test_many_threads_share_one_client(stub, built):
 def test_settings_out_of_bounds():
     for change, told in [
         ({"retries": -1}, "retries=-1: expected 0 or more"),
-        ({"batch_size": 0}, "batch_size=0: expected at least 1"),
+        ({"batch_size": 0}, "batch_size=0: expected a number above 0"),
         ({"timeout_s": 0.0}, "timeout_s=0.0: expected a number above 0"),
         ({"protocol": "other"}, "found 'other', expected one of 'breadcrumb', 'search_r1'"),
     ]:

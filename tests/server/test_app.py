@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tasks import store
+from tasks import conf, store
 from tasks.retrieval.remote import PROTOCOL
 from tasks.server.app import SearchService
 from tasks.server.settings import Settings
@@ -330,7 +330,7 @@ def test_a_torn_index_is_refused(world_index, tmp_path):
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"port": 70_000}, "port=70000: expected a number from 0 to 65535"),
+        ({"port": 70_000}, "port=70000: expected 0 or more and 65535 or less"),
         ({"max_batch": 0}, "max_batch=0: expected a number above 0"),
         ({"cache_bytes": -1}, "cache_bytes=-1: expected 0 or more"),
         ({"default_top_k": 2000}, "default_top_k=2000: expected at most 1000"),
@@ -340,4 +340,4 @@ def test_a_torn_index_is_refused(world_index, tmp_path):
 )
 def test_settings_out_of_bounds(values, told):
     with pytest.raises(ValueError, match=told):
-        Settings(**values)
+        conf.fill(Settings, values, "conf/server/mine.yaml")

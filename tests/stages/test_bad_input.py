@@ -58,7 +58,7 @@ def _results(clone: Clone) -> dict[str, bytes]:
         ("index", "params.yaml", "  top_k:", "  topk:", "params.yaml: evaluate: unknown key 'topk'. Did you mean 'top"),
         ("index", "params.yaml", "retriever:", "retreiver:", "params.yaml: unknown key 'retreiver'. Did you mean 'ret"),
         ("index", "params.yaml", "  top_k: 3", "  top_k: three", "params.yaml: evaluate: top_k: found 'three' (str),"),
-        ("index", "params.yaml", "seeds: [0]", "seeds: []", "params.yaml: seeds=[]: expected at least 1 in the"),
+        ("index", "params.yaml", "seeds: [0]", "seeds: []", "params.yaml: seeds=[]: expected at least 1 in it"),
         ("index", "params.yaml", "seeds: [0]", "seeds: [0", "params.yaml: not valid YAML"),
         ("index", "params.yaml", "model: tiny", "model: tinny", "unknown model 'tinny'. Did you mean 'tiny'?"),
         ("index", "params.yaml", "retriever: bm25", "retriever: bm52", "unknown retriever 'bm52'. Did you mean 'bm25'"),
