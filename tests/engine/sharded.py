@@ -10,14 +10,16 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from tasks.engine import Objective, Plan, Update
-from tasks.engine.plain import PlainCritic, PlainPolicy
+from tasks.engine import Critic, Objective, Plan, Policy, Training, Update
+from tasks.engine.plain import PlainCritic, PlainEngine, PlainPolicy
 from tasks.rl.experience import Experience
 
 T = TypeVar("T")
@@ -128,3 +130,25 @@ class ShardedCritic(_Sharded):
 
     def values(self, experience: Experience, plan: Plan) -> Tensor:
         return self.table("values", experience, plan)
+
+
+@dataclass(frozen=True)
+class ShardedEngine:
+    """See `Engine`.
+
+    `num_workers`: that share the rows.
+    """
+
+    num_workers: int = 2
+
+    @contextmanager
+    def open(self, folder: Path, training: Training) -> Iterator[tuple[Policy, Critic | None]]:
+        """See `Engine.open`."""
+        with ExitStack() as stack:
+            opened = (PlainEngine().open(folder, training) for _ in range(self.num_workers))
+            workers = [stack.enter_context(one) for one in opened]
+            critics = [critic for _, critic in workers if critic is not None]
+            yield ShardedPolicy([policy for policy, _ in workers]), ShardedCritic(critics) if critics else None
+
+
+PART = ShardedEngine
