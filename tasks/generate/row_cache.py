@@ -43,13 +43,15 @@ class RowCache(Cache):
         return views[0], views[1]
 
     def _room(self, buffer: Tensor | None, states: Tensor) -> Tensor:
-        slots = max(self.slots, len(states))
-        width = -(-self.used // _GROW) * _GROW
-        if buffer is not None and buffer.shape[2] >= self.used and len(buffer) >= slots:
+        """The buffer, grown where it lacks slots or positions; it never shrinks."""
+        old_slots, old_width = (0, 0) if buffer is None else (len(buffer), buffer.shape[2])
+        slots, width = max(self.slots, len(states)), self.used
+        if buffer is not None and old_slots >= slots and old_width >= width:
             return buffer
-        grown = states.new_zeros(slots, states.shape[1], width, states.shape[3])
+        rounded = -(-width // _GROW) * _GROW
+        grown = states.new_zeros(max(slots, old_slots), states.shape[1], max(rounded, old_width), states.shape[3])
         if buffer is not None:
-            grown[: len(buffer), :, : buffer.shape[2]] = buffer
+            grown[:old_slots, :, :old_width] = buffer
         return grown
 
     def repeat(self, times: int) -> None:

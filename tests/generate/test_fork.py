@@ -72,6 +72,15 @@ def test_a_fork_of_a_fork_writes_what_a_full_forward_computes(model: Any, tokeni
     play([2, 4, 7, *grandchildren, *fork(grandchildren[-1], 3)])
 
 
+def test_a_forked_session_may_grow_past_the_width_of_its_cache(model: Any, tokenizer: Any) -> None:
+    session = open_session(model, tokenizer, [PROMPT], 4, SAMPLED)
+    assert session.fork(0, 1) == [4]  # More slots are added than one fork needs.
+    (call,) = session.generate([4], [80])
+    wanted = logprobs_of(model, [*PROMPT, *call.token_ids], len(PROMPT))
+    torch.testing.assert_close(torch.tensor(call.logprobs), wanted, rtol=0, atol=1e-5)
+    assert len(call.token_ids) > 64 - len(PROMPT)
+
+
 def test_the_prefix_is_read_once(model: Any, tokenizer: Any) -> None:
     """A fork costs one token a row: the newest, which every row reads with its next draw."""
     session = open_session(model, tokenizer, [PROMPT], 1, GREEDY)
