@@ -155,9 +155,9 @@ class Script:
     longest: int = 0
     stop: tuple[str, ...] = ()
 
-    def open(self, prompts: Any, group_size: int, sampling: Sampling, max_total_tokens: int) -> Script:
+    def open(self, prompts: Any, copies: int, sampling: Sampling, max_total_tokens: int) -> Script:
         self.opened += 1
-        self.rows = [list(p) for p in prompts for _ in range(group_size)]
+        self.rows = [list(p) for p in prompts for _ in range(copies)]
         self.stop, self.longest = sampling.stop, max_total_tokens
         return self
 

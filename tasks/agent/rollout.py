@@ -158,10 +158,10 @@ class Player:
         return [prompt_ids(self.tokenizer, self.prompt, q, self.grammar, limit) for q in questions]
 
     def play(
-        self, questions: Sequence[Question], group_size: int, sampling: Sampling,
+        self, questions: Sequence[Question], copies: int, sampling: Sampling,
         progress: Callable[[int], object] = lambda done: None,
     ) -> list[Trajectory]:  # fmt: skip
-        """Play each question `group_size` times; trajectories of question i at i*group_size ... in order.
+        """Play each question `copies` times; trajectories of question i at i*copies ... in order.
 
         Group ids are unique within the call. `sampling.stop` is replaced by the grammar's.
 
@@ -170,8 +170,8 @@ class Player:
         """
         prompts = self.prompts(questions)
         trajectories: list[Trajectory] = []
-        for batch in self.batches(len(questions), group_size):
-            rows = self._start(questions, prompts, batch, group_size, sampling)
+        for batch in self.batches(len(questions), copies):
+            rows = self._start(questions, prompts, batch, copies, sampling)
             while playing := [row for row in rows if not row.is_over]:
                 actions = self.act(playing)
                 self.observe(playing, actions)

@@ -52,7 +52,7 @@ class Call:
 
 
 class Session(Protocol):
-    """Rows that play several turns at once; row r belongs to prompt r // group_size, or continues a forked row.
+    """Rows that play several turns at once; row r belongs to prompt r // copies, or continues a forked row.
 
     A session whose rows are all closed is closed. `num_prefilled` and `num_generated` count tokens the model read
     without sampling, and sampled.
@@ -107,10 +107,8 @@ class Generator(Protocol):
 
     shares_weights: bool
 
-    def open(
-        self, prompts: Sequence[Sequence[int]], group_size: int, sampling: Sampling, max_total_tokens: int
-    ) -> Session:
-        """Start `len(prompts) * group_size` rows; prompt + response never exceed `max_total_tokens` per row.
+    def open(self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, max_total_tokens: int) -> Session:
+        """Start `len(prompts) * copies` rows; prompt + response never exceed `max_total_tokens` per row.
 
         Raises:
             WeightsError: the generator sleeps, or lost its weights and has got no new ones.

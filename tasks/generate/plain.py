@@ -46,10 +46,10 @@ class PlainGenerator:
         self.eos_ids = end_ids(model, tokenizer)
 
     def open(
-        self, prompts: Sequence[Sequence[int]], group_size: int, sampling: Sampling, max_total_tokens: int
+        self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, max_total_tokens: int
     ) -> PlainSession:
         """See `Generator.open`."""
-        return PlainSession(self, prompts, group_size, sampling, max_total_tokens)
+        return PlainSession(self, prompts, copies, sampling, max_total_tokens)
 
     def update_weights(self, weights: Weights) -> None:
         """See `Generator.update_weights`."""
@@ -139,7 +139,7 @@ class PlainSession:
     """
 
     def __init__(
-        self, owner: PlainGenerator, prompts: Sequence[Sequence[int]], group_size: int, sampling: Sampling,
+        self, owner: PlainGenerator, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling,
         max_total_tokens: int,
     ) -> None:  # fmt: skip
         for number, prompt in enumerate(prompts):
@@ -152,10 +152,10 @@ class PlainSession:
         self.sampling, self.max_total_tokens = sampling, max_total_tokens
         self.num_prefilled = self.num_generated = 0
 
-        rows = len(prompts) * group_size
+        rows = len(prompts) * copies
         self.row_of, self.slot = list(range(rows)), list(range(rows))
         self.length = np.zeros(rows, dtype=np.int64)  # [slots] tokens in the cache
-        self.pending: list[list[int]] = [[p[-1]] for p in prompts for _ in range(group_size)]  # by row
+        self.pending: list[list[int]] = [[p[-1]] for p in prompts for _ in range(copies)]  # by row
         self.written: list[list[int]] = [[] for _ in range(rows)]  # by row, since its last observation
         self.closed: set[int] = set()
         self._free: list[int] = []  # Closed rows whose slot nobody has taken yet.
@@ -163,7 +163,7 @@ class PlainSession:
 
         self._random = torch.Generator().manual_seed(sampling.seed)
         self.uniforms = self._draw_uniforms(rows)  # [rows, positions]
-        self._prefill(prompts, group_size)
+        self._prefill(prompts, copies)
 
     def _draw_uniforms(self, rows: int) -> np.ndarray:
         """The next rows of the table of draws.
@@ -175,15 +175,15 @@ class PlainSession:
         return table
 
     @torch.inference_mode()
-    def _prefill(self, prompts: Sequence[Sequence[int]], group_size: int) -> None:
+    def _prefill(self, prompts: Sequence[Sequence[int]], copies: int) -> None:
         heads = [list(p[:-1]) for p in prompts]
         self.num_prefilled += sum(map(len, heads)) + len(self.pending)
         lengths = np.array([len(h) for h in heads])
         if lengths.size and lengths.max() > 0:
             self._forward(heads, np.zeros(len(heads), dtype=np.int64))
-            self.cache.repeat(group_size)
+            self.cache.repeat(copies)
         self.cache.slots = len(self.pending)
-        self.length = np.repeat(lengths, group_size)
+        self.length = np.repeat(lengths, copies)
 
     def append(self, rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
         """See `Session.append`.

@@ -138,9 +138,9 @@ class VllmGenerator:
             raise
 
     def open(
-        self, prompts: Sequence[Sequence[int]], group_size: int, sampling: Sampling, max_total_tokens: int
+        self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, max_total_tokens: int
     ) -> VllmSession:
-        """Start `len(prompts) * group_size` rows; prompt + response never exceed `max_total_tokens` per row.
+        """Start `len(prompts) * copies` rows; prompt + response never exceed `max_total_tokens` per row.
 
         Raises:
             WeightsError: it sleeps, lost its weights asleep, or its last update failed or was not proved.
@@ -163,7 +163,7 @@ class VllmGenerator:
                     f"prompt {number}: found {len(prompt)} tokens, expected 1 to {max_total_tokens - 1}, so that "
                     "at least one token can be written. Shorten the prompt or raise the budget."
                 )
-        return VllmSession(self, prompts, group_size, sampling, max_total_tokens)
+        return VllmSession(self, prompts, copies, sampling, max_total_tokens)
 
     def update_weights(self, weights: Weights) -> None:
         """See `Generator.update_weights`; the weights go through memory, and the result is proved.
@@ -267,7 +267,7 @@ class VllmSession:
         self,
         generator: VllmGenerator,
         prompts: Sequence[Sequence[int]],
-        group_size: int,
+        copies: int,
         sampling: Sampling,
         max_total_tokens: int,
     ) -> None:
@@ -277,7 +277,7 @@ class VllmSession:
         self._version = generator._version
         self._sampling = sampling
         self._max_total_tokens = max_total_tokens
-        self._ids = {r: list(prompts[r // group_size]) for r in range(len(prompts) * group_size)}
+        self._ids = {r: list(prompts[r // copies]) for r in range(len(prompts) * copies)}
         self._calls = dict.fromkeys(self._ids, 0)
 
     def generate(self, rows: Sequence[int], max_new_tokens: Sequence[int]) -> list[Call]:

@@ -25,12 +25,12 @@ ANSWER = "<think> b </think> <answer> Bristow </answer>"
 
 
 def play(
-    tokenizer: Any, *lines: list[Any], shelf: Shelf | None = None, group_size: int = 1, **changes: Any
+    tokenizer: Any, *lines: list[Any], shelf: Shelf | None = None, copies: int = 1, **changes: Any
 ) -> list[Trajectory]:
     """One question per scripted row (or per group of them)."""
     script = Script(tokenizer, [list(row) for row in lines])
     player = make_player(script, tokenizer, shelf, **changes)
-    trajectories = player.play([question(i) for i in range(len(lines) // group_size)], group_size, SAMPLING)
+    trajectories = player.play([question(i) for i in range(len(lines) // copies)], copies, SAMPLING)
     for t, row in zip(trajectories, script.rows, strict=True):
         check(t, tokenizer)
         assert list(t.prompt_ids + t.response_ids) == row  # the record is what the generator read and wrote
