@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from tasks import conf, identity, parts, retrieval, services, store
+from tasks import conf, identity, methods, parts, retrieval, services, store
 from tasks.runner import planned
 from tasks.runner.planned import Plan
 
@@ -48,6 +48,12 @@ class RunSettings:
     def service(self, role: services.Role, name: str) -> conf.Tree:
         """Kind and settings of a file of `conf/service/` that plays this role."""
         return parts.plain(services.load(role, name, self.root))
+
+    def reads(self, system: str) -> tuple[str, ...] | None:
+        """What the rewards of a system's method read of a question; None where the system does not learn."""
+        if conf.kind_of(conf.SYSTEMS, system, self.root) != "method":
+            return None
+        return methods.build(methods.load(system, self.params.scale, self.root), None).reads
 
     def items(self, key: str) -> tuple[Any, ...]:
         """The values of a matrix key: `seed` stands for each of `seeds`."""

@@ -8,15 +8,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks import conf
+from tasks import conf, inputs
 from tasks.agent.prompts import check_prompts
 from tasks.agent.rollout import RolloutConf
-from tasks.augment.records import read_hops
-from tasks.data.records import SPLITS, read_passages
+from tasks.data.records import SPLITS
 from tasks.parts import kind_of, plain
 from tasks.records import schema
 from tasks.records import systems as records
@@ -25,8 +24,7 @@ from tasks.records.systems import SystemRecord
 from tasks.runner import Context, run
 from tasks.services import Resources, opened
 from tasks.stages import parts, systems
-from tasks.store import DataError, digest, replacing_folder, write_json, write_jsonl
-from tasks.types import Passage, Question
+from tasks.store import digest, replacing_folder, write_json, write_jsonl
 
 if TYPE_CHECKING:
     from tasks.agent.rollout import Player
@@ -84,17 +82,15 @@ def train(ctx: Context, method: str, seed: int) -> None:
 
     composed = methods.build(resolved, tokenizer)
     search = parts.retriever(ctx.root)
-    questions = parts.questions(ctx.root, ("train", data_conf.validation_split))
+    given = inputs.read(ctx.root / parts.ARTIFACTS / "inputs" / method)
     wanted = settings.validate_questions
-    validation = choose(questions, (data_conf.validation_split,), wanted) if wanted else []
+    validation = choose(given.validation, (data_conf.validation_split,), wanted) if wanted else []
     used = {"train": conf.plain(settings), "rollout": conf.plain(rollout), "method": methods.composition(resolved)}
     ctx.track.log_params(used)
-    training = [q for q in questions if q.split == "train"]
     if model_conf.pretrained is not None:  # Another tokenizer, other lengths: found now, not amid the training.
         everything = parts.questions(ctx.root, SPLITS)
         check_prompts(tokenizer, composed.prompt, everything, composed.grammar, rollout.max_prompt_tokens)
-    prepared = prepare(composed, training, ctx.root, method)
-    ctx.track_data("training", len(training))
+    ctx.track_data("training", len(given.training))
 
     def player(plays: Generator, searched: Retriever) -> Player:
         return parts.make_player(rollout, plays, tokenizer, searched, composed.grammar, composed.prompt)
@@ -110,7 +106,7 @@ def train(ctx: Context, method: str, seed: int) -> None:
                 generator=models.generator,
                 player=player(models.sampler, composed.search.retriever(search, services)),
                 validator=player(models.generator, search),
-                questions=prepared.questions,
+                questions=given.training,
                 validation=validation,
                 seed=seed,
                 scratch=ctx.scratch,
@@ -118,7 +114,7 @@ def train(ctx: Context, method: str, seed: int) -> None:
                 services=services,
             )
             trainer.run()
-        _publish(ctx, trainer, method, used, prepared.missing)
+        _publish(ctx, trainer, method, used, given.missing)
 
 
 @dataclass(frozen=True)
@@ -159,7 +155,7 @@ def _models(
         yield _Models(policy, critic, generator, sampler)
 
 
-def _publish(ctx: Context, trainer: Trainer, method: str, used: dict[str, Any], missing: dict[str, int]) -> None:
+def _publish(ctx: Context, trainer: Trainer, method: str, used: dict[str, Any], missing: Mapping[str, int]) -> None:
     """Write policy, metrics, trajectories and summary of a run that has ended."""
     progress, seed = trainer.progress, trainer.seed
     folder = parts.ARTIFACTS / "train" / f"{method}-{seed}"
@@ -197,57 +193,6 @@ def _publish(ctx: Context, trainer: Trainer, method: str, used: dict[str, Any], 
         )
         records.write(out, record)
     parts.track_outcome(ctx, folder, rows)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What a method trains on besides the start policy.
-
-    Attributes:
-        questions: training questions with what rewards read: resolved hops and reference queries, gold passages.
-        missing: what rewards read and some questions lack -> how many lack it.
-    """
-
-    questions: list[Question]
-    missing: dict[str, int]
-
-
-def prepare(method: Method, questions: list[Question], root: Path, name: str) -> Prepared:
-    """Read what the method's rewards read.
-
-    Raises:
-        DataError: not one training question has what a reward reads.
-    """
-    missing: dict[str, int] = {}
-    if "decomposition" in method.reads:
-        hops = read_hops(root / parts.ARTIFACTS / "augment" / "hops.jsonl")
-        questions = [replace(question, decomposition=hops.get(question.id, ())) for question in questions]
-        missing["decomposition"] = sum(not question.decomposition for question in questions)
-    if "queries" in method.reads:
-        missing["queries"] = sum(not any(hop.queries for hop in question.decomposition) for question in questions)
-    if "gold_passages" in method.reads:
-        wanted = {passage for question in questions for passage in question.gold_passage_ids}
-        corpus = root / parts.ARTIFACTS / "data" / "corpus.jsonl"
-        known = {passage.id: passage for passage in read_passages(corpus) if passage.id in wanted}
-        questions = [replace(question, gold_passages=_known(question, known)) for question in questions]
-        missing["gold_passages"] = sum(not question.gold_passages for question in questions)
-    for need, count in missing.items():
-        if questions and count == len(questions):
-            where = "artifacts/data" if need == "gold_passages" else "artifacts/augment/hops.jsonl"
-            why = "" if need == "gold_passages" else " (what was rejected, and why, is in rejected.jsonl beside it)"
-            raise DataError(
-                f"conf/method/{name}.yaml: its rewards read {need} of training questions, and none of the {count} has "
-                f"any in {where}{why}. Train it on data that has them (the generated world, MuSiQue)."
-            )
-        if count:
-            print(
-                f"{count} of {len(questions)} training questions have no {need}: these earn nothing by it", flush=True
-            )
-    return Prepared(questions, missing)
-
-
-def _known(question: Question, passages: Mapping[str, Passage]) -> tuple[Passage, ...]:
-    return tuple(passages[name] for name in question.gold_passage_ids if name in passages)
 
 
 def main() -> None:

@@ -42,6 +42,7 @@ ORDER = (
     "engine",
     "services/kinds",
     "augment",
+    "inputs",
     "methods",
     "train",
     "systems",

@@ -17,7 +17,7 @@ from tests.stages.clone import SMOKE, Clone
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ONCE = ("plan", "data", "validate", "index", "recall", "retrievers", "augment", "base", "report")
-GROUPS = Counter({**dict.fromkeys(ONCE, 1), "method": 3, "train": 3, "evaluate": 3})
+GROUPS = Counter({**dict.fromkeys(ONCE, 1), "method": 3, "inputs": 3, "train": 3, "evaluate": 3})
 FLOW = ("flows.reproduce", "--no-prefect")
 
 

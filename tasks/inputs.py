@@ -1,0 +1,114 @@
+"""What a method trains on: questions with the hops and gold passages that its rewards read, and with nothing else.
+
+A training run reads this and neither the augmentation nor the corpus, so that a change of what its rewards do not read
+changes nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tasks.augment.records import read_hops
+from tasks.data.records import read_passages
+from tasks.records import schema
+from tasks.store import DataError, read_json, write_json
+from tasks.types import Hop, Passage, Question
+
+HOPS, CORPUS = Path("artifacts/augment/hops.jsonl"), Path("artifacts/data/corpus.jsonl")
+TRAINING, VALIDATION, SUMMARY = "training.jsonl", "validation.jsonl", "summary.json"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The questions of one method.
+
+    Attributes:
+        training, validation: in the order of `questions.jsonl`.
+        missing: what rewards read -> how many training questions lack it.
+    """
+
+    training: list[Question]
+    validation: list[Question]
+    missing: dict[str, int]
+
+
+def join(questions: Sequence[Question], reads: Sequence[str], validation_split: str, root: Path) -> Inputs:
+    """Join to the training questions what `reads` names, and take from all questions what it does not name.
+
+    Raises:
+        DataError: a row of the hops or of the corpus breaks its schema.
+    """
+    training = [replace(question, decomposition=()) for question in questions if question.split == "train"]
+    validation = [replace(question, decomposition=()) for question in questions if question.split == validation_split]
+    if "decomposition" in reads or "queries" in reads:
+        hops = read_hops(root / HOPS)
+        training = [replace(question, decomposition=hops.get(question.id, ())) for question in training]
+    if "gold_passages" in reads:
+        passages = _gold_passages(training, root / CORPUS)
+        training = [replace(question, gold_passages=_found(question, passages)) for question in training]
+    return Inputs(training, validation, {name: sum(map(_LACKS[name], training)) for name in reads})
+
+
+def check(inputs: Inputs, where: str) -> None:
+    """Say how many training questions lack something, and refuse data in which none has it.
+
+    Args:
+        inputs: of one method.
+        where: the file that describes the method, for messages.
+
+    Raises:
+        DataError: not one training question has what a reward reads.
+    """
+    total = len(inputs.training)
+    for name, count in inputs.missing.items():
+        if total and count == total:
+            source = CORPUS.parent if name == "gold_passages" else HOPS
+            why = "" if name == "gold_passages" else " (what was rejected, and why, is in rejected.jsonl beside it)"
+            raise DataError(
+                f"{where}: its rewards read {name} of training questions, and none of the {count} has any in "
+                f"{source}{why}. Train it on data that has them (the generated world, MuSiQue)."
+            )
+        if count:
+            print(f"{count} of {total} training questions have no {name}: these earn nothing by it", flush=True)
+
+
+def write(inputs: Inputs, folder: Path) -> None:
+    """Write the questions and the counts; `read` inverts it."""
+    schema.write(folder / TRAINING, inputs.training)
+    schema.write(folder / VALIDATION, inputs.validation)
+    counts = {"training": len(inputs.training), "validation": len(inputs.validation), "missing": inputs.missing}
+    write_json(folder / SUMMARY, counts)
+
+
+def read(folder: Path) -> Inputs:
+    """What `write` wrote.
+
+    Raises:
+        DataError: a file is missing, or a row breaks the schema.
+    """
+    training, validation = ([one for _, one in schema.read(Question, folder / name)] for name in (TRAINING, VALIDATION))
+    summary: dict[str, Any] = read_json(folder / SUMMARY)
+    return Inputs(training, validation, summary["missing"])
+
+
+def _gold_passages(questions: Sequence[Question], corpus: Path) -> dict[str, Passage]:
+    wanted = {name for question in questions for name in question.gold_passage_ids}
+    return {passage.id: passage for passage in read_passages(corpus) if passage.id in wanted}
+
+
+def _found(question: Question, passages: Mapping[str, Passage]) -> tuple[Passage, ...]:
+    return tuple(passages[name] for name in question.gold_passage_ids if name in passages)
+
+
+def _has_queries(hops: Sequence[Hop]) -> bool:
+    return any(hop.queries for hop in hops)
+
+
+_LACKS = {
+    "decomposition": lambda question: not question.decomposition,
+    "queries": lambda question: not _has_queries(question.decomposition),
+    "gold_passages": lambda question: not question.gold_passages,
+}

@@ -1,0 +1,59 @@
+"""Stage `inputs`: the questions a system learns from, with what its rewards read, into `artifacts/inputs/<system>/`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tasks import conf, inputs
+from tasks.data.records import read_questions
+from tasks.data.settings import DataConf
+from tasks.runner import Context, main
+from tasks.store import replacing_folder
+
+if TYPE_CHECKING:
+    from tasks.plan import RunSettings
+
+DATA = Path("artifacts/data")
+OUT = Path("artifacts/inputs")
+MATRIX = ("system",)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the stage reads of the settings.
+
+    Attributes:
+        system: name of the system.
+        reads: what the rewards of its method read of a question; null where it does not learn and needs no question.
+        validation_split: whose questions validate training.
+    """
+
+    system: str
+    reads: tuple[str, ...] | None
+    validation_split: str
+
+
+def settings(run: RunSettings, system: str) -> Settings:
+    """What the system's method reads, and the validation split of the data."""
+    data = run.load(DataConf, "data", run.params.data)
+    return Settings(system, run.reads(system), data.validation_split)
+
+
+def body(ctx: Context[Settings]) -> None:
+    """Join, say what is missing, write."""
+    settings = ctx.settings
+    joined = inputs.Inputs([], [], {})
+    if settings.reads is not None:
+        questions = list(read_questions(ctx.root / DATA / "questions.jsonl"))
+        joined = inputs.join(questions, settings.reads, settings.validation_split, ctx.root)
+        inputs.check(joined, f"{conf.CONF}/method/{settings.system}.yaml")
+
+    ctx.track_data("training", len(joined.training))
+    with replacing_folder(ctx.root / OUT / settings.system) as out:
+        inputs.write(joined, out)
+
+
+if __name__ == "__main__":
+    main("inputs", body, Settings, *MATRIX)
