@@ -326,14 +326,16 @@ def make_trainer(
     scratch: Path, algorithm: str = "grpo", seed: int = 0, share: bool = True, rewards: Any = (EvenFirst(),),
     log: Callable[[int, dict[str, float]], None] = lambda step, metrics: None, shelf: Any = None,
     rollout: dict[str, Any] | None = None,
-    sampler: Any = None, rank: int = 0, method: dict[str, Any] | None = None, **changes: Any,
+    sampler: Any = None, rank: int = 0, method: dict[str, Any] | None = None, services: Any = None, **changes: Any,
 ) -> Trainer:  # fmt: skip
     """A whole run on the tiny policy, made anew each time."""
     torch.set_num_threads(1)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)
     composed = make_method(algorithm, tokenizer, **(method or {}))
-    composed = replace(composed, rewards=rewards or composed.rewards, sampler=sampler or composed.sampler)
+    composed = replace(
+        composed, rewards=rewards or composed.rewards, sampler=sampler or composed.sampler, services=services or {}
+    )
     conf = train_conf(**changes)
     critic = PlainCritic(model, conf.critic, conf.dtype) if composed.advantage.needs_values else None
     policy = make_policy(model, tokenizer, rank=rank, conf=conf.policy, keep_activations=conf.keep_activations)

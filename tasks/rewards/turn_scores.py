@@ -1,0 +1,54 @@
+"""What a model says of each turn, such as a process reward model: the service `turn_scores` is asked once a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tasks.conf import require
+from tasks.rewards import Field, on_turns
+from tasks.rewards.shaping import potential_differences
+from tasks.services import NO_SERVICES, Role, Services
+from tasks.types import Question, Scores, Trajectory
+
+
+@dataclass(frozen=True)
+class TurnScoresReward:
+    """On the last token of each turn.
+
+    Attributes:
+        scale: weight of the scores.
+        is_potential: a turn earns what its score is above that of the turn before (0 before the first), so that the
+            sum is the last score, however many turns there are; false: it earns its score.
+    """
+
+    reads: ClassVar[tuple[Field, ...]] = ()
+    services: ClassVar[tuple[Role, ...]] = ("turn_scores",)
+    score_parts: ClassVar[tuple[str, ...]] = ("turn_scores",)
+
+    scale: float
+    is_potential: bool
+
+    def __post_init__(self) -> None:
+        require(self.scale >= 0, "scale", self.scale, "0 or more")
+
+    def __call__(
+        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], services: Services = NO_SERVICES
+    ) -> list[Scores]:
+        """One `Scores` per trajectory."""
+        by_turn = services["turn_scores"].score(trajectories, questions)
+        return [self._placed(t, scores) for t, scores in zip(trajectories, by_turn, strict=True)]
+
+    def _placed(self, trajectory: Trajectory, scores: Sequence[float]) -> Scores:
+        if len(scores) != len(trajectory.turns):
+            raise ValueError(
+                f"services: turn_scores: found {len(scores)} scores for question {trajectory.question_id!r}, expected "
+                f"one for each of its {len(trajectory.turns)} turns."
+            )
+        values = potential_differences([0.0, *scores]) if self.is_potential else scores
+        earned = {number: self.scale * value for number, value in enumerate(values)}
+        return on_turns(trajectory, earned, turn_scores=sum(scores))
+
+
+PART = TurnScoresReward
