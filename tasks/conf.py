@@ -204,31 +204,6 @@ def section(kind: str, name: str, root: Path = Path(".")) -> Tree:
     return read_yaml(path_of(kind, name, root))
 
 
-def derived(kind: str, name: str, root: Path = Path("."), own: tuple[str, ...] = ()) -> Tree:
-    """`section`, with the keys of the file that its key `like` names, and of that one's, wherever it gives none.
-
-    Args:
-        kind, name, root: as `section`.
-        own: keys that are never taken over.
-
-    Raises:
-        ValueError: an unknown name, or names that go round in a circle.
-    """
-    chain, trees = [name], [section(kind, name, root)]
-    while (other := trees[-1].pop("like", None)) is not None:
-        where = f"{CONF}/{kind}/{chain[-1]}.yaml: like"
-        if other in chain:
-            raise ValueError(f"{where}: goes round in a circle: {' -> '.join((*chain, str(other)))}.")
-        if not isinstance(other, str) or not other.isidentifier():
-            raise ValueError(f"{where}={other!r}: expected the name of another file of conf/{kind}/.")
-        chain.append(other)
-        trees.append(read_yaml(path_of(kind, str(other), root, where)))
-    tree: Tree = {}
-    for each in reversed(trees):
-        tree = merge({key: value for key, value in tree.items() if key not in own}, each)
-    return tree
-
-
 def load(cls: type[T], kind: str, name: str, key: str | None = None, root: Path = Path(".")) -> T:
     """Fill `cls` from `conf/<kind>/<name>.yaml`, or from its top-level `key`."""
     tree, where = section(kind, name, root), f"{CONF}/{kind}/{name}.yaml"
@@ -309,12 +284,18 @@ def parse(text: str, where: str) -> Any:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any] | None) -> Tree:
-    """`base` with the keys of `over` replaced, mappings merged key by key."""
+    """`base` with the keys of `over` replaced; mappings are merged, unless they are parts of different `kind`s."""
     result = dict(base)
     for key, value in (over or {}).items():
-        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-        result[key] = merge(result[key], value) if both else value
+        inherited = result.get(key)
+        if isinstance(value, Mapping) and isinstance(inherited, Mapping) and not _is_other_kind(inherited, value):
+            value = merge(inherited, value)
+        result[key] = value
     return result
+
+
+def _is_other_kind(inherited: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
+    return "kind" in value and value["kind"] != inherited.get("kind")
 
 
 def fill(cls: type[T], tree: Mapping[str, Any], where: str) -> T:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks import conf
-from tasks.conf import Tree
-from tasks.parts import KIND
+from tasks.conf import Tree, merge
 
 EXTENDS, SCALES = "extends", "scales"
 Place = tuple[str, ...]
@@ -43,21 +42,6 @@ def read(kind: str, name: str, scale: str, root: Path = Path("."), own: Collecti
     if len(chain) > 1:
         _refuse_hidden(file, overlay, path, scale, chain[1][0])
     return merge(tree, overlay)
-
-
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
-    """`base` with the keys of `over` replaced; mappings are merged, unless they are parts of different kinds."""
-    result = dict(base)
-    for key, value in over.items():
-        inherited = result.get(key)
-        if isinstance(value, Mapping) and isinstance(inherited, Mapping) and not _is_other_kind(inherited, value):
-            value = merge(inherited, value)
-        result[key] = value
-    return result
-
-
-def _is_other_kind(inherited: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
-    return KIND in value and value[KIND] != inherited.get(KIND)
 
 
 def _chain(kind: str, name: str, root: Path) -> list[tuple[Path, Tree]]:

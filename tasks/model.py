@@ -25,12 +25,10 @@ class LoraConf:
 
     rank: int = 0
     alpha: float = 32.0
-    dropout: float = 0.0
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
     def __post_init__(self) -> None:
         require(self.rank >= 0, "rank", self.rank, "0 (off) or more")
-        require(self.dropout == 0, "dropout", self.dropout, "0: the ratio of a policy that has not moved must be 1")
 
 
 def pick_device(count: int = 1) -> torch.device:

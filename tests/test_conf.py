@@ -180,6 +180,16 @@ def test_merging_goes_key_by_key():
     assert merge({"a": [1, 2]}, {"a": [3]}) == {"a": [3]}
 
 
+def test_a_part_of_another_kind_replaces_the_one_before_whole():
+    inherited = {"loss": {"kind": "clip", "low": 0.2}}
+    assert merge(inherited, {"loss": {"kind": "mean"}}) == {"loss": {"kind": "mean"}}
+    assert merge(inherited, {"loss": {"kind": "clip", "high": 0.3}}) == {
+        "loss": {"kind": "clip", "low": 0.2, "high": 0.3}
+    }
+    assert merge(inherited, {"loss": {"low": 0.3}}) == {"loss": {"kind": "clip", "low": 0.3}}
+    assert merge({"loss": {"low": 0.2}}, {"loss": {"kind": "clip"}}) == {"loss": {"kind": "clip"}}
+
+
 # Files ------------------------------------------------------------------------------------------------------------
 
 PARAMS = """scale: small
