@@ -72,11 +72,6 @@ def plain(part: object) -> dict[str, Any]:
     return {KIND: kind_of(part), **conf.plain(part)}
 
 
-def plain_each(built: tuple[object, ...]) -> dict[str, dict[str, Any]]:
-    """The settings that `make_each` builds equal parts from, ready for JSON."""
-    return {kind_of(part): conf.plain(part) for part in built}
-
-
 def _module(room: str, kind: object, where: str) -> ModuleType:
     known = kinds(room)
     if kind not in known:

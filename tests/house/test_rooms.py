@@ -148,6 +148,19 @@ def test_imports_point_one_way() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_only_a_part_imports_a_part() -> None:
+    """Whoever imports a particular part by name depends on it for ever; parts are found by kind."""
+    kinds = {path for path in _sources() if re.search(r"^PART\b", path.read_text(encoding="utf-8"), re.MULTILINE)}
+    assert kinds
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in _sources()
+        for name, line in _imports(path)
+        if path not in kinds and kinds & set(_files_of(name))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_only_tracking_imports_mlflow_and_only_flows_prefect_and_dvc() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
