@@ -11,6 +11,7 @@ import pytest
 
 from tasks import inputs, methods
 from tasks.data.records import passage_row
+from tasks.inputs import join
 from tasks.store import DataError, write_jsonl
 from tasks.types import Hop, Passage, Question
 
@@ -46,8 +47,8 @@ def write_hops(root: Path, found: dict[str, tuple[Hop, ...]]) -> None:
 def joined(name: str, questions: list[Question], root: Path) -> inputs.Inputs:
     """As the stage `inputs` joins what a method of the house reads."""
     reads = methods.build(methods.load(name, "laptop", ROOT), None).reads
-    found = inputs.join(questions, reads, "dev", root)
-    inputs.check(found, f"conf/method/{name}.yaml")
+    found = join.join(questions, reads, "dev", root)
+    join.check(found, f"conf/method/{name}.yaml")
     return found
 
 

@@ -47,19 +47,24 @@ class ReferenceLogProbs:
 
     def mean_logprobs(self, pairs: Sequence[Pair]) -> list[float]:
         """See `LogProbs`; in micro-batches of pairs of similar length."""
-        rows = [
+        if not pairs:
+            return []
+        samples = [
             Sample("", str(i), tuple(context), tuple(ids), (True,) * len(ids), (0.0,) * len(ids))
             for i, (context, ids) in enumerate(pairs)
         ]
-        lengths = [len(context) + len(ids) for context, ids in pairs]
-        found = [0.0] * len(pairs)
-        for some in microbatches(lengths, range(len(rows)), self.max_batch_tokens):
-            batch = collate([rows[i] for i in some], [Scores(0.0, ())] * len(some))
-            logprobs = self.policy.logprobs(batch, [range(len(batch))], reference=True)
-            means = logprobs.sum(-1) / batch.loss_mask.sum(-1).clamp(min=1)
-            for i, mean in zip(some, means.tolist(), strict=True):
-                found[i] = mean
-        return found
+        experience = collate(samples, [Scores(0.0, ())] * len(samples))
+        plan = microbatches(experience.lengths.tolist(), range(len(samples)), self.max_batch_tokens)
+        logprobs = self.policy.logprobs(experience, plan, reference=True)
+
+        means = [0.0] * len(samples)
+        for rows in plan:
+            # A wider tensor would be added up in another order, and rounding would differ.
+            width = int(experience.lengths[rows].max())
+            counts = experience.loss_mask[rows].sum(-1).clamp(min=1)
+            for row, mean in zip(rows, (logprobs[rows, :width].sum(-1) / counts).tolist(), strict=True):
+                means[row] = mean
+        return means
 
 
 PART = StartPolicy

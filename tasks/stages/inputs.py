@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tasks import conf, inputs
 from tasks.data.records import read_questions
 from tasks.data.settings import DataConf
+from tasks.inputs.join import check, join
 from tasks.runner import Context, main
 from tasks.store import replacing_folder
 
@@ -47,8 +48,8 @@ def body(ctx: Context[Settings]) -> None:
     joined = inputs.Inputs([], [], {})
     if settings.reads is not None:
         questions = list(read_questions(ctx.root / DATA / "questions.jsonl"))
-        joined = inputs.join(questions, settings.reads, settings.validation_split, ctx.root)
-        inputs.check(joined, f"{conf.CONF}/method/{settings.system}.yaml")
+        joined = join(questions, settings.reads, settings.validation_split, ctx.root)
+        check(joined, f"{conf.CONF}/method/{settings.system}.yaml")
 
     ctx.track_data("training", len(joined.training))
     with replacing_folder(ctx.root / OUT / settings.system) as out:
