@@ -12,7 +12,6 @@ import argparse
 from pathlib import Path
 
 from tasks import conf
-from tasks.parts import plain
 from tasks.runner import Context, run
 from tasks.stages import parts, systems
 from tasks.store import replacing_folder, write_json
@@ -20,7 +19,7 @@ from tasks.store import replacing_folder, write_json
 
 def body(ctx: Context, name: str) -> None:
     """Build the system, and the method that trains it; check the budgets; write what they are."""
-    playing = plain(systems.load(ctx.params, name, ctx.root))
+    playing = systems.load(ctx.params, name, ctx.root).settings
     is_method = conf.kind_of(conf.SYSTEMS, name, ctx.root) == "method"
     training = {"system": name, "playing": playing, **(_training(ctx, name) if is_method else {})}
     ctx.track.log_params(training)

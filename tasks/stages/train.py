@@ -16,7 +16,7 @@ from tasks import conf, inputs
 from tasks.agent.prompts import check_prompts
 from tasks.agent.rollout import RolloutConf
 from tasks.data.records import SPLITS
-from tasks.parts import kind_of, plain
+from tasks.parts import kind_of
 from tasks.records import schema
 from tasks.records import systems as records
 from tasks.records.metrics import MetricRow
@@ -48,14 +48,14 @@ def body(ctx: Context, name: str, seed: int) -> None:
 def describe(ctx: Context, name: str, seed: int) -> None:
     """Write what is played where nothing is trained: the start policy, or no policy at all."""
     system, policy = systems.load(ctx.params, name, ctx.root), parts.start_policy(seed)
-    settings = digest(plain(system))
+    plays_policy = system.kind.plays_policy
     record = SystemRecord(
         name=name,
         seed=seed,
-        kind=kind_of(system),
-        policy=str(policy) if system.plays_policy else None,
-        policy_sha256=parts.policy_sha256(ctx.root / policy) if system.plays_policy else settings,
-        made_by=f"base@{seed}" if system.plays_policy else ctx.name,
+        kind=kind_of(system.kind),
+        policy=str(policy) if plays_policy else None,
+        policy_sha256=parts.policy_sha256(ctx.root / policy) if plays_policy else digest(system.settings),
+        made_by=f"base@{seed}" if plays_policy else ctx.name,
         is_trained=False,
     )
     with replacing_folder(ctx.root / parts.ARTIFACTS / "train" / f"{name}-{seed}") as out:
@@ -185,7 +185,7 @@ def _publish(ctx: Context, trainer: Trainer, method: str, used: dict[str, Any], 
         record = SystemRecord(
             name=method,
             seed=seed,
-            kind=kind_of(systems.load(ctx.params, method, ctx.root)),
+            kind=kind_of(systems.load(ctx.params, method, ctx.root).kind),
             policy=str(folder / "policy"),
             policy_sha256=policy_sha256,
             made_by=ctx.name,

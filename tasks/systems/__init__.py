@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tasks.retrieval import Retriever
+from tasks.services import Role, Services
 from tasks.types import Episode, Mode, Question
 
 if TYPE_CHECKING:
@@ -53,12 +54,14 @@ class Resources:
         retriever: the search engine.
         top_k: passages per search, 0 takes what the system's own settings say.
         start_generator: starts the generator of this run with the weights in a folder.
+        services: those that the kind calls, by role.
     """
 
     policy: Path | None
     retriever: Retriever
     top_k: int
     start_generator: Callable[[Path], Generator]
+    services: Services
 
 
 class Kind(Protocol):
@@ -67,6 +70,11 @@ class Kind(Protocol):
     @property
     def plays_policy(self) -> bool:
         """Whether it plays a policy: the start policy, or the one that a method has trained."""
+        ...
+
+    @property
+    def services(self) -> tuple[Role, ...]:
+        """The services it calls; its file of `conf/system/` says which files of `conf/service/` play these roles."""
         ...
 
     def opened(self, resources: Resources) -> AbstractContextManager[System]:

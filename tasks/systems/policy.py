@@ -12,6 +12,7 @@ from tasks.agent.prompts import Prompt
 from tasks.agent.rollout import Player, RolloutConf
 from tasks.generate import Sampling
 from tasks.model import load_tokenizer
+from tasks.services import Role
 from tasks.systems import Resources
 from tasks.types import Mode, Question, Trajectory
 
@@ -53,6 +54,7 @@ class PolicySettings:
     grammar: dict[str, Any]
     rollout: RolloutConf
     plays_policy: ClassVar[bool] = True
+    services: ClassVar[tuple[Role, ...]] = ()
 
     @contextlib.contextmanager
     def opened(self, resources: Resources) -> Iterator[PolicySystem]:

@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from tasks.retrieval import RetrievalError, Retriever
+from tasks.services import Role
 from tasks.systems import Resources
 from tasks.types import Action, Episode, Hit, Mode, Question, Turn
 
@@ -55,6 +56,7 @@ class FirstTitleSettings:
 
     num_passages: Annotated[int, Field(ge=1)] = 2
     plays_policy: ClassVar[bool] = False
+    services: ClassVar[tuple[Role, ...]] = ()
 
     @contextlib.contextmanager
     def opened(self, resources: Resources) -> Iterator[FirstTitle]:

@@ -1,0 +1,68 @@
+"""A kind of system that asks a chat model: it searches for the question once and sends what it finds along.
+
+All that a prompted kind needs stands in this one file; put into `tasks/systems/` it can be named in `conf/system/`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from tasks.retrieval import Retriever
+from tasks.services import Chat, Messages, Refusal, Reply, Role
+from tasks.systems import Resources
+from tasks.types import Action, Cost, Episode, Hit, Mode, Question, Turn
+
+
+@dataclass(frozen=True)
+class AskedModel:
+    """See the module."""
+
+    chat: Chat
+    retriever: Retriever
+    num_passages: int
+    prompt: str
+    batch_questions: int = 8
+    tokenizer: None = None
+
+    def play(self, questions: Sequence[Question], mode: Mode, seed: int) -> Iterator[Episode]:
+        found = self.retriever.search([question.question for question in questions], self.num_passages)
+        with closing(self.chat.replies(map(self._messages, questions, found))) as replies:
+            for question, hits, reply in zip(questions, found, replies, strict=True):
+                yield self._episode(question, hits, reply)
+
+    def _messages(self, question: Question, hits: Sequence[Hit]) -> Messages:
+        passages = "\n".join(hit.text for hit in hits)
+        return [{"role": "user", "content": self.prompt.format(passages=passages, question=question.question)}]
+
+    @staticmethod
+    def _episode(question: Question, hits: Sequence[Hit], reply: Reply | Refusal) -> Episode:
+        search = Turn(Action("search", question.question), executed=True, hits=tuple(hits))
+        if isinstance(reply, Refusal):
+            return Episode(question.id, (search,), "open", error=reply.detail)
+        answer = Turn(Action("answer", reply.content), text=reply.content)
+        return Episode(question.id, (search, answer), "answered", reply.content, cost=Cost(0, reply.tokens))
+
+
+@dataclass(frozen=True)
+class AskedModelSettings:
+    """Passages of the one search, and the text that is sent."""
+
+    prompt: str
+    num_passages: Annotated[int, Field(ge=1)] = 3
+    plays_policy: ClassVar[bool] = False
+    services: ClassVar[tuple[Role, ...]] = ("chat",)
+
+    @contextlib.contextmanager
+    def opened(self, resources: Resources) -> Iterator[AskedModel]:
+        """See `tasks.systems.Kind`; the service is closed by who opened it."""
+        num_passages = resources.top_k or self.num_passages
+        yield AskedModel(resources.services["chat"], resources.retriever, num_passages, self.prompt)
+
+
+PART = AskedModelSettings
