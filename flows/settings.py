@@ -86,6 +86,7 @@ def help_text(root: Path) -> str:
         choices = names_of(setting.kinds, root) or typing.get_args(setting.info.annotation)
         known = f" [{', '.join(map(str, choices))}]" if choices and ... not in choices else ""
         lines.append(f"  {key} ({variable}): {setting.info.description}{known}")
+    lines.append("  (METHODS): methods (conf/method), set as systems beside evaluate.reference")
     return "\n".join(lines)
 
 

@@ -86,7 +86,7 @@ class Track:
         self._write({"kind": "metrics", "step": int(step), "metrics": {k: float(v) for k, v in metrics.items()}})
 
     def set_tags(self, tags: Mapping[str, object]) -> None:
-        """Labels of the run, such as data hashes, seed and method."""
+        """Labels of the run, such as data hashes, seed and system."""
         self._write({"kind": "tags", "tags": {key: hide(key, value) for key, value in tags.items()}})
 
     def log_inputs(self, name: str, path: Path, digest: str, num_rows: int | None = None, context: str = "") -> None:
@@ -179,7 +179,7 @@ def start(name: str, params: conf.Params, root: Path = Path(".")) -> Track:
             "stage": group,
             "item": item,
             "seed": seed,
-            "method": item.rpartition("-")[0] if seed else item,
+            "system": item.rpartition("-")[0] if seed else item,
             "git_commit": commit or "none",
             "git_dirty": dirty,
             "config_digest": store.digest(settings),

@@ -149,6 +149,7 @@ def test_the_command_line_names_every_setting(capsys: pytest.CaptureFixture[str]
     printed = capsys.readouterr().out
     for variable, key in settings.VARIABLES.items():
         assert f"{key} ({variable}): {settings.SETTINGS[key].info.description}" in printed
+    assert all(f"({variable})" in printed for variable in settings.SHORTHANDS)
 
 
 def test_data_is_a_name_or_a_folder(root: Path) -> None:

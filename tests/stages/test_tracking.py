@@ -96,7 +96,7 @@ def _check(address: str) -> None:
     assert stage.info.status == parent.info.status == "FINISHED"
     assert stage.data.tags["mlflow.parentRunId"] == parent.info.run_id
     assert stage.data.tags["seed"] == "0"
-    assert stage.data.tags["method"] == "a"
+    assert stage.data.tags["system"] == "a"
     assert stage.data.tags["data.questions"] == "ab" * 32
     assert stage.data.params["params.evaluate.top_k"] == "3"
     assert stage.data.params["train.lr"] == "0.1"
