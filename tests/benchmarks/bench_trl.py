@@ -201,6 +201,8 @@ def run_ours(folder: Path, workload: Workload) -> Measured:
 class QueryReward(EachReward):
     """The reward of `SearchTool`, for our loop."""
 
+    score_parts = ()
+
     def score(self, trajectory: Trajectory, question: Question) -> Scores:
         """See `EachReward`."""
         return on_last_token(trajectory, reward(queries_of(trajectory)))
