@@ -159,11 +159,14 @@ class PlainSession:
         self.written: list[list[int]] = [[] for _ in range(rows)]  # by row, since its last observation
         self.closed: set[int] = set()
         self._free: list[int] = []  # Closed rows whose slot nobody has taken yet.
-        self.cache = RowCache(self.model.config.num_hidden_layers)
+        self.cache = self._empty_cache()
 
         self._random = torch.Generator().manual_seed(sampling.seed)
         self.uniforms = self._draw_uniforms(rows)  # [rows, positions]
         self._prefill(prompts, copies)
+
+    def _empty_cache(self) -> RowCache:
+        return RowCache(self.model.config.num_hidden_layers, self.max_total_tokens)
 
     def _draw_uniforms(self, rows: int) -> np.ndarray:
         """The next rows of the table of draws.
@@ -210,7 +213,7 @@ class PlainSession:
                 self.closed.add(row)
                 self._free.append(row)
         if len(self.closed) == len(self.slot):
-            self.cache = RowCache(self.model.config.num_hidden_layers)  # Nobody can read the old one any more.
+            self.cache = self._empty_cache()  # Nobody can read the old one any more.
 
     @torch.inference_mode()
     def fork(self, row: int, times: int) -> list[int]:

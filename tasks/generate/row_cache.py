@@ -16,10 +16,16 @@ _GROW = 64
 
 
 class RowCache(Cache):
-    """Keys and values [slots, heads, positions, head_dim] per layer; each slot fills from position 0."""
+    """Keys and values [slots, heads, positions, head_dim] per layer; each slot fills from position 0.
 
-    def __init__(self, num_layers: int) -> None:
+    Args:
+        num_layers: of the model.
+        longest: positions that a row may come to have.
+    """
+
+    def __init__(self, num_layers: int, longest: int) -> None:
         super().__init__(layers=[])
+        self.longest = longest
         self.keys: list[Tensor | None] = [None] * num_layers
         self.values: list[Tensor | None] = [None] * num_layers
         self.used = self.slots = 0
@@ -49,7 +55,9 @@ class RowCache(Cache):
         if buffer is not None and old_slots >= slots and old_width >= width:
             return buffer
         rounded = -(-width // _GROW) * _GROW
-        grown = states.new_zeros(max(slots, old_slots), states.shape[1], max(rounded, old_width), states.shape[3])
+        # By half at least, up to the longest row: each growth copies the whole buffer.
+        wide = max(rounded, min(old_width * 3 // 2, self.longest), old_width) if width > old_width else old_width
+        grown = states.new_zeros(max(slots, old_slots), states.shape[1], wide, states.shape[3])
         if buffer is not None:
             grown[:old_slots, :, :old_width] = buffer
         return grown
