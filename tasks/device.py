@@ -1,8 +1,12 @@
-"""A GPU is used by one process of a user at a time: a second one waits, instead of both running out of memory."""
+"""What a process takes of the machine: GPUs, one process at a time, and threads and memory of the CPU.
+
+A second process that wants a GPU waits, instead of both running out of memory.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import tempfile
@@ -61,3 +65,21 @@ def _folder() -> Path:
     if not os.access(folder, os.W_OK):
         raise ValueError(f"{folder}: cannot be written. Expected a folder of this user for locks; set TMPDIR.")
     return folder
+
+
+def use_threads(count: int) -> None:
+    """Fix torch's threads (on a CPU their number is part of the result) and keep freed memory for the next step."""
+    os.environ["OMP_NUM_THREADS"] = str(count)
+    torch.set_num_threads(count)
+    _keep_freed_memory()
+
+
+def _keep_freed_memory() -> None:
+    """Tell glibc to keep large freed blocks: a step's activations would be mapped and zeroed anew each time."""
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+        m_trim_threshold, m_mmap_threshold = -1, -3
+        libc.mallopt(m_mmap_threshold, 1 << 30)
+        libc.mallopt(m_trim_threshold, (1 << 31) - 1)
+    except (OSError, AttributeError):
+        pass  # Another C library: nothing to gain.

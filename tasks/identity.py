@@ -159,7 +159,10 @@ class Sources:
 
 
 def modules_of(settings: object) -> set[str]:
-    """Modules of this package that define the dataclasses of which `settings` is made, however deep they lie."""
+    """Modules of this package that define the dataclasses of which `settings` is made, however deep they lie.
+
+    A dataclass that itself loads parts by kind, from settings in a mapping, gives them by a method `loads`.
+    """
     found: set[str] = set()
     waiting, seen = [settings], set[int]()
     while waiting:
@@ -174,6 +177,8 @@ def modules_of(settings: object) -> set[str]:
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             found.add(type(value).__module__)
             waiting += [getattr(value, field.name) for field in dataclasses.fields(value)]
+            if callable(loads := getattr(value, "loads", None)):
+                waiting.append(loads())
     return {module for module in found if module.partition(".")[0] == PACKAGE}
 
 

@@ -12,7 +12,7 @@ import torch
 
 from tasks import device
 from tasks.conf import require
-from tasks.store import DataError
+from tasks.store import DataError, digest, sha256
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 """Of forward passes; `auto` is bfloat16 on GPUs that have it."""
@@ -109,3 +109,9 @@ def export_folder(model: Any, tokenizer: Any, folder: Path) -> None:
     model.save_pretrained(folder, safe_serialization=True)
     tokenizer.save_pretrained(folder)
     shutil.rmtree(folder / ".cache", ignore_errors=True)
+
+
+def weights_sha256(folder: Path) -> str:
+    """Hash of a policy's weights: the file's own, or one over the shards'."""
+    files = sorted(folder.glob("*.safetensors"))
+    return sha256(files[0]) if len(files) == 1 else digest([[file.name, sha256(file)] for file in files])

@@ -21,6 +21,7 @@ from tasks.engine import OptimizerConf
 from tasks.engine.plain import PlainCritic, PlainPolicy
 from tasks.generate import Call, Sampling
 from tasks.generate.plain import PlainGenerator
+from tasks.methods import loader
 from tasks.model import LoraConf
 from tasks.retrieval import RetrievalError
 from tasks.rewards import on_last_token
@@ -54,7 +55,7 @@ def make_grammar(kind: str, tokenizer: Any = None) -> SearchGrammar:
 
 def load_method(name: str, scale: str, tokenizer: Any = None, root: Path = Path(__file__).parents[1]) -> Method:
     """A method of `conf/method/` as it is at one scale, with its own prompt and grammar."""
-    return methods.build(methods.load(name, scale, root), tokenizer)
+    return methods.build(loader.load(name, scale, root), tokenizer)
 
 
 def make_tokenizer() -> Any:

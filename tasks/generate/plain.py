@@ -15,15 +15,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tasks.generate import Call, Sampling, Trainee, Weights, checked, not_open
-from tasks.generate.row_cache import RowCache
 from tasks.model import Dtype, load_policy, load_tokenizer, pick_device
+
+if TYPE_CHECKING:
+    from tasks.generate.row_cache import RowCache
 
 _STOP_TOKENS = 32  # more than the bytes of any stop string, so that it fits however it was split
 
@@ -166,6 +168,8 @@ class PlainSession:
         self._prefill(prompts, copies)
 
     def _empty_cache(self) -> RowCache:
+        from tasks.generate.row_cache import RowCache  # Takes seconds; who reads settings alone does not need it.
+
         return RowCache(self.model.config.num_hidden_layers, self.max_total_tokens)
 
     def _draw_uniforms(self, rows: int) -> np.ndarray:

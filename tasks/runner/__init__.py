@@ -63,12 +63,12 @@ def run(
         from tasks.runner import tracking
 
         wait_for_turn(root, name)
-        params = conf.params(root)
+        params = conf.read_yaml(root / conf.PARAMS)  # For records only; what a stage does stands in its plan.
         plan = None if settings is None else planned.read(root, name)
         if plan is not None:
             planned.check_sources(plan, root, name)
         used = None if plan is None or settings is None else planned.settings_of(plan, settings, name)
-        context = Context(name, root, used, params, tracking.start(name, params, root))
+        context = Context(name, root, used, str(params.get("data")), tracking.start(name, params, root))
         body(context)
         if plan is not None:
             planned.check_loaded(plan, name)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from tasks import conf, store
+from tasks import store
 from tasks.runner import progress as shown
 from tasks.runner.resume import fingerprint
 
@@ -20,6 +20,7 @@ S = TypeVar("S")
 
 SCRATCH = Path(".scratch")
 DATA = Path("artifacts/data")
+NUM_TRACKED = 8  # Trajectories of a stage that are shown as traces.
 
 
 @dataclass(frozen=True)
@@ -28,16 +29,16 @@ class Context(Generic[S]):
 
     Attributes:
         name: stage and matrix item, such as `train@search_r1_grpo-0`.
-        root: root of the clone, where `params.yaml` is.
+        root: root of the clone, where `dvc.yaml` is.
         settings: what the stage's plan says; see `tasks.runner.planned`.
-        params: `params.yaml`, checked.
+        data: the name under which tracking knows the data, as in `params.yaml`.
         track: the tracking handle (`log_params`, `log_inputs`, `log_artifact`, `log_table`, ...); it never raises.
     """
 
     name: str
     root: Path
     settings: S
-    params: conf.Params
+    data: str
     track: Track
     _scratch: list[Path] = field(default_factory=list, repr=False)
 
@@ -47,8 +48,14 @@ class Context(Generic[S]):
 
     def track_data(self, purpose: str, num_rows: int) -> None:
         """Tell tracking that the stage reads `artifacts/data`: so many questions (or passages), and what for."""
-        self.track.log_inputs(self.params.data, DATA, self.data_sha256, num_rows, purpose)
+        self.track.log_inputs(self.data, DATA, self.data_sha256, num_rows, purpose)
         self.track.set_tags({"data_sha256": self.data_sha256})
+
+    def track_outcome(self, folder: Path, trajectories: Sequence[store.Row]) -> None:
+        """Keep a finished stage's folder (policy, metrics, scores) and its last trajectories with its run."""
+        self.track.log_artifact(folder)
+        for row in trajectories[-NUM_TRACKED:]:
+            self.track.log_trajectory(row)
 
     @functools.cached_property
     def data_sha256(self) -> str:
@@ -72,3 +79,7 @@ class Context(Generic[S]):
     ) -> Iterator[T]:
         """Yield the items and show how far we are: a bar on a terminal, else a line every few seconds."""
         return shown.progress(iterable, total, desc or self.name, initial)
+
+    def bar(self, total: int) -> shown.Bar:
+        """Shows the progress of work that reports how far it is, and hands its metrics to tracking."""
+        return shown.Bar(self.name, total, self.log)

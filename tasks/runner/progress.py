@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -44,3 +44,33 @@ def _line(desc: str, done: int, initial: int, total: int | None, seconds: float)
         return f"{desc}: {done} ({rate:.2f}/s)"
     left = f", {(total - done) / rate:.0f} s left" if rate and done < total else ""
     return f"{desc}: {done}/{total} ({100 * done / total:.0f}%, {rate:.2f}/s{left})"
+
+
+class Bar:
+    """Progress of work that reports how far it is instead of handing out items.
+
+    What the first report finds done may be the work of an earlier attempt, so the rate counts from there.
+
+    Args:
+        desc: what is done.
+        total: when it is done.
+        hear: hears of the metrics of each step.
+    """
+
+    def __init__(self, desc: str, total: int, hear: Callable[[int, dict[str, float]], None]) -> None:
+        self._desc, self._total, self._hear = desc, total, hear
+        self._done = 0
+        self._items: Iterator[int] | None = None
+
+    def show(self, done: int) -> None:
+        """Advance to `done`."""
+        if self._items is None:
+            self._done = done
+            self._items = progress(iter(range(done, self._total)), self._total, self._desc, done)
+        while self._done < done and next(self._items, None) is not None:
+            self._done += 1
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Advance to `step` and hand its metrics on."""
+        self.show(step)
+        self._hear(step, metrics)

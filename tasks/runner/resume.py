@@ -10,22 +10,15 @@ from tasks import conf, store
 
 
 def fingerprint(root: Path, name: str) -> str:
-    """16 hex digits over what `dvc.yaml` says stage `name` depends on: settings, inputs and code.
+    """16 hex digits over the content of everything that `dvc.yaml` says stage `name` depends on: plan and artifacts.
 
-    Inputs are read and hashed, so the answer does not rely on the order in which stages ran.
+    They are read and hashed, so the answer does not rely on the order in which stages ran.
 
     Raises:
         ValueError: `dvc.yaml` has no such stage, or an input is missing.
     """
     stage, values = _stage(root, name)
-    deps = {path: _hashes(root / path, root) for path in (_resolve(dep, values) for dep in stage.get("deps", []))}
-    settings: dict[str, Any] = {}
-    for entry in stage.get("params", []):
-        for file, keys in entry.items() if isinstance(entry, dict) else [(str(conf.PARAMS), [entry])]:
-            path = _resolve(file, values)
-            tree = conf.read_yaml(root / path)
-            settings.setdefault(path, {}).update({key: _lookup(tree, key) for key in keys} if keys else tree)
-    return store.digest(stage.get("cmd"), values["item"], deps, settings)
+    return store.digest({path: _hashes(root / path) for path in (_resolve(dep, values) for dep in stage["deps"])})
 
 
 def _stage(root: Path, name: str) -> tuple[conf.Tree, conf.Tree]:
@@ -45,27 +38,22 @@ def _stage(root: Path, name: str) -> tuple[conf.Tree, conf.Tree]:
 
 
 def _resolve(text: str, values: conf.Tree) -> str:
-    return re.sub(r"\$\{([\w.\[\]]+)\}", lambda match: str(_lookup(values, match[1])), text)
+    return re.sub(r"\$\{([\w.]+)\}", lambda match: str(_lookup(values, match[1])), text)
 
 
 def _lookup(tree: Any, key: str) -> Any:
-    for part in re.findall(r"\w+", key):
-        if isinstance(tree, list) and part.isdecimal() and int(part) < len(tree):
-            tree = tree[int(part)]
-            continue
+    for part in key.split("."):
         if not isinstance(tree, dict) or part not in tree:
             raise ValueError(f"dvc.yaml: key {key!r} is not in the settings. Add it to params.yaml or mend dvc.yaml.")
         tree = tree[part]
     return tree
 
 
-def _hashes(path: Path, root: Path) -> list[list[str]]:
+def _hashes(path: Path) -> list[list[str]]:
     """`[relative path, sha256]` of a file, or of every file below a folder."""
     if path.is_file():
         return [[path.name, store.sha256(path)]]
     if not path.is_dir():
         raise ValueError(f"{path}: the stage needs this and it is missing. Run `make run`, which makes it.")
-    # As .dvcignore has it: the documents of a room are not its code.
-    kept = (p for p in path.rglob("*") if p.suffix != ".md" and "__pycache__" not in p.parts)
-    files = sorted(p for p in kept if p.is_file())
-    return [[str(p.relative_to(path)), store.sha256(p)] for p in files]
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    return [[str(file.relative_to(path)), store.sha256(file)] for file in files]

@@ -155,7 +155,7 @@ class Track:
             print(f"warning: tracking of {self._name} stopped: {error!r}", file=sys.stderr, flush=True)
 
 
-def start(name: str, params: conf.Params, root: Path = Path(".")) -> Track:
+def start(name: str, params: Row, root: Path = Path(".")) -> Track:
     """Open the record of stage `name` and tell it who we are; see the module for the environment variables."""
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
     path = root / FOLDER / f"{name}-{stamp}-{os.getpid()}.jsonl"
@@ -171,7 +171,6 @@ def start(name: str, params: conf.Params, root: Path = Path(".")) -> Track:
     commit, dirty = git_state(root)
     group, _, item = name.partition("@")
     seed = tail if (tail := item.rpartition("-")[2]).isdecimal() else ""
-    settings = conf.plain(params)
     where = address_digest(root) if is_on else None
     track._write({"kind": "start", "stage": name, "pipeline": key, "owner": owner, "address": where})
     track.set_tags(
@@ -182,10 +181,10 @@ def start(name: str, params: conf.Params, root: Path = Path(".")) -> Track:
             "system": item.rpartition("-")[0] if seed else item,
             "git_commit": commit or "none",
             "git_dirty": dirty,
-            "config_digest": store.digest(settings),
+            "config_digest": store.digest(params),
         }
     )
-    track.log_params({"params": settings})
+    track.log_params({"params": params})
     with track._guard():
         if track._is_sent and not _has_sender(root):  # After the first row is written; see `_follow`.
             start_sender(root, key, owner)

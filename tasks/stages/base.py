@@ -2,72 +2,127 @@
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tasks import conf
-from tasks.data.records import SPLITS
-from tasks.runner import Context, run
-from tasks.stages import parts
+from tasks import conf, parts, retrieval
+from tasks.agent import grammars
+from tasks.agent.prompts import Prompt
+from tasks.agent.rollout import RolloutConf
+from tasks.base.settings import BaseConf, PretrainedConf, TinyConf
+from tasks.data.records import read_passages, read_questions
+from tasks.runner import Context, main
 from tasks.store import replacing_folder, write_jsonl
 
 if TYPE_CHECKING:
     from tasks.base.make import TinyPolicy
+    from tasks.plan import RunSettings
+
+MATRIX = ("seed",)
+DATA, INDEX = Path("artifacts/data"), Path("artifacts/index")
+OUT = Path("artifacts/base")
 
 
-def body(ctx: Context, seed: int) -> None:
+@dataclass(frozen=True)
+class Made:
+    """How a policy is made from random weights.
+
+    Attributes:
+        architecture: of the model.
+        training: what it is taught before reinforcement learning.
+        rollout: budgets of the play it is taught.
+        prompt, grammar: of that play; the grammar is kind and settings.
+        retriever: settings of the backend that opens the index.
+    """
+
+    architecture: TinyConf
+    training: BaseConf
+    rollout: RolloutConf
+    prompt: Prompt
+    grammar: dict[str, Any]
+    retriever: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the stage reads of the settings.
+
+    Attributes:
+        seed: of weights and demonstrations.
+        made: for a policy that is made here.
+        pretrained: for one that is taken over.
+    """
+
+    seed: int
+    made: Made | None
+    pretrained: PretrainedConf | None
+
+
+def settings(run: RunSettings, seed: int) -> Settings:
+    """The model of this run, and how it is taught if it is made here."""
+    model = run.model
+    if model.tiny is None:
+        return Settings(seed, None, model.pretrained)
+    prompt, grammar = run.own_prompting
+    if prompt is None or grammar is None:
+        raise ValueError(
+            f"{conf.CONF}/model/{run.params.model}.yaml: prompt={model.prompt!r}, grammar={model.grammar!r}: "
+            "expected both: a policy that is made here is taught with a prompt and a grammar of its own."
+        )
+    training = run.scale(BaseConf, "base")
+    return Settings(
+        seed, Made(model.tiny, training, run.rollout(), prompt, parts.plain(grammar), run.retriever()), None
+    )
+
+
+def loads(settings: Settings) -> Any:
+    """The grammar, and the settings of the backend."""
+    if settings.made is None:
+        return ()
+    grammar = grammars.make(settings.made.grammar, None, "grammar")
+    return grammar, retrieval.settings_of(settings.made.retriever, "retriever")
+
+
+def body(ctx: Context[Settings]) -> None:
     """Train the tiny policy, or take over a given model folder."""
     from tasks.model import export_folder, load_policy
 
-    model_conf = parts.model_conf(ctx.params)
-    if model_conf.pretrained is not None:
-        model, tokenizer = load_policy(ctx.root / model_conf.pretrained.folder)
+    if ctx.settings.made is None:
+        assert ctx.settings.pretrained is not None
+        model, tokenizer = load_policy(ctx.root / ctx.settings.pretrained.folder)
         history = []  # Nothing was trained here.
     else:
-        made = _tiny(ctx, seed)
+        made = _make(ctx, ctx.settings.made)
         model, tokenizer, history = made.model, made.tokenizer, made.history
-    with replacing_folder(ctx.root / parts.ARTIFACTS / "base" / str(seed)) as out:
+
+    folder = OUT / str(ctx.settings.seed)
+    with replacing_folder(ctx.root / folder) as out:
         (out / "policy").mkdir()
         export_folder(model, tokenizer, out / "policy")
         write_jsonl(out / "metrics.jsonl", history)
-    parts.track_outcome(ctx, parts.ARTIFACTS / "base" / str(seed), ())
+    ctx.track_outcome(folder, ())
 
 
-def _tiny(ctx: Context, seed: int) -> TinyPolicy:
+def _make(ctx: Context[Settings], settings: Made) -> TinyPolicy:
     from tasks.base.make import make_tiny
-    from tasks.base.settings import BaseConf
-    from tasks.data.records import read_passages
+    from tasks.device import use_threads
 
-    model_conf = parts.model_conf(ctx.params)
-    assert model_conf.tiny is not None
-    settings = conf.fill(BaseConf, *parts.scale_section(ctx.params, "base"))
-    parts.set_threads(settings.num_threads)
-    ctx.track.log_params(conf.plain(settings))
-    phases = (settings.recall, settings.read, settings.wasteful, settings.lazy)
-    questions = parts.questions(ctx.root, SPLITS)
+    use_threads(settings.training.num_threads)
+    ctx.track.log_params(conf.plain(settings.training))
+    questions = list(read_questions(ctx.root / DATA / "questions.jsonl"))
     ctx.track_data("training", sum(question.split == "train" for question in questions))
-    bar = parts.Bar(ctx, sum(phase.max_steps for phase in phases))
-    prompt, grammar = parts.own_prompting(ctx.params, ctx.root)
-    if prompt is None or grammar is None:
-        raise ValueError(
-            f"{conf.CONF}/model/{ctx.params.model}.yaml: prompt={model_conf.prompt!r}, grammar={model_conf.grammar!r}: "
-            "expected both: a policy that is made here is taught with a prompt and a grammar of its own."
-        )
+
+    grammar, _ = loads(ctx.settings)
+    corpus = ctx.root / DATA / "corpus.jsonl"
+    search = retrieval.open_retriever(ctx.root / INDEX, corpus)
+    phases = (settings.training.recall, settings.training.read, settings.training.wasteful, settings.training.lazy)
+    bar = ctx.bar(sum(phase.max_steps for phase in phases))
     return make_tiny(
-        model_conf.tiny, settings, parts.rollout_conf(ctx.params), prompt, grammar,
-        questions, read_passages(ctx.root / parts.ARTIFACTS / "data" / "corpus.jsonl"),
-        parts.retriever(ctx.root), seed, ctx.scratch, bar.log,
+        settings.architecture, settings.training, settings.rollout, settings.prompt, grammar,
+        questions, read_passages(corpus), search, ctx.settings.seed, ctx.scratch, bar.log,
     )  # fmt: skip
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, required=True)
-    args = parser.parse_args()
-    run(f"base@{args.seed}", lambda ctx: body(ctx, args.seed), root=Path("."))
-
-
 if __name__ == "__main__":
-    main()
+    main("base", body, Settings, *MATRIX)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.data.ingest import REJECTED, FolderConf, fault_lines, ingest, publish
-from tasks.data.settings import DataConf
 from tasks.data.world import WorldConf, write_world
 from tasks.runner import Context, main
 from tasks.store import Row
@@ -35,7 +34,7 @@ class Settings:
 
 def settings(run: RunSettings) -> Settings:
     """Of `conf/data/` the part that makes the data; which splits serve what, others read."""
-    chosen = run.load(DataConf, "data", run.params.data)
+    chosen = run.data
     if chosen.world is None and not run.params.data_folder:
         raise ValueError(
             "params.yaml: data_folder is empty, but data is 'folder'. Name the folder that holds the data."

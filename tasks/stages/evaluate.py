@@ -2,119 +2,186 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from tasks import conf
-from tasks.records import schema
-from tasks.records import systems as records
+from tasks import parts, retrieval, services
+from tasks.data.records import read_questions
+from tasks.data.sample import choose
+from tasks.model import Dtype
+from tasks.records import schema, systems
 from tasks.records.systems import SystemRecord
-from tasks.runner import Context, run
-from tasks.stages import parts, systems
-from tasks.stages.systems import Named
-from tasks.store import replacing_folder, write_json
+from tasks.runner import Context, main
+from tasks.store import Row, replacing_folder, write_json
+from tasks.systems import Named, Resources, build
 from tasks.types import Question
 
 if TYPE_CHECKING:
     from tasks.evaluate.play import Evaluation
-    from tasks.model import Dtype
+    from tasks.generate import GeneratorConf
+    from tasks.plan import RunSettings
 
+MATRIX = ("system", "seed")
+DATA, INDEX, TRAINED = Path("artifacts/data"), Path("artifacts/index"), Path("artifacts/train")
+OUT = Path("artifacts/evaluate")
 NUM_RECORDED = 60
 
 
-def body(ctx: Context, name: str, seed: int) -> None:
-    """Greedy and sampled play with the system's budgets and the evaluation's top-k."""
-    from tasks.train.settings import TrainConf
+@dataclass(frozen=True)
+class Settings:
+    """What the stage reads of the settings.
 
-    record = records.read(ctx.root / parts.ARTIFACTS / "train" / f"{name}-{seed}")
-    system = systems.load(ctx.params, name, ctx.root)
-    training = conf.fill(TrainConf, *parts.scale_section(ctx.params, "train"))
-    parts.set_threads(training.num_threads)
-    splits, questions = _questions(ctx)
-    used = {"evaluate": conf.plain(ctx.params.evaluate), "splits": list(splits), "system": system.settings}
-    ctx.track.log_params(used)
-    ctx.track.set_tags({"policy": name, "seed": seed})
+    Attributes:
+        system, seed: which.
+        playing: kind, settings and services of the system.
+        generator: kind and settings of what writes a policy's text.
+        retriever: settings of the backend that opens the index.
+        data, splits: file of `conf/data/`, and the splits that it says are evaluated.
+        max_questions, sampled, max_failed_share, top_k: see `evaluate` in `params.yaml`.
+        num_threads, dtype: of forward passes, as in training.
+    """
+
+    system: str
+    seed: int
+    playing: dict[str, Any]
+    generator: dict[str, Any]
+    retriever: dict[str, Any]
+    data: str
+    splits: tuple[str, ...]
+    max_questions: int
+    sampled: bool
+    max_failed_share: float
+    top_k: int
+    num_threads: int
+    dtype: Dtype
+
+
+def settings(run: RunSettings, system: str, seed: int) -> Settings:
+    """One system with this run's generator, index and questions."""
+    chosen, training = run.params.evaluate, run.training()
+    return Settings(
+        system=system,
+        seed=seed,
+        playing=run.system(system),
+        generator=run.generator(),
+        retriever=run.retriever(),
+        data=run.params.data,
+        splits=run.data.evaluate_splits,
+        max_questions=chosen.max_questions,
+        sampled=chosen.sampled,
+        max_failed_share=chosen.max_failed_share,
+        top_k=chosen.top_k,
+        num_threads=training.num_threads,
+        dtype=training.dtype,
+    )
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What the stage loads by kind.
+
+    Attributes:
+        system: settings of what plays, and of the services it calls.
+        generator: settings of what writes a policy's text.
+        retriever: settings of the backend that opens the index.
+    """
+
+    system: Named
+    generator: GeneratorConf
+    retriever: Any
+
+
+def loads(settings: Settings) -> Loaded:
+    """Build what the settings name."""
+    return Loaded(
+        build(settings.playing),
+        cast("GeneratorConf", parts.make("generate", settings.generator, "generator")),
+        retrieval.settings_of(settings.retriever, "retriever"),
+    )
+
+
+def body(ctx: Context[Settings]) -> None:
+    """Greedy and sampled play with the system's budgets and the evaluation's top-k."""
+    from tasks.device import use_threads
+
+    settings = ctx.settings
+    item = f"{settings.system}-{settings.seed}"
+    record = systems.read(ctx.root / TRAINED / item)
+    use_threads(settings.num_threads)
+    questions = _questions(ctx)
+    ctx.track.log_params(_used(settings))
+    ctx.track.set_tags({"policy": settings.system, "seed": settings.seed})
     ctx.track_data("evaluation", len(questions))
 
-    played = _play(ctx, record, system, training.dtype, questions)
-
-    greedy = [row for row in played.scores if row.mode == "greedy"]
+    found = _play(ctx, record, questions)
+    greedy = [row for row in found.scores if row.mode == "greedy"]
     shown = ("em", "f1", "subem", "searches")
     ctx.log(0, {f"{key}_mean": sum(getattr(row, key) for row in greedy) / len(greedy) for key in shown})
-    folder = parts.ARTIFACTS / "evaluate" / f"{name}-{seed}"
-    with replacing_folder(ctx.root / folder) as out:
-        schema.write(out / "scores.jsonl", played.scores)
-        schema.write(out / "trajectories.jsonl", played.trajectories)
-        write_json(out / "summary.json", _summary(ctx, record, len(questions), used))
-    parts.track_outcome(ctx, folder, [schema.plain(row) for row in played.trajectories])
+
+    with replacing_folder(ctx.root / OUT / item) as out:
+        schema.write(out / "scores.jsonl", found.scores)
+        schema.write(out / "trajectories.jsonl", found.trajectories)
+        write_json(out / "summary.json", _summary(ctx, record, len(questions)))
+    ctx.track_outcome(OUT / item, [schema.plain(row) for row in found.trajectories])
 
 
-def _play(ctx: Context, record: SystemRecord, system: Named, dtype: Dtype, questions: Sequence[Question]) -> Evaluation:
+def _questions(ctx: Context[Settings]) -> list[Question]:
+    """The questions of the splits that are evaluated, or a sample of them."""
+    settings, path = ctx.settings, ctx.root / DATA / "questions.jsonl"
+    questions = choose(list(read_questions(path)), settings.splits, settings.max_questions)
+    if not questions:
+        raise ValueError(
+            f"conf/data/{settings.data}.yaml: evaluate_splits={list(settings.splits)}: artifacts/data has no question "
+            f"of these. Name a split that the data has."
+        )
+    return questions
+
+
+def _play(ctx: Context[Settings], record: SystemRecord, questions: list[Question]) -> Evaluation:
     """Start what the system calls and plays with, let it play, close all."""
-    from tasks import generate, services
     from tasks.evaluate.play import evaluate
-    from tasks.systems import Resources
 
-    settings = ctx.params.evaluate
-    generator = generate.load(ctx.params.generator, ctx.root)
-    bar = parts.Bar(ctx, (2 if settings.sampled else 1) * len(questions))
+    settings, loaded = ctx.settings, loads(ctx.settings)
+    retriever = retrieval.open_retriever(ctx.root / INDEX, ctx.root / DATA / "corpus.jsonl")
+    bar = ctx.bar((2 if settings.sampled else 1) * len(questions))
     done = {"greedy": 0, "sampled": 0}
 
     def progress(mode: str, count: int) -> None:
         done[mode] = count
         bar.show(sum(done.values()))
 
-    with services.opened(system.services, services.Resources(ctx.root, ctx.scratch)) as called:
+    with services.opened(loaded.system.services, services.Resources(ctx.root, ctx.scratch)) as called:
         resources = Resources(
             policy=None if record.policy is None else ctx.root / record.policy,
-            retriever=parts.retriever(ctx.root),
+            retriever=retriever,
             top_k=settings.top_k,
-            start_generator=lambda policy: generator.start(policy, dtype),
+            start_generator=lambda policy: loaded.generator.start(policy, settings.dtype),
             services=called,
         )
-        with system.kind.opened(resources) as playing:
+        with loaded.system.kind.opened(resources) as playing:
             return evaluate(
-                playing, questions, settings.sampled, record.name, record.seed, NUM_RECORDED,
+                playing, questions, settings.sampled, settings.system, settings.seed, NUM_RECORDED,
                 ctx.scratch, settings.max_failed_share, progress,
             )  # fmt: skip
 
 
-def _questions(ctx: Context) -> tuple[tuple[str, ...], list[Question]]:
-    """The splits that are evaluated, and their questions or a sample of them."""
-    from tasks.data.sample import choose
-    from tasks.data.settings import DataConf
-
-    splits = conf.load(DataConf, "data", ctx.params.data).evaluate_splits
-    questions = choose(parts.questions(ctx.root, splits), splits, ctx.params.evaluate.max_questions)
-    if not questions:
-        raise ValueError(
-            f"conf/data/{ctx.params.data}.yaml: evaluate_splits={list(splits)}: artifacts/data has no question of "
-            f"these. Name a split that the data has."
-        )
-    return splits, questions
+def _used(settings: Settings) -> Row:
+    """The settings that readers of the report see."""
+    evaluate = {key: getattr(settings, key) for key in ("top_k", "max_questions", "sampled", "max_failed_share")}
+    return {"evaluate": evaluate, "splits": list(settings.splits), "system": settings.playing}
 
 
-def _summary(ctx: Context, record: SystemRecord, num_questions: int, used: dict[str, Any]) -> dict[str, Any]:
+def _summary(ctx: Context[Settings], record: SystemRecord, num_questions: int) -> Row:
     return {
         "policy": record.name,
         "seed": record.seed,
         "num_questions": num_questions,
         "data_sha256": ctx.data_sha256,
         "policy_sha256": record.policy_sha256,
-        "settings": used,
+        "settings": _used(ctx.settings),
     }
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--system", required=True)
-    parser.add_argument("--seed", type=int, required=True)
-    args = parser.parse_args()
-    run(f"evaluate@{args.system}-{args.seed}", lambda ctx: body(ctx, args.system, args.seed), root=Path("."))
-
-
 if __name__ == "__main__":
-    main()
+    main("evaluate", body, Settings, *MATRIX)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from tasks import conf, inputs
 from tasks.data.records import read_questions
-from tasks.data.settings import DataConf
 from tasks.inputs.join import check, join
 from tasks.runner import Context, main
 from tasks.store import replacing_folder
@@ -38,8 +37,7 @@ class Settings:
 
 def settings(run: RunSettings, system: str) -> Settings:
     """What the system's method reads, and the validation split of the data."""
-    data = run.load(DataConf, "data", run.params.data)
-    return Settings(system, run.reads(system), data.validation_split)
+    return Settings(system, run.reads(system), run.data.validation_split)
 
 
 def body(ctx: Context[Settings]) -> None:

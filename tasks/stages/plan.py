@@ -9,7 +9,7 @@ from types import ModuleType
 from tasks import conf, plan
 from tasks.runner import Context, planned, run
 
-NO_STAGES = ("__init__", "plan", "parts", "systems", "method", "base", "train", "evaluate", "report")
+NO_STAGES = ("__init__", "plan")
 
 
 def stages() -> dict[str, ModuleType]:

@@ -5,45 +5,70 @@
 
 from __future__ import annotations
 
-import argparse
+import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tasks import conf, runner
 from tasks.records import systems
 from tasks.report import page, printed, study, table
-from tasks.runner import tracking
+from tasks.runner import Context, main, planned, tracking
+from tasks.runner.ledger import LEDGER
+
+if TYPE_CHECKING:
+    from tasks.plan import RunSettings
 
 ARTIFACTS, REPORTS = Path("artifacts"), Path("reports")
+PAPERS = Path("conf/papers/printed.csv")
+DOCS = Path(".scratch/data_docs")
 WHOLE = (table.ALL, table.ALL, table.ALL, "greedy")  # All seeds, datasets and hops.
 
 
-def titles(params: conf.Params, root: Path = Path()) -> dict[str, str]:
-    """System -> display name: key `title` of its file, else its plain name."""
-    files = {name: conf.section(conf.kind_of(conf.SYSTEMS, name, root), name, root) for name in params.systems}
-    return {name: str(file.get("title", name)) for name, file in files.items()}
+@dataclass(frozen=True)
+class Settings:
+    """What the stage reads of the settings.
+
+    Attributes:
+        titles: system -> display name, in the order of `systems`.
+        seeds: of each system.
+        reference: the system that others are compared with.
+        num_bootstrap: resamples behind each interval.
+        facts: names of data, model, retriever and scale, for the page.
+    """
+
+    titles: dict[str, str]
+    seeds: tuple[int, ...]
+    reference: str
+    num_bootstrap: int
+    facts: dict[str, str]
 
 
-def results(params: conf.Params, root: Path = Path()) -> table.Results:
-    """The result table of the runs that `params.yaml` names."""
-    evaluate, artifacts = params.evaluate, root / ARTIFACTS
-    found = table.build(
-        artifacts, params.systems, params.seeds, evaluate.reference, evaluate.num_bootstrap, titles(params, root)
-    )
-    return study.complete(found, artifacts, evaluate.num_bootstrap, printed.read(root / conf.CONF / printed.FILE))
-
-
-def write(params: conf.Params, root: Path = Path()) -> table.Results:
-    """Write the three files of `reports/`; returns what they show."""
-    found = results(params, root)
-    ledger = table.read_ledger(root / runner.SCRATCH / "ledger")
+def settings(run: RunSettings) -> Settings:
+    """Which systems and seeds the report shows, and under which names."""
+    params = run.params
     facts = {"data": params.data, "model": params.model, "retriever": params.retriever, "scale": params.scale}
+    titles = {name: run.title(name) for name in params.systems}
+    return Settings(titles, params.seeds, params.evaluate.reference, params.evaluate.num_bootstrap, facts)
+
+
+def results(settings: Settings, root: Path = Path()) -> table.Results:
+    """The result table of these systems and seeds."""
+    names, artifacts = list(settings.titles), root / ARTIFACTS
+    found = table.build(artifacts, names, settings.seeds, settings.reference, settings.num_bootstrap, settings.titles)
+    return study.complete(found, artifacts, settings.num_bootstrap, printed.read(root / PAPERS))
+
+
+def write(settings: Settings, root: Path = Path()) -> table.Results:
+    """Write the three files of `reports/`; returns what they show."""
+    found = results(settings, root)
     table.write_csv(root / REPORTS / "results.csv", found.cells)
     table.write_markdown(root / REPORTS / "results.md", found)
-    page.write_page(root / REPORTS / "index.html", found, root / ARTIFACTS, ledger, facts)
+    ledger = table.read_ledger(root / LEDGER)
+    page.write_page(root / REPORTS / "index.html", found, root / ARTIFACTS, ledger, settings.facts)
     return found
 
 
-def guard(params: conf.Params, root: Path = Path()) -> None:
+def guard(settings: Settings, root: Path = Path()) -> None:
     """The Great Expectations suites over what was played; nothing is published that breaks one.
 
     Raises:
@@ -51,8 +76,8 @@ def guard(params: conf.Params, root: Path = Path()) -> None:
     """
     from tasks.data.expectations import check
 
-    docs, artifacts = root / runner.SCRATCH / "data_docs", root / ARTIFACTS
-    names = [f"{system}-{seed}" for system in params.systems for seed in params.seeds]
+    docs, artifacts = root / DOCS, root / ARTIFACTS
+    names = [f"{system}-{seed}" for system in settings.titles for seed in settings.seeds]
     played = [artifacts / "evaluate" / name for name in names]
     check("results", [folder / "scores.jsonl" for folder in played], docs)
 
@@ -61,28 +86,24 @@ def guard(params: conf.Params, root: Path = Path()) -> None:
     check("trajectories", [*(folder / "trajectories.jsonl" for folder in played), *recorded], docs)
 
 
-def main() -> None:
-    """Run the stage, or print its table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--table", action="store_true", help="print the result table and write nothing")
-    if parser.parse_args().table:
-        root = Path()
-        print(table.terminal(results(conf.params(root), root), table.read_ledger(root / runner.SCRATCH / "ledger")))
-        return
-    runner.run("report", _body)
-
-
-def _body(context: runner.Context) -> None:
-    guard(context.params, context.root)
-    tracking.wait_for_ids(context.root)
-    found = write(context.params, context.root)
-    print(table.terminal(found, table.read_ledger(context.root / runner.SCRATCH / "ledger")))
+def body(ctx: Context[Settings]) -> None:
+    """Check what was played, then write `reports/`."""
+    guard(ctx.settings, ctx.root)
+    tracking.wait_for_ids(ctx.root)
+    found = write(ctx.settings, ctx.root)
+    print(table.terminal(found, table.read_ledger(ctx.root / LEDGER)))
     metrics = ("em", table.minus("em", found.reference), "searches")  # By which MLflow compares pipeline runs.
     headline = [c for c in found.cells if c.metric in metrics and (c.seed, c.dataset, c.hops, c.mode) == WHOLE]
-    context.track.log_results({f"{c.policy}/{c.metric}": c.value for c in headline})
-    context.track.log_table("results.md", (context.root / REPORTS / "results.md").read_text(encoding="utf-8"))
-    context.track.log_artifact(REPORTS)
+    ctx.track.log_results({f"{c.policy}/{c.metric}": c.value for c in headline})
+    ctx.track.log_table("results.md", (ctx.root / REPORTS / "results.md").read_text(encoding="utf-8"))
+    ctx.track.log_artifact(REPORTS)
+
+
+def show(root: Path = Path()) -> None:
+    """Print the result table of the artifacts that are there."""
+    chosen = planned.settings_of(planned.read(root, "report"), Settings, "report")
+    print(table.terminal(results(chosen, root), table.read_ledger(root / LEDGER)))
 
 
 if __name__ == "__main__":
-    main()
+    show() if "--table" in sys.argv[1:] else main("report", body, Settings)

@@ -5,116 +5,205 @@ Of a method that is a trained policy. Whatever does not learn needs nothing but 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from tasks import conf, inputs
+from tasks import conf, inputs, methods, parts, retrieval
 from tasks.agent.prompts import check_prompts
-from tasks.agent.rollout import RolloutConf
-from tasks.data.records import SPLITS
-from tasks.parts import kind_of
-from tasks.records import schema
-from tasks.records import systems as records
+from tasks.agent.rollout import Player, RolloutConf
+from tasks.data.records import read_questions
+from tasks.data.sample import choose
+from tasks.engine import Critic, Engine, Policy, Training
+from tasks.generate import Generator, GeneratorConf
+from tasks.model import LoraConf
+from tasks.records import schema, systems
 from tasks.records.metrics import MetricRow
 from tasks.records.systems import SystemRecord
-from tasks.runner import Context, run
+from tasks.rl.method import Method
+from tasks.runner import Context, main
 from tasks.services import Resources, opened
-from tasks.stages import parts, systems
 from tasks.store import digest, replacing_folder, write_json, write_jsonl
+from tasks.systems import Named, build
+from tasks.train.settings import TrainConf
 
 if TYPE_CHECKING:
-    from tasks.agent.rollout import Player
-    from tasks.base.settings import ModelConf
-    from tasks.engine import Critic, Policy
-    from tasks.generate import Generator
-    from tasks.retrieval import Retriever
-    from tasks.rl.method import Method
+    from tasks.plan import RunSettings
     from tasks.train.loop import Trainer
-    from tasks.train.settings import TrainConf
+
+MATRIX = ("system", "seed")
+DATA, INDEX, INPUTS = Path("artifacts/data"), Path("artifacts/index"), Path("artifacts/inputs")
+BASE, OUT = Path("artifacts/base"), Path("artifacts/train")
 
 
-def body(ctx: Context, name: str, seed: int) -> None:
+@dataclass(frozen=True)
+class Learning:
+    """How a method trains a policy.
+
+    Attributes:
+        method: its parts by value, see `tasks.methods.build`.
+        train, rollout: budgets of training and of play.
+        lora: adapters.
+        checks_prompts: whether all prompts are checked before training: a model that was given has lengths of its own.
+        engine, generator: kind and settings of what trains and of what plays.
+        retriever: settings of the backend that opens the index.
+    """
+
+    method: dict[str, Any]
+    train: TrainConf
+    rollout: RolloutConf
+    lora: LoraConf
+    checks_prompts: bool
+    engine: dict[str, Any]
+    generator: dict[str, Any]
+    retriever: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the stage reads of the settings.
+
+    Attributes:
+        system, seed: which.
+        kind: file of `tasks/systems/` that plays it.
+        described: kind, settings and services of a system that does not learn; None for one that does.
+        learning: of a method; None for a system that does not learn.
+    """
+
+    system: str
+    seed: int
+    kind: str
+    described: dict[str, Any] | None
+    learning: Learning | None
+
+
+def settings(run: RunSettings, system: str, seed: int) -> Settings:
+    """A method with this run's budgets, engine and index, or a system as it is."""
+    playing = run.system(system)
+    if not run.is_method(system):
+        return Settings(system, seed, playing[parts.KIND], playing, None)
+    method, where = run.method(system), f"{conf.CONF}/method/{system}.yaml"
+    learning = Learning(
+        method=methods.composition(method),
+        train=run.training(method["train"], where),
+        rollout=run.rollout(method["rollout"], where),
+        lora=run.model.lora,
+        checks_prompts=run.model.pretrained is not None,
+        engine=run.engine(),
+        generator=run.generator(),
+        retriever=run.retriever(),
+    )
+    return Settings(system, seed, playing[parts.KIND], None, learning)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What training loads by kind.
+
+    Attributes:
+        method: built for the tokenizer of the start policy.
+        engine, generator: settings of what trains and of what plays.
+        retriever: settings of the backend that opens the index.
+    """
+
+    method: Method
+    engine: Engine
+    generator: GeneratorConf
+    retriever: Any
+
+
+def loads(settings: Settings, tokenizer: Any = None) -> Loaded | Named:
+    """Build what the settings name: the parts of training, or the system that is described."""
+    learning = settings.learning
+    if learning is None:
+        assert settings.described is not None
+        return build(settings.described)
+    return Loaded(
+        methods.build(learning.method, tokenizer, "method"),
+        cast(Engine, parts.make("engine", learning.engine, "engine")),
+        cast(GeneratorConf, parts.make("generate", learning.generator, "generator")),
+        retrieval.settings_of(learning.retriever, "retriever"),
+    )
+
+
+def body(ctx: Context[Settings]) -> None:
     """Train a method's policy, or describe a system that does not learn."""
-    if conf.kind_of(conf.SYSTEMS, name, ctx.root) == "method":
-        train(ctx, name, seed)
+    if ctx.settings.learning is None:
+        describe(ctx)
     else:
-        describe(ctx, name, seed)
+        train(ctx, ctx.settings.learning)
 
 
-def describe(ctx: Context, name: str, seed: int) -> None:
+def describe(ctx: Context[Settings]) -> None:
     """Write what is played where nothing is trained: the start policy, or no policy at all."""
-    system, policy = systems.load(ctx.params, name, ctx.root), parts.start_policy(seed)
-    plays_policy = system.kind.plays_policy
+    from tasks.model import weights_sha256
+
+    settings, policy = ctx.settings, BASE / str(ctx.settings.seed) / "policy"
+    plays_policy = cast(Named, loads(settings)).kind.plays_policy
     record = SystemRecord(
-        name=name,
-        seed=seed,
-        kind=kind_of(system.kind),
+        name=settings.system,
+        seed=settings.seed,
+        kind=settings.kind,
         policy=str(policy) if plays_policy else None,
-        policy_sha256=parts.policy_sha256(ctx.root / policy) if plays_policy else digest(system.settings),
-        made_by=f"base@{seed}" if plays_policy else ctx.name,
+        policy_sha256=weights_sha256(ctx.root / policy) if plays_policy else digest(settings.described),
+        made_by=f"base@{settings.seed}" if plays_policy else ctx.name,
         is_trained=False,
     )
-    with replacing_folder(ctx.root / parts.ARTIFACTS / "train" / f"{name}-{seed}") as out:
-        records.write(out, record)
+    with replacing_folder(ctx.root / OUT / f"{settings.system}-{settings.seed}") as out:
+        systems.write(out, record)
 
 
-def train(ctx: Context, method: str, seed: int) -> None:
+def train(ctx: Context[Settings], learning: Learning) -> None:
     """Load the start policy, run the loop, write policy, metrics, trajectories and summary."""
-    from tasks import methods
-    from tasks.data.sample import choose
-    from tasks.data.settings import DataConf
+    from tasks.device import use_threads
     from tasks.model import load_tokenizer
     from tasks.train.loop import Trainer
-    from tasks.train.settings import TrainConf
 
-    data_conf = conf.load(DataConf, "data", ctx.params.data)
-    model_conf = parts.model_conf(ctx.params)
-    start = ctx.root / parts.start_policy(seed)
+    start = ctx.root / BASE / str(ctx.settings.seed) / "policy"
     tokenizer = load_tokenizer(start)
-    resolved = methods.load(method, ctx.params.scale, ctx.root, *parts.own_prompting(ctx.params, ctx.root))
-    settings = parts.changed(TrainConf, ctx.params, "train", resolved["train"], method)
-    rollout = parts.changed(RolloutConf, ctx.params, "rollout", resolved["rollout"], method)
-    parts.set_threads(settings.num_threads)
+    loaded = cast(Loaded, loads(ctx.settings, tokenizer))
+    method, settings = loaded.method, learning.train
+    use_threads(settings.num_threads)
 
-    composed = methods.build(resolved, tokenizer)
-    search = parts.retriever(ctx.root)
-    given = inputs.read(ctx.root / parts.ARTIFACTS / "inputs" / method)
+    given = inputs.read(ctx.root / INPUTS / ctx.settings.system)
     wanted = settings.validate_questions
-    validation = choose(given.validation, (data_conf.validation_split,), wanted) if wanted else []
-    used = {"train": conf.plain(settings), "rollout": conf.plain(rollout), "method": methods.composition(resolved)}
-    ctx.track.log_params(used)
-    if model_conf.pretrained is not None:  # Another tokenizer, other lengths: found now, not amid the training.
-        everything = parts.questions(ctx.root, SPLITS)
-        check_prompts(tokenizer, composed.prompt, everything, composed.grammar, rollout.max_prompt_tokens)
+    validation = choose(given.validation, sorted({question.split for question in given.validation}), wanted)
+    if learning.checks_prompts:  # Another tokenizer, other lengths: found now, not amid the training.
+        questions = read_questions(ctx.root / DATA / "questions.jsonl")
+        check_prompts(tokenizer, method.prompt, questions, method.grammar, learning.rollout.max_prompt_tokens)
+    ctx.track.log_params(_used(learning))
     ctx.track_data("training", len(given.training))
+    search = retrieval.open_retriever(ctx.root / INDEX, ctx.root / DATA / "corpus.jsonl")
 
-    def player(plays: Generator, searched: Retriever) -> Player:
-        return parts.make_player(rollout, plays, tokenizer, searched, composed.grammar, composed.prompt)
-
-    with _models(ctx, start, settings, model_conf, composed, seed) as models:
+    with _models(ctx, start, learning, loaded) as models:
         resources = Resources(ctx.root, ctx.scratch, models.policy, tokenizer, settings.max_batch_tokens)
-        with opened(composed.services, resources) as services:
+        with opened(method.services, resources) as services:
+            searched = method.search.retriever(search, services)
+            rollout, prompt, grammar = learning.rollout, method.prompt, method.grammar
             trainer = Trainer(
                 conf=settings,
-                method=composed,
+                method=method,
                 policy=models.policy,
                 critic=models.critic,
                 generator=models.generator,
-                player=player(models.sampler, composed.search.retriever(search, services)),
-                validator=player(models.generator, search),
+                player=Player(rollout, models.sampler, tokenizer, searched, grammar, prompt),
+                validator=Player(rollout, models.generator, tokenizer, search, grammar, prompt),
                 questions=given.training,
-                validation=validation,
-                seed=seed,
+                validation=validation if wanted else [],
+                seed=ctx.settings.seed,
                 scratch=ctx.scratch,
-                log=parts.Bar(ctx, settings.num_steps).log,
+                log=ctx.bar(settings.num_steps).log,
                 services=services,
             )
             trainer.run()
-        _publish(ctx, trainer, method, used, given.missing)
+        _publish(ctx, trainer, _used(learning), given.missing)
+
+
+def _used(learning: Learning) -> dict[str, Any]:
+    """The settings that readers of the summary see."""
+    return {"train": conf.plain(learning.train), "rollout": conf.plain(learning.rollout), "method": learning.method}
 
 
 @dataclass(frozen=True)
@@ -128,45 +217,42 @@ class _Models:
 
 
 @contextmanager
-def _models(
-    ctx: Context, start: Path, settings: TrainConf, model_conf: ModelConf, method: Method, seed: int
-) -> Iterator[_Models]:
+def _models(ctx: Context[Settings], start: Path, learning: Learning, loaded: Loaded) -> Iterator[_Models]:
     """The models of a run, freed when the block ends."""
-    from tasks import engine, generate
-
-    training = engine.Training(
+    method, settings = loaded.method, learning.train
+    training = Training(
         policy=settings.policy,
         critic=settings.critic if method.advantage.needs_values else None,
-        lora=model_conf.lora,
+        lora=learning.lora,
         dtype=settings.dtype,
         keep_activations=settings.keep_activations,
         needs_reference=method.needs_reference,
-        seed=seed,
+        seed=ctx.settings.seed,
     )
-    chosen = generate.load(ctx.params.generator, ctx.root)
     with ExitStack() as stack:
-        opened_engine = engine.load(ctx.params.engine, ctx.root).open(start, training)
-        policy, critic = stack.enter_context(opened_engine)
-        generator = sampler = chosen.start(start, settings.dtype, policy)
+        policy, critic = stack.enter_context(loaded.engine.open(start, training))
+        generator = sampler = loaded.generator.start(start, settings.dtype, policy)
         stack.callback(generator.shutdown)
         if method.sampler.from_start:
-            sampler = chosen.start(start, settings.dtype)
+            sampler = loaded.generator.start(start, settings.dtype)
             stack.callback(sampler.shutdown)
         yield _Models(policy, critic, generator, sampler)
 
 
-def _publish(ctx: Context, trainer: Trainer, method: str, used: dict[str, Any], missing: Mapping[str, int]) -> None:
+def _publish(ctx: Context[Settings], trainer: Trainer, used: dict[str, Any], missing: Mapping[str, int]) -> None:
     """Write policy, metrics, trajectories and summary of a run that has ended."""
-    progress, seed = trainer.progress, trainer.seed
-    folder = parts.ARTIFACTS / "train" / f"{method}-{seed}"
+    from tasks.model import weights_sha256
+
+    name, seed = ctx.settings.system, ctx.settings.seed
+    folder, progress = OUT / f"{name}-{seed}", trainer.progress
     with replacing_folder(ctx.root / folder) as out:
         trainer.export(out / "policy")
-        policy_sha256 = parts.policy_sha256(out / "policy")
+        policy_sha256 = weights_sha256(out / "policy")
         schema.write(out / "metrics.jsonl", (MetricRow(**row) for row in progress.history))
-        rows = [row | {"policy": method} for row in trainer.trajectories()]
+        rows = [row | {"policy": name} for row in trainer.trajectories()]
         write_jsonl(out / "trajectories.jsonl", rows)
         summary = {
-            "method": method,
+            "method": name,
             "seed": seed,
             "steps": progress.step,
             "stopped": {"step": progress.step, "reason": progress.stopped} if progress.stopped else None,
@@ -183,26 +269,17 @@ def _publish(ctx: Context, trainer: Trainer, method: str, used: dict[str, Any], 
         }
         write_json(out / "summary.json", summary)
         record = SystemRecord(
-            name=method,
+            name=name,
             seed=seed,
-            kind=kind_of(systems.load(ctx.params, method, ctx.root).kind),
+            kind=ctx.settings.kind,
             policy=str(folder / "policy"),
             policy_sha256=policy_sha256,
             made_by=ctx.name,
             is_trained=True,
         )
-        records.write(out, record)
-    parts.track_outcome(ctx, folder, rows)
-
-
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--system", required=True)
-    parser.add_argument("--seed", type=int, required=True)
-    args = parser.parse_args()
-    run(f"train@{args.system}-{args.seed}", lambda ctx: body(ctx, args.system, args.seed), root=Path("."))
+        systems.write(out, record)
+    ctx.track_outcome(folder, rows)
 
 
 if __name__ == "__main__":
-    main()
+    main("train", body, Settings, *MATRIX)

@@ -6,12 +6,13 @@ kind's `PART` is the dataclass of its settings, which opens the system that play
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tasks import conf, parts, services
 from tasks.retrieval import Retriever
 from tasks.services import Role, Services
 from tasks.types import Episode, Mode, Question
@@ -80,3 +81,36 @@ class Kind(Protocol):
     def opened(self, resources: Resources) -> AbstractContextManager[System]:
         """Start the system when the block begins and close it when the block ends."""
         ...
+
+
+@dataclass(frozen=True)
+class Named:
+    """What plays under a name of `systems`.
+
+    Attributes:
+        kind: its settings.
+        services: what plays the roles that it calls.
+    """
+
+    kind: Kind
+    services: Mapping[Role, services.Kind]
+
+    @property
+    def settings(self) -> conf.Tree:
+        """Everything by value, ready for JSON; `build` inverts it."""
+        called = {role: parts.plain(service) for role, service in self.services.items()}
+        return {**parts.plain(self.kind), "services": called}
+
+
+def build(tree: Mapping[str, Any], where: str = "the resolved system") -> Named:
+    """The system whose settings are these.
+
+    Raises:
+        ValueError: an unknown kind or a wrong setting; starts with `where`.
+    """
+    kind = parts.make("systems", {key: value for key, value in tree.items() if key != "services"}, where)
+    called = {
+        role: parts.make(services.ROOM, service, f"{where}: services: {role}")
+        for role, service in tree["services"].items()
+    }
+    return Named(kind, called)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from tasks.agent import grammars
+from tasks.agent.grammar import SearchGrammar
 from tasks.agent.prompts import Prompt
 from tasks.agent.rollout import Player, RolloutConf
 from tasks.generate import Sampling
@@ -55,6 +56,10 @@ class PolicySettings:
     rollout: RolloutConf
     plays_policy: ClassVar[bool] = True
     services: ClassVar[tuple[Role, ...]] = ()
+
+    def loads(self) -> SearchGrammar:
+        """The grammar, without a tokenizer's special tokens; see `tasks.identity.modules_of`."""
+        return grammars.make(self.grammar, None, "grammar")
 
     @contextlib.contextmanager
     def opened(self, resources: Resources) -> Iterator[PolicySystem]:

@@ -123,6 +123,7 @@ def run_ours(folder: Path, workload: Workload) -> Measured:
     from tasks.agent.prompts import Prompt
     from tasks.agent.rollout import Player, RolloutConf
     from tasks.data.records import read_questions
+    from tasks.device import use_threads
     from tasks.engine import OptimizerConf
     from tasks.engine.plain import PlainPolicy
     from tasks.generate.plain import PlainGenerator
@@ -134,11 +135,10 @@ def run_ours(folder: Path, workload: Workload) -> Measured:
     from tasks.rl.method import Method
     from tasks.rl.samplers.independent_group import IndependentGroup
     from tasks.rl.search.index import IndexSearch
-    from tasks.stages.parts import set_threads
     from tasks.train.loop import Trainer
     from tasks.train.settings import TrainConf
 
-    set_threads(workload.threads)  # as the train stage does
+    use_threads(workload.threads)  # as the train stage does
     model, tokenizer = load_policy(folder / "policy")
     template = json.loads((folder / "template.json").read_text(encoding="utf-8"))
     questions = list(read_questions(folder / "questions.jsonl"))

@@ -1,18 +1,22 @@
-"""Guards the plan of the house: imports point one way, the core stands alone, `dvc.yaml` tells the truth.
+"""Guards the plan of the house: imports point one way, the core stands alone, `dvc.yaml` is about data flow alone.
 
-DVC sees only what it is told, so the code dependencies of each stage are compared with what its entry point
-really imports, file by file.
+DVC sees only what it is told. It is told the plan of each stage; that a plan lists every file which its stage loads is
+checked by the runner at the end of each stage.
 """
 
 import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+
+from tasks.identity import Sources
+from tasks.runner import planned
 
 ROOT = Path(__file__).parents[2]
 TASKS = ROOT / "tasks"
@@ -52,49 +56,17 @@ ORDER = (
     "plan",
     "stages",
 )
-# They start and record a stage and cannot change what it writes, so they are nobody's dependency.
-FRAME = {TASKS / "__init__.py", TASKS / "stages/__init__.py", *(TASKS / "runner").glob("*.py")}
 ORCHESTRATION = {"prefect", "dvc", "mlflow"}
-# `import_module(f"tasks.retrieval.{name}")`: any file of that room may be meant.
-BY_NAME = re.compile(r'import_module\(f"(tasks\.[.\w]+)\.\{')
-# `parts.make("rl.losses", ...)`: any part of that room may be meant.
-BY_KIND = re.compile(r'parts\.make(?:_each)?\(\s*"([.\w]+)"')
+# What a stage reads that no stage writes.
+GIVEN = {"${data_folder}", "conf/papers/printed.csv"}
+# They resolve settings; a stage reads its plan.
+PLANNING = ("tasks/plan/", "tasks/methods/loader.py", "tasks/extends.py", "tasks/params.py")
+PART = re.compile(r"^PART\b", re.MULTILINE)
+SOURCES = Sources(ROOT)
 
 
 def _sources(folder: str = "tasks") -> list[Path]:
     return sorted(path for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts)
-
-
-def _imports(path: Path) -> Iterator[tuple[str, int]]:
-    """Dotted names of every import in the file, inside functions too, except those only for types."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    skipped = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
-        for inner in ast.walk(node)
-    }
-    package = list(path.relative_to(ROOT).parent.parts)
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            up = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*up, *([node.module] if node.module else [])])
-            yield from ((f"{module}.{alias.name}", node.lineno) for alias in node.names)
-
-
-def _files_of(name: str) -> list[Path]:
-    """The files Python runs for `import name`: the packages on the way and the module itself."""
-    parts, files = name.split("."), []
-    for end in range(1, len(parts) + 1):
-        base = ROOT.joinpath(*parts[:end])
-        for candidate in (base / "__init__.py", base.with_suffix(".py")):
-            if candidate.is_file():
-                files.append(candidate)
-    return files
 
 
 def _room(path: Path) -> str:
@@ -107,27 +79,7 @@ def _place(parts: Sequence[str]) -> str:
     return "services/kinds" if is_kind and parts[2] != "__init__" else parts[1]
 
 
-def closure(entry: Path) -> set[Path]:
-    """Every file of `tasks/` that `entry` imports, itself included, the frame left out."""
-    found: set[Path] = set()
-    waiting = [entry]
-    while waiting:
-        path = waiting.pop()
-        if path in found or path in FRAME:
-            continue
-        found.add(path)
-        for name, _ in _imports(path):
-            if name.partition(".")[0] == "tasks":
-                waiting += _files_of(name)
-        source = path.read_text(encoding="utf-8")
-        for package in BY_NAME.findall(source):
-            waiting += sorted(ROOT.joinpath(*package.split(".")).glob("*.py"))
-        for room in BY_KIND.findall(source):
-            waiting += sorted(TASKS.joinpath(*room.split(".")).glob("*.py"))
-    return found
-
-
-def _stages() -> dict[str, dict[str, object]]:
+def _stages() -> dict[str, dict[str, Any]]:
     return dict(yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"])
 
 
@@ -138,7 +90,7 @@ def test_imports_point_one_way() -> None:
             continue
         room = _room(path)
         assert room in ORDER, f"tasks/{room} has no place in the order of rooms; give it one here"
-        for name, line in _imports(path):
+        for name, line in SOURCES.imports(path):
             parts = name.split(".")
             if parts[0] != "tasks" or len(parts) < 2:
                 continue
@@ -150,13 +102,13 @@ def test_imports_point_one_way() -> None:
 
 def test_only_a_part_imports_a_part() -> None:
     """Whoever imports a particular part by name depends on it for ever; parts are found by kind."""
-    kinds = {path for path in _sources() if re.search(r"^PART\b", path.read_text(encoding="utf-8"), re.MULTILINE)}
+    kinds = {path for path in _sources() if PART.search(path.read_text(encoding="utf-8"))}
     assert kinds
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path in _sources()
-        for name, line in _imports(path)
-        if path not in kinds and kinds & set(_files_of(name))
+        for name, line in SOURCES.imports(path)
+        if path not in kinds and kinds & set(SOURCES.files_of(name))
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -165,7 +117,7 @@ def test_only_tracking_imports_mlflow_and_only_flows_prefect_and_dvc() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path in _sources()
-        for name, line in _imports(path)
+        for name, line in SOURCES.imports(path)
         if name.partition(".")[0] in ORCHESTRATION and path != TASKS / "runner/tracking.py"
     ]
     assert not wrong, "\n".join(wrong)
@@ -175,7 +127,7 @@ def test_flows_import_nothing_of_the_core_but_conf() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path in _sources("flows")
-        for name, line in _imports(path)
+        for name, line in SOURCES.imports(path)
         if name.startswith("tasks.") and not name.startswith("tasks.conf")
     ]
     assert not wrong, "\n".join(wrong)
@@ -195,40 +147,40 @@ def test_the_core_can_be_imported_where_orchestration_is_blocked() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("group", _stages())
-def test_code_dependencies_are_what_the_stage_imports(group: str) -> None:
-    """Every imported file is covered by a dependency, and every dependency covers an imported file."""
-    stage = _stages()[group]
+def test_dvc_knows_every_stage() -> None:
+    entries = {path.stem for path in (TASKS / "stages").glob("*.py")} - {"__init__"}
+    assert _stages().keys() == entries
+    assert _stages()["plan"]["deps"] == ["tasks", "conf", "params.yaml", "requirements"]
+
+
+@pytest.mark.parametrize("group", _stages().keys() - {"plan"})
+def test_a_stage_depends_on_its_plan_and_on_what_it_reads(group: str) -> None:
+    """No code and no settings: these stand in its plan."""
+    stage: dict[str, Any] = _stages()[group]
+    keys = _matrix(TASKS / "stages" / f"{group}.py")
+    assert tuple(stage.get("matrix", {})) == keys
     # `exec`: between DVC and a stage no shell may stay, or the stage would outlive a killed DVC.
-    found = re.match(r"exec python -m tasks\.stages\.(\w+)", str(stage["cmd"]))
-    assert found, f"dvc.yaml: {group}: found cmd {stage['cmd']!r}, expected 'exec python -m tasks.stages.<name>'"
-    entry = TASKS / "stages" / f"{found[1]}.py"
-    assert entry.is_file(), f"dvc.yaml: {group} runs {entry.name}, which does not exist"
-    if group == "plan":
-        assert stage["deps"] == ["tasks", "conf", "params.yaml", "requirements"]
-        return
-    if any(str(dep).startswith("artifacts/plan/") for dep in stage["deps"]):  # type: ignore[attr-defined]
-        assert "params" not in stage
-        assert not any(str(dep).startswith(("tasks", "conf")) for dep in stage["deps"])  # type: ignore[attr-defined]
-        return
-    imported = closure(entry)
-    deps = [ROOT / str(dep) for dep in stage["deps"] if str(dep).startswith("tasks/")]  # type: ignore[union-attr, attr-defined]
-    missing = {path for path in imported if not any(path == dep or dep in path.parents for dep in deps)}
-    idle = {dep for dep in deps if not any(path == dep or dep in path.parents for path in imported)}
-    rooms = sorted({str(path.relative_to(ROOT)) for path in missing})
-    assert not missing, f"dvc.yaml: {group}: add to deps, or its files in full: {rooms}"
-    assert not idle, f"dvc.yaml: {group}: remove from deps: {sorted(str(dep.relative_to(ROOT)) for dep in idle)}"
+    words = "".join(f" --{key} ${{item.{key}}}" for key in keys)
+    assert stage["cmd"] == f"exec python -m tasks.stages.{group}{words}"
+    item = "-".join(f"${{item.{key}}}" for key in keys)
+    plan, *others = stage["deps"]
+    assert plan == planned.path_of(f"{group}@{item}" if item else group).as_posix()
+    assert [dep for dep in others if not dep.startswith("artifacts/")] == [dep for dep in others if dep in GIVEN]
+    assert "params" not in stage
 
 
-def test_every_stage_reads_settings_that_exist() -> None:
-    params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
-    for group, stage in _stages().items():
-        for entry in stage.get("params", []):  # type: ignore[attr-defined]
-            if isinstance(entry, str):
-                place = params
-                for part in entry.split("."):
-                    assert part in place, f"dvc.yaml: {group}: params.yaml has no {entry}"
-                    place = place[part]
+def _matrix(path: Path) -> tuple[str, ...]:
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MATRIX":
+            return tuple(ast.literal_eval(node.value))
+    return ()
+
+
+@pytest.mark.parametrize("group", _stages().keys() - {"plan"})
+def test_a_stage_loads_nothing_that_resolves_settings(group: str) -> None:
+    """It reads its plan; so a change of how settings are read runs only those whose settings it changes."""
+    used = SOURCES.closure([f"tasks.stages.{group}"])
+    assert not [path for path in used if path.startswith(PLANNING)]
 
 
 def test_no_file_without_a_subject() -> None:

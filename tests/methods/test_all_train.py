@@ -28,6 +28,7 @@ from tasks.data.decomposition import hops_of
 from tasks.data.records import read_passages, read_questions
 from tasks.engine.plain import PlainCritic, PlainPolicy
 from tasks.generate.plain import PlainGenerator
+from tasks.methods import loader
 from tasks.rl.filters.keep_all import KeepAll
 from tasks.services import Resources, opened
 from tasks.train.loop import Trainer
@@ -54,7 +55,7 @@ def test_every_printed_row_of_the_family_has_a_configuration() -> None:
         printed = {(row["method"], row["variant"]) for row in csv.DictReader(file)}
     assert {method for method, _ in printed} > OTHERS, "a name of OTHERS is printed nowhere"
     wanted = {pair for pair in printed if pair[0] not in OTHERS}
-    claims = [(name, pair) for name in NAMES for pair in map(tuple, methods.load(name, "laptop", ROOT)["paper_rows"])]
+    claims = [(name, pair) for name in NAMES for pair in map(tuple, loader.load(name, "laptop", ROOT)["paper_rows"])]
     claimed = {pair for _, pair in claims}
     assert wanted - claimed == set(), "printed, but no configuration"
     assert claimed - wanted == set(), "claimed, but not printed"
@@ -134,7 +135,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Taught]:
 def _trainer(taught: Taught, name: str, scratch: Path, log: Callable[[int, dict[str, float]], None]) -> Trainer:
     """As the stage `train` puts it together, at the smoke scale and with ten steps."""
     tree = conf.section("scale", "smoke", ROOT)["train"]
-    resolved = methods.load(name, "smoke", ROOT, PROMPT)
+    resolved = loader.load(name, "smoke", ROOT, PROMPT)
     grammar_name = resolved["grammar"]["kind"]
     model, tokenizer = taught.policy(grammar_name)
     method = methods.build(resolved, tokenizer)

@@ -13,6 +13,7 @@ import yaml
 from tasks import methods
 from tasks.agent.grammars.search_r1 import SearchR1Grammar
 from tasks.agent.grammars.tool_call import ToolCallGrammar
+from tasks.methods import loader
 from tasks.rewards.answer import AnswerReward
 from tasks.rewards.format_answer import FormatAnswerReward
 from tasks.rl.advantages.gae import TokenGae
@@ -67,7 +68,7 @@ def test_grpo_as_written_down() -> None:
     assert method.value_loss is None
     assert method.rewards == (AnswerReward("em"),)
     assert (method.temperature, method.top_p) == (1.0, 1.0)
-    assert methods.load("search_r1_grpo", "paper", ROOT)["train"] == {"policy": {"lr": 1e-6}}
+    assert loader.load("search_r1_grpo", "paper", ROOT)["train"] == {"policy": {"lr": 1e-6}}
 
 
 def test_ppo_as_written_down() -> None:
@@ -104,7 +105,7 @@ def test_as_released_values_are_options(root: Path) -> None:
 
 
 def test_a_model_brings_its_own_prompt_and_grammar() -> None:
-    method = methods.build(methods.load("dspo", "smoke", ROOT, PROMPT, SearchR1Grammar()), None)
+    method = methods.build(loader.load("dspo", "smoke", ROOT, PROMPT, SearchR1Grammar()), None)
     assert (method.prompt, method.grammar) == (PROMPT, SearchR1Grammar())
     own = load_method("dspo", "smoke")
     assert own.prompt.system == "You are a helpful and harmless assistant."
@@ -115,7 +116,7 @@ def test_a_model_brings_its_own_prompt_and_grammar() -> None:
 def test_a_resolved_method_is_all_it_takes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It survives JSON with sorted keys, gives an equal method again, and no file is read for it."""
     for scale in ("smoke", "laptop", "paper"):
-        resolved = methods.load(name, scale, ROOT)
+        resolved = loader.load(name, scale, ROOT)
         monkeypatch.chdir(tmp_path)
         again = json.loads(json.dumps(resolved, sort_keys=True))
         assert methods.build(again, None) == methods.build(resolved, None)
@@ -128,7 +129,7 @@ def test_a_resolved_method_is_all_it_takes(name: str, tmp_path: Path, monkeypatc
 
 def test_an_ablation_takes_what_it_does_not_give(root: Path) -> None:
     """`extends` over several files: parts and budgets, never title and rows."""
-    ablation, whole = (methods.load(name, "paper", root) for name in ("stepsearch_ow_key", "stepsearch"))
+    ablation, whole = (loader.load(name, "paper", root) for name in ("stepsearch_ow_key", "stepsearch"))
     names = [reward["kind"] for reward in whole["rewards"]]
     assert names == ["answer", "key", "steps"]
     assert ablation["rewards"] == whole["rewards"][:2]
@@ -137,7 +138,7 @@ def test_an_ablation_takes_what_it_does_not_give(root: Path) -> None:
     assert ablation["paper_rows"] == [["StepSearch", "ow key reward"]]
     write(root, "stepsearch_ow_key", {"extends": "stepsearch"})
     with pytest.raises(ValueError, match=r"stepsearch_ow_key\.yaml: key 'title' is missing"):
-        methods.load("stepsearch_ow_key", "paper", root)
+        loader.load("stepsearch_ow_key", "paper", root)
 
 
 def test_a_part_of_another_kind_replaces_the_inherited_one_whole(root: Path) -> None:
@@ -254,7 +255,7 @@ def test_what_the_message_proposes_is_accepted(root: Path) -> None:
 def test_wrong_files(root: Path, changes: dict[str, Any], message: str) -> None:
     change(root, "search_r1_grpo", changes)
     with pytest.raises(ValueError, match=r"conf/method/(search_r1_grpo|research)\.yaml: ") as caught:
-        methods.load("search_r1_grpo", "smoke", root)
+        loader.load("search_r1_grpo", "smoke", root)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -293,7 +294,7 @@ def test_wrong_files(root: Path, changes: dict[str, Any], message: str) -> None:
 def test_numbers_out_of_bounds(root: Path, name: str, changes: dict[str, Any], message: str) -> None:
     change(root, name, changes)
     with pytest.raises(ValueError, match=rf"conf/method/{name}\.yaml: ") as caught:
-        methods.load(name, "paper", root)
+        loader.load(name, "paper", root)
     assert message in str(caught.value)
 
 
@@ -331,20 +332,20 @@ def test_numbers_out_of_bounds(root: Path, name: str, changes: dict[str, Any], m
 def test_parts_that_do_not_go_together(root: Path, name: str, changes: dict[str, Any], message: str) -> None:
     change(root, name, changes)
     with pytest.raises(ValueError, match=rf"conf/(method/{name}|service/world)\.yaml: ") as caught:
-        methods.load(name, "laptop", root)
+        loader.load(name, "laptop", root)
     assert message in str(caught.value)
 
 
 def test_a_prompt_without_its_question_is_refused(root: Path) -> None:
     (root / "conf" / "prompt" / "search_r1.yaml").write_text("system: null\nuser: Answer.\n")
     with pytest.raises(ValueError, match=r"prompt/search_r1\.yaml: user='Answer\.': expected text with \{question\}"):
-        methods.load("search_r1_grpo", "smoke", root)
+        loader.load("search_r1_grpo", "smoke", root)
 
 
 @pytest.mark.parametrize("name", ["../scale/smoke", "/etc/passwd", "..", "", "search_r1_grop"])
 def test_a_name_is_that_of_a_file(root: Path, name: str) -> None:
     with pytest.raises(ValueError, match="unknown method"):
-        methods.load(name, "smoke", root)
+        loader.load(name, "smoke", root)
 
 
 @pytest.mark.parametrize(
@@ -359,7 +360,7 @@ def test_missing_keys(root: Path, key: str) -> None:
     del tree[key]
     path.write_text(yaml.safe_dump(tree))
     with pytest.raises(ValueError, match=f"search_r1_grpo.yaml: key '{key}' is missing"):
-        methods.load("search_r1_grpo", "smoke", root)
+        loader.load("search_r1_grpo", "smoke", root)
 
 
 def test_a_library_that_a_part_lacks_is_not_a_misspelt_kind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,4 +369,4 @@ def test_a_library_that_a_part_lacks_is_not_a_misspelt_kind(monkeypatch: pytest.
 
     monkeypatch.setattr("importlib.import_module", absent)
     with pytest.raises(ModuleNotFoundError, match="judge"):
-        methods.load("search_r1_grpo", "smoke", ROOT)
+        loader.load("search_r1_grpo", "smoke", ROOT)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tasks import methods
+from tasks.methods import loader
 from tasks.parts import kind_of
 from tasks.rewards.answer import AnswerReward
 from tasks.rewards.format_answer import FormatAnswerReward
@@ -96,7 +97,7 @@ def test_a_configuration_is_what_its_name_says(name: str) -> None:
     wanted |= SYSTEMS[name]
     if name.startswith("stepsearch") or name in ("ppo_f1", "grpo_f1"):
         wanted["lr"] = 7e-7
-    resolved = methods.load(name, "paper", ROOT)
+    resolved = loader.load(name, "paper", ROOT)
     m = methods.build(resolved, TOKENIZER)
     assert {
         "group": m.sampler.size,
@@ -123,7 +124,7 @@ def test_no_scale_changes_the_kind_of_a_part(name: str) -> None:
     """The laptop trains the same system as the paper's scale."""
 
     def kinds(scale: str) -> tuple[Any, ...]:
-        m = methods.build(methods.load(name, scale, ROOT), TOKENIZER)
+        m = methods.build(loader.load(name, scale, ROOT), TOKENIZER)
         rewards = tuple(one for one in m.rewards if not isinstance(one, OverlongPenalty))
         return (
             m.sampler,

@@ -24,14 +24,15 @@ def test_first_run_executes_all_and_the_second_none(first: First, finished: Toy)
     second = finished.flow("--no-prefect")
     assert second.returncode == 0
     assert finished.counts() == []
-    assert "0 of 6 stages executed, 6 cached" in second.stdout
+    assert "0 of 7 stages executed, 7 cached" in second.stdout
     assert finished.bytes() == first.bytes
 
 
 def test_a_setting_re_executes_what_depends_on_it_and_keeps_comments(finished: Toy) -> None:
     done = finished.flow("--no-prefect", "--set", "evaluate.top_k=5")
     assert done.returncode == 0, done.stderr
-    assert finished.counts() == ["evaluate@a-0", "evaluate@b-0", "report"]
+    assert finished.counts() == ["plan", "evaluate@a-0", "evaluate@b-0", "report"]
+    assert "4 of 7 stages executed, 3 cached" in done.stdout
     assert "params.yaml: evaluate.top_k: 3 -> 5" in done.stdout
     text = (finished.root / "params.yaml").read_text()
     assert "top_k: 5           # passages" in text
@@ -43,17 +44,17 @@ def test_settings_for_one_run_only(finished: Toy) -> None:
     before = (finished.root / "params.yaml").read_text()
     done = finished.flow("--no-prefect", "--once", "--set", "evaluate.top_k=5")
     assert done.returncode == 0, done.stderr
-    assert finished.counts() == ["evaluate@a-0", "evaluate@b-0", "report"]
+    assert finished.counts() == ["plan", "evaluate@a-0", "evaluate@b-0", "report"]
     assert (finished.root / "params.yaml").read_text() == before
     finished.forget()
-    assert "6 cached" in finished.flow("--no-prefect").stdout  # What it replaced comes back from the cache.
+    assert "7 cached" in finished.flow("--no-prefect").stdout  # What it replaced comes back from the cache.
 
 
 def test_a_new_method_executes_only_its_own_stages(finished: Toy) -> None:
     done = finished.flow("--no-prefect", "--set", "METHODS=b,c")
     assert done.returncode == 0, done.stderr
     names = (finished.root / ".scratch/count.txt").read_text().split()
-    assert sorted(names) == ["evaluate@c-0", "report", "train@c-0"]
+    assert sorted(names) == ["evaluate@c-0", "plan", "report", "train@c-0"]
 
 
 def test_a_comparison_runs_its_methods_and_seeds_and_leaves_dvc_nothing_to_do(finished: Toy) -> None:
@@ -63,7 +64,7 @@ def test_a_comparison_runs_its_methods_and_seeds_and_leaves_dvc_nothing_to_do(fi
     assert done.returncode == 0, done.stderr
     assert "systems: [a, b] -> [a, c]" in done.stdout
     names = (finished.root / ".scratch/count.txt").read_text().split()
-    assert sorted(names) == ["evaluate@c-0", "report", "train@c-0"]
+    assert sorted(names) == ["evaluate@c-0", "plan", "report", "train@c-0"]
     before = finished.bytes()
     assert finished.command("dvc", "repro", "report").returncode == 0
     assert (finished.root / ".scratch/count.txt").read_text().split() == names
@@ -76,7 +77,7 @@ def test_bare_dvc_repro_gives_the_same_bytes_and_leaves_the_flow_nothing_to_do(t
     assert toy.counts() == NAMES
     assert toy.bytes() == first.bytes
     toy.forget()
-    assert "0 of 6 stages executed" in toy.flow("--no-prefect").stdout
+    assert "0 of 7 stages executed" in toy.flow("--no-prefect").stdout
     assert toy.counts() == []
 
 
@@ -85,7 +86,7 @@ def test_a_failure_stops_what_depends_on_it_and_the_next_run_resumes(toy: Toy) -
     broken = toy.flow("--no-prefect")
     assert broken.returncode == 1
     assert "error: train@a-0: toy.yaml: train@a-0 was told to fail. Remove the flag." in broken.stderr
-    assert toy.counts() == ["data", "train@a-0", "train@b-0", "evaluate@b-0"]
+    assert toy.counts() == ["plan", "data", "train@a-0", "train@b-0", "evaluate@b-0"]
     assert not (toy.root / "reports").exists()
     toy.flag("fail-train@a-0", on=False)
     toy.forget()

@@ -9,40 +9,42 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tasks import conf, store
-from tasks.runner import Context, run
+from tasks import conf, identity, store
+from tasks.runner import Context, planned, run
 
 HOUSE = Path(__file__).resolve().parents[2]
 
 DVC_YAML = """\
 stages:
+  plan:
+    cmd: exec python toy.py plan
+    deps: [toy.py, conf, params.yaml, requirements]
+    outs: [artifacts/plan]
   data:
     cmd: exec python toy.py data
-    deps: [toy.py]
-    params: [data]
+    deps: [artifacts/plan/data.json]
     outs: [artifacts/data]
   train:
     matrix:
       system: ${systems}
       seed: ${seeds}
     cmd: exec python toy.py train@${item.system}-${item.seed}
-    deps: [toy.py, artifacts/data]
-    params: [scale]
+    deps: ["artifacts/plan/train/${item.system}-${item.seed}.json", artifacts/data]
     outs: ["artifacts/train/${item.system}-${item.seed}"]
   evaluate:
     matrix:
       system: ${systems}
       seed: ${seeds}
     cmd: exec python toy.py evaluate@${item.system}-${item.seed}
-    deps: [toy.py, "artifacts/train/${item.system}-${item.seed}"]
-    params: [evaluate.top_k]
+    deps: ["artifacts/plan/evaluate/${item.system}-${item.seed}.json", "artifacts/train/${item.system}-${item.seed}"]
     outs: ["artifacts/evaluate/${item.system}-${item.seed}"]
   report:
     cmd: exec python toy.py report
-    deps: [toy.py, artifacts/evaluate]
-    params: [systems, seeds]
+    deps: [artifacts/plan/report.json, artifacts/evaluate]
     outs: [reports]
 """
 
@@ -65,7 +67,7 @@ evaluate:
   reference: a
 """
 
-NAMES = ["data", "train@a-0", "train@b-0", "evaluate@a-0", "evaluate@b-0", "report"]
+NAMES = ["plan", "data", "train@a-0", "train@b-0", "evaluate@a-0", "evaluate@b-0", "report"]
 CONF = {
     "scale": ["small", "large"],
     "data": ["world"],
@@ -91,6 +93,8 @@ class Toy:
         for kind, names in CONF.items():
             for name in names:
                 store.write_json(root / "conf" / kind / f"{name}.yaml", {"name": name})
+        (root / "requirements").mkdir(exist_ok=True)
+        (root / "requirements/cpu.txt").write_text("numpy==2.0.0\n", encoding="utf-8")
         subprocess.run(["git", "init", "-q", str(root)], check=True)
         self.command("dvc", "init", "-q").check_returncode()
         (root / ".scratch").mkdir(exist_ok=True)
@@ -178,7 +182,27 @@ def kill_group(process: "subprocess.Popen[str]") -> None:
     process.wait()
 
 
-def _stage(ctx: Context) -> None:
+@dataclass(frozen=True)
+class Settings:
+    """What a toy stage reads of the settings."""
+
+    used: list[Any]
+
+
+def plan(root: Path, *modules: str) -> None:
+    """Write the plan of every stage: what it uses of `params.yaml`, the files of these modules, the libraries."""
+    params = conf.params(root)
+    used: dict[str, list[Any]] = {"data": [params.data], "report": [list(params.systems), list(params.seeds)]}
+    for item in (f"{system}-{seed}" for system in params.systems for seed in params.seeds):
+        used |= {f"train@{item}": [params.scale], f"evaluate@{item}": [params.evaluate.top_k]}
+    files = identity.Sources(identity.ROOT).used(["tasks.runner", *modules])
+    libraries = store.digest(identity.libraries(root))
+    with store.replacing_folder(root / planned.FOLDER) as folder:
+        for name, settings in used.items():
+            planned.write(folder, name, planned.Plan({"used": settings}, files, libraries))
+
+
+def _stage(ctx: Context[Settings]) -> None:
     with (ctx.root / ".scratch/count.txt").open("a") as file:
         file.write(f"{ctx.name}\n")
     print(f"hello from {ctx.name}", flush=True)
@@ -188,16 +212,18 @@ def _stage(ctx: Context) -> None:
     if (ctx.root / f".scratch/fail-{ctx.name}").exists():
         raise ValueError(f"toy.yaml: {ctx.name} was told to fail. Remove the flag.")
     group, _, item = ctx.name.partition("@")
-    if group == "report":
-        names = [f"{name}-{seed}" for name in ctx.params.systems for seed in ctx.params.seeds]
+    if group == "plan":
+        plan(ctx.root)
+    elif group == "report":
+        systems, seeds = ctx.settings.used
+        names = [f"{system}-{seed}" for system in systems for seed in seeds]
         rows = [(ctx.root / "artifacts/evaluate" / name / "out.txt").read_text().strip() for name in names]
         with store.replacing_folder(ctx.root / "reports") as folder:
             (folder / "results.md").write_text("| toy table |\n" + "".join(f"| {row} |\n" for row in rows))
-        return
-    used = {"data": ctx.params.data, "train": ctx.params.scale, "evaluate": ctx.params.evaluate.top_k}[group]
-    with store.replacing_folder(ctx.root / "artifacts" / group / item) as folder:
-        (folder / "out.txt").write_text(f"{ctx.name} {used} {conf.CONF}\n")
+    else:
+        with store.replacing_folder(ctx.root / "artifacts" / group / item) as folder:
+            (folder / "out.txt").write_text(f"{ctx.name} {ctx.settings.used[0]} {conf.CONF}\n")
 
 
 if __name__ == "__main__":
-    run(sys.argv[1], _stage)
+    run(sys.argv[1], _stage, None if sys.argv[1] == "plan" else Settings)

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from tasks import methods
 from tasks.agent.grammar import SearchGrammar
 from tasks.agent.grammars.tool_call import ToolCallGrammar
 from tasks.base.tokenizer import build_tokenizer
 from tasks.generate import Call, Sampling
+from tasks.methods import loader
 from tasks.rl.method import Method
 from tasks.rl.samplers.gold_answers import GoldAnswers
 from tasks.services import Pair, Services
@@ -220,7 +220,7 @@ def play(name: str, cheat: str | None, top_k: int = 1) -> Trajectory:
     budgets = {
         "max_turns": 5, "max_prompt_tokens": 900, "max_call_tokens": 1500, "max_observation_tokens": 500,
         "max_total_tokens": 4096, "top_k": top_k,
-    } | methods.load(name, "laptop", ROOT)["rollout"]  # fmt: skip
+    } | loader.load(name, "laptop", ROOT)["rollout"]  # fmt: skip
     player = make_player(script, tokenizer(), WordRetriever(), grammar, **budgets)
 
     (trajectory,) = player.play([QUESTION], 1, Sampling(1.0, 1.0, (), 0))

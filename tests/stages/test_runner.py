@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from tasks.runner import progress, resume
+from tests.pipeline import toy
 from tests.pipeline.toy import CONF, DVC_YAML, HOUSE, PARAMS_YAML
 
 SCRIPT = """\
 import errno, os, sys, time
+from dataclasses import dataclass
 from tasks.retrieval import RetrievalError
 from tasks.runner import run
 
@@ -34,8 +36,15 @@ def body(ctx):
         finally:
             print("left in good order", flush=True)
 
-run("train@a-0", body, clean=len(sys.argv) > 2)
+@dataclass(frozen=True)
+class Settings:
+    used: list[str]
+
+run("train@a-0", body, Settings, clean=len(sys.argv) > 2)
 """
+
+
+PLAN = "artifacts/plan/train/a-0.json"
 
 
 @pytest.fixture
@@ -50,6 +59,9 @@ def clone(tmp_path: Path) -> Path:
         (tmp_path / "conf" / kind).mkdir(parents=True)
         for name in names:
             (tmp_path / "conf" / kind / f"{name}.yaml").write_text("name: x\n")
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements/cpu.txt").write_text("numpy==2.0.0\n")
+    toy.plan(tmp_path, "tasks.retrieval")
     return tmp_path
 
 
@@ -100,24 +112,74 @@ def test_sigterm_lets_the_body_leave_in_good_order(clone: Path) -> None:
         assert process.wait(10) == 143
 
 
-def test_the_resume_folder_follows_what_the_stage_depends_on(clone: Path) -> None:
-    def change(path: str, old: str, new: str) -> None:
-        text = (clone / path).read_text()
-        assert old in text
-        (clone / path).write_text(text.replace(old, new))
+def _change(clone: Path, path: str, old: str, new: str) -> None:
+    text = (clone / path).read_text()
+    assert old in text
+    (clone / path).write_text(text.replace(old, new))
 
-    first = resume.fingerprint(clone, "train@a-0")
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "line"),
+    [
+        (
+            PLAN,
+            '"tasks/store.py": "',
+            '"tasks/store.py": "0',
+            "a-0.json: tasks/store.py changed after the plan was made.",
+        ),
+        (
+            PLAN,
+            '"tasks/store.py"',
+            '"tasks/stores.py"',
+            "a-0.json: tasks/stores.py changed after the plan was made. Run",
+        ),
+        ("requirements/cpu.txt", "2.0.0", "2.0.1", "a-0.json: requirements changed after the plan was made. Run `make"),
+        (PLAN, '"used"', '"use"', "artifacts/plan/train/a-0.json: settings: unknown key 'use'. Did you mean 'used'?"),
+        (PLAN, '"libraries"', '"library"', "artifacts/plan/train/a-0.json: unknown key 'library'. Did you mean 'libra"),
+    ],
+)
+def test_a_plan_that_is_not_that_of_this_code_is_refused(clone: Path, path: str, old: str, new: str, line: str) -> None:
+    _change(clone, path, old, new)
+    done = _run(clone, "fine")
+    assert done.returncode == 1
+    assert line in done.stderr
+    assert not (clone / ".scratch/ledger/train@a-0.json").exists()
+
+
+def test_a_stage_without_a_plan_is_refused(clone: Path) -> None:
+    (clone / PLAN).unlink()
+    assert (
+        "error: artifacts/plan/train/a-0.json: the stage needs its plan and it is missing." in _run(clone, "x").stderr
+    )
+
+
+def test_a_stage_that_loads_more_than_its_plan_lists_has_failed(clone: Path) -> None:
+    """A change of such a file would go unnoticed. What imports the runner itself is in every plan."""
+    toy.plan(clone)
+    done = _run(clone, "fine")
+    assert done.returncode == 1
+    assert "artifacts/plan/train/a-0.json: the stage loaded " in done.stderr
+    assert "tasks/retrieval/__init__.py, tasks/retrieval/manifest.py" in done.stderr
+    assert not (clone / ".scratch/ledger/train@a-0.json").exists()
+
+
+def test_the_resume_folder_follows_what_the_stage_depends_on(clone: Path) -> None:
+    def planned() -> str:
+        toy.plan(clone, "tasks.retrieval")
+        return resume.fingerprint(clone, "train@a-0")
+
+    first = planned()
     assert resume.fingerprint(clone, "train@b-0") != first
-    change("params.yaml", "top_k: 3", "top_k: 4")  # train does not read it
-    assert resume.fingerprint(clone, "train@a-0") == first
+    _change(clone, "params.yaml", "top_k: 3", "top_k: 4")  # train does not read it
+    assert planned() == first
     seen = {first}
     for path, old, new in [
         ("params.yaml", "scale: small", "scale: large"),
         ("artifacts/data/out.txt", "data", "other"),
-        ("toy.py", "left in", "gone in"),
+        ("requirements/cpu.txt", "2.0.0", "2.0.1"),
     ]:
-        change(path, old, new)
-        seen.add(resume.fingerprint(clone, "train@a-0"))
+        _change(clone, path, old, new)
+        seen.add(planned())
     assert len(seen) == 4
 
 
@@ -133,11 +195,12 @@ def test_a_stage_unknown_to_dvc_or_without_its_input_is_refused(clone: Path) -> 
 
 
 def test_real_stages_have_fingerprints_that_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "_hashes", lambda path, root: [str(path.relative_to(root))])
+    monkeypatch.setattr(resume, "_hashes", lambda path: [str(path.relative_to(HOUSE))])
     names = [
         "data",
         "index",
         "base@0",
+        "inputs@search_r1_grpo",
         "train@search_r1_grpo-0",
         "evaluate@base-0",
         "evaluate@search_r1_ppo-1",

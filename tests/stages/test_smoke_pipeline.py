@@ -17,7 +17,7 @@ from tests.stages.clone import SMOKE, Clone
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ONCE = ("plan", "data", "validate", "index", "recall", "retrievers", "augment", "base", "report")
-GROUPS = Counter({**dict.fromkeys(ONCE, 1), "method": 3, "inputs": 3, "train": 3, "evaluate": 3})
+GROUPS = Counter({**dict.fromkeys(ONCE, 1), "inputs": 3, "train": 3, "evaluate": 3})
 FLOW = ("flows.reproduce", "--no-prefect")
 
 
@@ -104,7 +104,7 @@ def test_mlflow_keeps_what_the_stages_read_played_and_made(by_flow: tuple[Clone,
     manifest = json.loads((clone.root / "artifacts/data/manifest.json").read_text(encoding="utf-8"))
     for name, run in runs.items():
         group = name.partition("@")[0]
-        if group not in (ids[parent], "plan", "data", "report", "method") and name != "train@base-0":
+        if group not in (ids[parent], "plan", "data", "report") and name != "train@base-0":
             assert [read.dataset.name for read in run.inputs.dataset_inputs] == ["smoke"], name
             assert run.data.tags["data_sha256"] == run.data.tags["data.smoke"] == manifest["data_sha256"], name
         if name != ids[parent]:
@@ -159,7 +159,7 @@ def test_only_what_a_change_reaches_runs_again(by_dvc: Clone, tmp_path: Path) ->
     assert _results(clone) == before
     assert "search_r1_grpo-9" not in (clone.root / "reports/index.html").read_text(encoding="utf-8")
     (clone.root / "conf/method/mine.yaml").write_text("extends: dspo\ntitle: Another paper\n", encoding="utf-8")
-    assert repro() == Counter({"plan": 1, "method": 3})  # All systems are looked at again and are what they were.
+    assert repro() == Counter({"plan": 1})  # All settings are looked at again and are what they were.
     clone.set("top_k", "2")
     assert repro() == Counter({"plan": 1, "evaluate": 3, "report": 1})
     summary = json.loads((clone.root / "artifacts/evaluate/base-0/summary.json").read_text(encoding="utf-8"))

@@ -58,7 +58,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory, server: Completions) -> Clon
     clone.set("systems", "[base, title, asked]")
     clone.must("data", "validate", "index", "recall", "retrievers", "augment", "base --seed 0")
     for name in ("base", "title", "asked"):
-        clone.must(*(f"{stage} --system {name}" for stage in ("method", "train --seed 0", "evaluate --seed 0")))
+        clone.must(*(f"{stage} --system {name}" for stage in ("train --seed 0", "evaluate --seed 0")))
     clone.must("report")
     return clone
 

@@ -1,7 +1,7 @@
-"""Methods: `conf/method/<name>.yaml` names the parts a method is made of, and their numbers.
+"""Reads `conf/method/<name>.yaml`, which names the parts a method is made of, and their numbers.
 
-`load` resolves such a file: whatever it names stands by value in the result, prompts and services included. `build`
-makes the parts from that result alone and reads no configuration. Rules between parts are in `tasks.rl.method.Method`.
+The result is what `tasks.methods.build` takes. Only the plan of a run needs this file: a stage that trains or plays
+gets the result.
 """
 
 from __future__ import annotations
@@ -17,20 +17,9 @@ from tasks.agent import grammars, prompts
 from tasks.agent.grammar import SearchGrammar
 from tasks.agent.prompts import Prompt
 from tasks.conf import Tree
-from tasks.rl.losses import LossSum
+from tasks.methods import OWN, SamplingConf, build
 from tasks.rl.method import Method
 from tasks.services import Kind, Role
-
-OWN = ("title", "paper_rows")
-"""Keys that say what a file stands for: no other file takes them over, and no result depends on them."""
-
-
-@dataclass(frozen=True)
-class SamplingConf:
-    """How rollouts are drawn; `Method` has the bounds."""
-
-    temperature: float
-    top_p: float
 
 
 @dataclass(frozen=True)
@@ -103,39 +92,6 @@ def load(
         "services": {role: parts.plain(kind) for role, kind in _services(file.services, where, root).items()},
     }
     return {**tree, **_plain(build(tree, None, where))}
-
-
-def build(tree: Mapping[str, Any], tokenizer: Any, where: str = "the resolved method") -> Method:
-    """The method that `load` resolved, for one tokenizer; None leaves the grammar without one.
-
-    Raises:
-        ValueError: as `load`; starts with `where`.
-    """
-    value_loss, sampling = tree["value_loss"], conf.fill(SamplingConf, tree["sampling"], f"{where}: sampling")
-    made: dict[str, Any] = {
-        "prompt": conf.fill(Prompt, tree["prompt"], f"{where}: prompt"),
-        "grammar": grammars.make(tree["grammar"], tokenizer, f"{where}: grammar"),
-        "sampler": parts.make("rl.samplers", tree["sampler"], f"{where}: sampler"),
-        "rewards": tuple(parts.make("rewards", one, f"{where}: rewards") for one in tree["rewards"]),
-        "filter": parts.make("rl.filters", tree["filter"], f"{where}: filter"),
-        "advantage": parts.make("rl.advantages", tree["advantage"], f"{where}: advantage"),
-        "value_loss": value_loss and parts.make("rl.value_losses", value_loss, f"{where}: value_loss"),
-        "search": parts.make("rl.search", tree["search"], f"{where}: search"),
-        "services": {
-            role: parts.make("services", kind, f"{where}: services: {role}") for role, kind in tree["services"].items()
-        },
-    }
-    terms = tuple(parts.make("rl.losses", term, f"{where}: losses") for term in tree["losses"])
-    try:
-        return Method(loss=LossSum(terms), temperature=sampling.temperature, top_p=sampling.top_p, **made)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-
-
-def composition(tree: Tree) -> Tree:
-    """The resolved parts alone, without names and budgets."""
-    others = ("name", *OWN, "train", "rollout")
-    return {key: value for key, value in tree.items() if key not in others}
 
 
 def _plain(method: Method) -> Tree:

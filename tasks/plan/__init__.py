@@ -13,51 +13,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
 
-from tasks import conf, identity, methods, parts, retrieval, services, store
+from tasks import conf, identity, store
+from tasks.plan.run_settings import RunSettings as RunSettings
 from tasks.runner import planned
 from tasks.runner.planned import Plan
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class RunSettings:
-    """The settings of a run: `params.yaml` and the files of `conf/` that it names.
-
-    Attributes:
-        root: root of the clone.
-        params: `params.yaml`, checked.
-    """
-
-    root: Path
-    params: conf.Params
-
-    def load(self, cls: type[T], kind: str, name: str) -> T:
-        """`conf/<kind>/<name>.yaml` as a dataclass."""
-        return conf.load(cls, kind, name, root=self.root)
-
-    def retriever(self, name: str = "") -> conf.Tree:
-        """Backend and settings of a file of `conf/retriever/`, by default of the one that makes this run's index."""
-        return dict(conf.plain(retrieval.load_settings(name or self.params.retriever, self.root)))
-
-    def service(self, role: services.Role, name: str) -> conf.Tree:
-        """Kind and settings of a file of `conf/service/` that plays this role."""
-        return parts.plain(services.load(role, name, self.root))
-
-    def reads(self, system: str) -> tuple[str, ...] | None:
-        """What the rewards of a system's method read of a question; None where the system does not learn."""
-        if conf.kind_of(conf.SYSTEMS, system, self.root) != "method":
-            return None
-        return methods.build(methods.load(system, self.params.scale, self.root), None).reads
-
-    def items(self, key: str) -> tuple[Any, ...]:
-        """The values of a matrix key: `seed` stands for each of `seeds`."""
-        return tuple(getattr(self.params, f"{key}s"))
 
 
 def plans(run: RunSettings, stages: Mapping[str, ModuleType]) -> Iterator[tuple[str, Plan]]:

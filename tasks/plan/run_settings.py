@@ -1,0 +1,176 @@
+"""What `params.yaml` chooses, resolved: the files of `conf/` that it names, checked and by value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tasks import conf, engine, generate, methods, parts, retrieval, services, systems
+from tasks.agent import grammars, prompts
+from tasks.agent.grammar import SearchGrammar
+from tasks.agent.prompts import Prompt
+from tasks.agent.rollout import RolloutConf
+from tasks.base.settings import ModelConf
+from tasks.conf import Tree
+from tasks.data.settings import DataConf
+from tasks.methods import loader
+from tasks.train.settings import TrainConf
+
+T = TypeVar("T")
+SCALE_SECTIONS = ("base", "rollout", "train")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """The settings of a run.
+
+    Attributes:
+        root: root of the clone.
+        params: `params.yaml`, checked.
+    """
+
+    root: Path
+    params: conf.Params
+
+    def items(self, key: str) -> tuple[Any, ...]:
+        """The values of a matrix key: `seed` stands for each of `seeds`."""
+        return tuple(getattr(self.params, f"{key}s"))
+
+    def load(self, cls: type[T], kind: str, name: str) -> T:
+        """`conf/<kind>/<name>.yaml` as a dataclass."""
+        return conf.load(cls, kind, name, root=self.root)
+
+    def scale(self, cls: type[T], section: str, changes: Mapping[str, Any] | None = None, where: str = "") -> T:
+        """A section of the scale, with the changes that another file makes.
+
+        Args:
+            cls: dataclass of the section.
+            section: its name.
+            changes: laid over the section.
+            where: the file that makes the changes, for messages.
+
+        Raises:
+            ValueError: the section is missing or wrong, or the file has one that nothing reads.
+        """
+        tree, place = conf.section("scale", self.params.scale, self.root), f"{conf.CONF}/scale/{self.params.scale}.yaml"
+        for key in tree:
+            if key not in SCALE_SECTIONS:
+                raise ValueError(f"{place}: unknown key {key!r}. Known: {', '.join(SCALE_SECTIONS)}.")
+        if not isinstance(tree.get(section), dict):
+            raise ValueError(
+                f"{place}: {section}={tree.get(section)!r}: expected a section of settings. See conf/scale/laptop.yaml."
+            )
+        plain = conf.fill(cls, tree[section], f"{place}: {section}")
+        if not changes:
+            return plain
+        return conf.fill(cls, conf.merge(tree[section], changes), f"{where}: {section} over {place}: {section}")
+
+    def training(self, changes: Mapping[str, Any] | None = None, where: str = "") -> TrainConf:
+        """Budget and schedule of training; see `scale`."""
+        return self.scale(TrainConf, "train", changes, where)
+
+    def rollout(self, changes: Mapping[str, Any] | None = None, where: str = "") -> RolloutConf:
+        """Budgets of play; see `scale`."""
+        return self.scale(RolloutConf, "rollout", changes, where)
+
+    @property
+    def data(self) -> DataConf:
+        """Where questions come from, and which splits serve what."""
+        return self.load(DataConf, "data", self.params.data)
+
+    @property
+    def model(self) -> ModelConf:
+        """The policy's settings."""
+        return self.load(ModelConf, "model", self.params.model)
+
+    @property
+    def own_prompting(self) -> tuple[Prompt | None, SearchGrammar | None]:
+        """Prompt and grammar that the model brings; None where it takes the method's."""
+        model, where = self.model, f"{conf.CONF}/model/{self.params.model}.yaml"
+        prompt = None if model.prompt is None else prompts.load(model.prompt, where, self.root)
+        grammar = None if model.grammar is None else grammars.make(model.grammar, None, f"{where}: grammar")
+        return prompt, grammar
+
+    def is_method(self, system: str) -> bool:
+        """Whether a name of `systems` stands for a method, which trains a policy."""
+        return conf.kind_of(conf.SYSTEMS, system, self.root) == "method"
+
+    def method(self, name: str) -> Tree:
+        """A file of `conf/method/`, resolved; a model that brings its own prompt and grammar keeps them."""
+        return loader.load(name, self.params.scale, self.root, *self.own_prompting)
+
+    def reads(self, system: str) -> tuple[str, ...] | None:
+        """What the rewards of a system's method read of a question; None where the system does not learn."""
+        return methods.build(self.method(system), None).reads if self.is_method(system) else None
+
+    def system(self, name: str) -> Tree:
+        """Kind, settings and services of what plays under a name of `systems`; see `tasks.systems.build`.
+
+        A file of kind `policy` may name a `method`, whose prompt, grammar and budgets then hold where it gives none. A
+        `prompt` beside it is the name of a file of `conf/prompt/`.
+
+        Raises:
+            ValueError: an unknown name or kind, a wrong setting, or services that are not those that the kind calls.
+        """
+        if self.is_method(name):
+            return self._named(self._played(name), {}, f"{conf.CONF}/method/{name}.yaml")
+        tree, where = conf.section("system", name, self.root), f"{conf.CONF}/system/{name}.yaml"
+        tree.pop("title", None)
+        called, method = tree.pop("services", {}), tree.pop("method", None)
+        if method is not None and parts.KIND in tree:
+            conf.path_of("method", str(method), self.root, f"{where}: method")
+            if "prompt" in tree:
+                tree["prompt"] = conf.plain(prompts.load(tree["prompt"], where, self.root))
+            tree = conf.merge(self._played(str(method)), tree)
+        return self._named(tree, called, where)
+
+    def _named(self, tree: Tree, called: object, where: str) -> Tree:
+        kind: systems.Kind = parts.make("systems", tree, where)
+        return systems.Named(kind, self._called(kind, called, where)).settings
+
+    def _called(self, kind: systems.Kind, called: object, where: str) -> dict[services.Role, services.Kind]:
+        """The services of a kind by role, each from the file of `conf/service/` that is named for it."""
+        expected = f"{{{', '.join(f'{role}: <a file of conf/service/>' for role in kind.services)}}}"
+        if not isinstance(called, Mapping) or set(called) != set(kind.services):
+            name = parts.kind_of(kind)
+            raise ValueError(f"{where}: services={called!r}: kind {name!r} calls others, expected {expected}.")
+        for role in kind.services:
+            conf.path_of("service", str(called[role]), self.root, f"{where}: services: {role}")
+        loaded = {role: services.load(role, str(called[role]), self.root) for role in kind.services}
+        for role, service in loaded.items():
+            if service.needs_reference:
+                raise ValueError(
+                    f"{where}: services: {role}={called[role]!r}: it asks the start policy of a training, and a system "
+                    "is evaluated without one. Name another file of conf/service/."
+                )
+        return loaded
+
+    def title(self, system: str) -> str:
+        """Display name: key `title` of the system's file, else its plain name."""
+        kind = conf.kind_of(conf.SYSTEMS, system, self.root)
+        return str(conf.section(kind, system, self.root).get("title", system))
+
+    def _played(self, name: str) -> Tree:
+        """Prompt, grammar and budgets of a method's policy."""
+        method = self.method(name)
+        rollout = self.rollout(method["rollout"], f"{conf.CONF}/method/{name}.yaml")
+        played = {key: method[key] for key in ("prompt", "grammar")}
+        return {parts.KIND: "policy", **played, "rollout": conf.plain(rollout)}
+
+    def retriever(self, name: str = "") -> Tree:
+        """Backend and settings of a file of `conf/retriever/`, by default of the one that makes this run's index."""
+        return dict(conf.plain(retrieval.load_settings(name or self.params.retriever, self.root)))
+
+    def engine(self) -> Tree:
+        """Kind and settings of the engine that trains."""
+        return parts.plain(engine.load(self.params.engine, self.root))
+
+    def generator(self) -> Tree:
+        """Kind and settings of the generator that plays."""
+        return parts.plain(generate.load(self.params.generator, self.root))
+
+    def service(self, role: services.Role, name: str) -> Tree:
+        """Kind and settings of a file of `conf/service/` that plays this role."""
+        return parts.plain(services.load(role, name, self.root))
