@@ -12,6 +12,7 @@ import pytest
 from tasks import inputs, methods
 from tasks.data.records import passage_row
 from tasks.inputs import join
+from tasks.methods import loader
 from tasks.store import DataError, write_jsonl
 from tasks.types import Hop, Passage, Question
 
@@ -46,7 +47,7 @@ def write_hops(root: Path, found: dict[str, tuple[Hop, ...]]) -> None:
 
 def joined(name: str, questions: list[Question], root: Path) -> inputs.Inputs:
     """As the stage `inputs` joins what a method of the house reads."""
-    reads = methods.build(methods.load(name, "laptop", ROOT), None).reads
+    reads = methods.build(loader.load(name, "laptop", ROOT), None).reads
     found = join.join(questions, reads, "dev", root)
     join.check(found, f"conf/method/{name}.yaml")
     return found

@@ -155,6 +155,7 @@ class Script:
     appended: list[tuple[int, list[int]]] = field(default_factory=list)
     longest: int = 0
     stop: tuple[str, ...] = ()
+    shares_weights: bool = False
 
     def open(self, prompts: Any, copies: int, sampling: Sampling, max_total_tokens: int) -> Script:
         self.opened += 1
