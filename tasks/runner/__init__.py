@@ -21,6 +21,7 @@ from tasks.runner import quiet as quiet
 from tasks.runner.context import SCRATCH as SCRATCH
 from tasks.runner.context import Context as Context
 from tasks.runner.lock import wait_for_turn
+from tasks.runner.planned import Plan
 
 S = TypeVar("S")
 
@@ -60,15 +61,9 @@ def run(
     started = time.monotonic()
     status, context = "FAILED", None
     try:
-        from tasks.runner import tracking
-
         wait_for_turn(root, name)
-        params = conf.read_yaml(root / conf.PARAMS)  # For records only; what a stage does stands in its plan.
         plan = None if settings is None else planned.read(root, name)
-        if plan is not None:
-            planned.check_sources(plan, root, name)
-        used = None if plan is None or settings is None else planned.settings_of(plan, settings, name)
-        context = Context(name, root, used, str(params.get("data")), tracking.start(name, params, root))
+        context = _prepared(root, name, settings, plan)
         body(context)
         if plan is not None:
             planned.check_loaded(plan, name)
@@ -92,3 +87,19 @@ def run(
             if clean:
                 for folder in context._scratch:
                     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _prepared(root: Path, name: str, settings: type | None, plan: Plan | None) -> Context[Any]:
+    """What the body gets; the record of the stage is open from here on.
+
+    Raises:
+        ValueError: the plan is not that of this code, or holds other settings.
+    """
+    from tasks.runner import tracking
+
+    used: Any = None
+    if settings is not None and plan is not None:
+        planned.check_sources(plan, root, name)
+        used = planned.settings_of(plan, settings, name)
+    params = conf.read_yaml(root / conf.PARAMS)  # For records only; what a stage does stands in its plan.
+    return Context(name, root, used, str(params.get("data")), tracking.start(name, params, root))

@@ -9,7 +9,8 @@ import networkx
 from tasks.identity import Sources
 
 ROOT = Path(__file__).parents[2]
-MEDIAN, P95 = 7, 26  # Lines of a function, its signature and docstring included.
+MEDIAN, P95, LONGEST = 7, 26, 70  # Lines of a function, its signature and docstring included.
+LARGEST = 250  # Lines of a class.
 
 
 def _files() -> list[Path]:
@@ -29,6 +30,12 @@ def test_functions_stay_short() -> None:
     median, p95 = (sizes[int(share * (len(sizes) - 1))][0] for share in (0.5, 0.95))
     assert median <= MEDIAN, f"half of all functions have more than {median} lines"
     assert p95 <= P95, f"one function of twenty has more than {p95} lines"
+    assert sizes[-1][0] <= LONGEST, f"cut in two: {[name for lines, name in sizes if lines > LONGEST]}"
+
+
+def test_classes_stay_small() -> None:
+    large = [name for lines, name in _sizes(ast.ClassDef) if lines > LARGEST]
+    assert not large, f"more than {LARGEST} lines, so more than one subject: {large}"
 
 
 def test_no_file_imports_another_in_a_circle() -> None:
