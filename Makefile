@@ -65,6 +65,7 @@ $(STAMP): $(REQUIREMENTS) requirements/overrides.txt
 	echo "First use: making $(VENV) with $$("$$python" --version) from $(REQUIREMENTS) ($(or $(GPUS),0) GPUs found)."; \
 	rm -rf $(VENV); "$$python" -m venv $(VENV); \
 	$(call INSTALL,-r $(REQUIREMENTS) --overrides requirements/overrides.txt)
+	@echo '$(notdir $(REQUIREMENTS))' > requirements/.made-from
 	@touch $@
 
 $(BENCH_STAMP): requirements/bench.txt $(STAMP)

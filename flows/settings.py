@@ -1,5 +1,6 @@
-"""The form of a pipeline run and the settings of its command line, both made from `tasks.conf.Params`, and how answers
-get into `params.yaml`: checked, written, run.
+"""The form of a pipeline run and the settings of its command line, both made from `tasks.params.Params`.
+
+How answers get into `params.yaml`: checked, written, run.
 
 An answer left empty means "as `params.yaml` says". Nothing here knows what a setting does.
 """
@@ -16,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from tasks import conf
+from tasks import conf, params
 
 
 def names_of(kinds: Sequence[str], root: Path = Path(".")) -> list[str]:
@@ -27,7 +28,7 @@ def names_of(kinds: Sequence[str], root: Path = Path(".")) -> list[str]:
 def form_of(cls: type) -> type[BaseModel]:
     """A form with the keys of a settings dataclass, each of which may stay empty; names of files become a choice."""
     fields: dict[str, Any] = {}
-    for setting in conf.settings_of(cls):
+    for setting in params.settings_of(cls):
         note = setting.info.description
         if setting.section is not None:
             section = form_of(setting.section)
@@ -38,7 +39,7 @@ def form_of(cls: type) -> type[BaseModel]:
     return create_model(f"{cls.__name__}Form", __config__=ConfigDict(extra="forbid"), **fields)
 
 
-def _choice(setting: conf.Setting) -> Any:
+def _choice(setting: params.Setting) -> Any:
     """The type of a setting, with the names of its files where it has some."""
     names = tuple(names_of(setting.kinds))
     if not names:
@@ -46,7 +47,7 @@ def _choice(setting: conf.Setting) -> Any:
     return list[Literal[names]] if setting.is_list else Literal[names]  # type: ignore[valid-type]
 
 
-_Answers: Any = form_of(conf.Params)
+_Answers: Any = form_of(params.Params)
 
 
 class Form(_Answers):
@@ -66,13 +67,13 @@ def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield from _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
 
 
-def _every(cls: type = conf.Params, prefix: str = "") -> Iterator[tuple[str, conf.Setting]]:
-    for setting in conf.settings_of(cls):
+def _every(cls: type = params.Params, prefix: str = "") -> Iterator[tuple[str, params.Setting]]:
+    for setting in params.settings_of(cls):
         key = prefix + setting.key
         yield from _every(setting.section, f"{key}.") if setting.section is not None else [(key, setting)]
 
 
-SETTINGS: dict[str, conf.Setting] = dict(_every())
+SETTINGS: dict[str, params.Setting] = dict(_every())
 """What can be set, by dotted key."""
 VARIABLES = {key.rpartition(".")[2].upper(): key for key in SETTINGS}
 """The dotted key of each variable of the Makefile, such as `TOP_K`."""
@@ -114,7 +115,7 @@ def apply(answers: dict[str, Any], root: Path) -> list[str]:
             changes.append(f"{key}: {_text(old)} -> {_text(value)}")
     text = io.StringIO()
     yaml.dump(tree, text)
-    conf.check(conf.parse(text.getvalue(), str(conf.PARAMS)), root)  # Also what was written there by hand.
+    params.check(conf.parse(text.getvalue(), str(conf.PARAMS)), root)  # Also what was written there by hand.
     if changes:
         write(root, text.getvalue())
     return changes
@@ -197,7 +198,7 @@ def data_answers(data: str, root: Path) -> dict[str, Any]:
     """
     known = names_of(["data"], root)
     if data in known:
-        return {"data": data, "data_folder": "conf/data"} if data != "folder" else {"data": data}
+        return {"data": data, "data_folder": f"{conf.CONF}/data/{data}.yaml"} if data != "folder" else {"data": data}
     if (root / data).is_dir():
         return {"data": "folder", "data_folder": data}
     raise ValueError(f"DATA={data}: neither a folder nor a name of conf/data/ ({', '.join(known)}).")
@@ -213,7 +214,7 @@ def method_answers(methods: str, root: Path) -> dict[str, Any]:
 
 
 def _beside_reference(methods: Sequence[str], root: Path) -> list[str]:
-    reference = conf.params(root).evaluate.reference
+    reference = params.read(root).evaluate.reference
     return [reference, *(method for method in methods if method != reference)]
 
 
@@ -227,7 +228,7 @@ def compare_answers(name: str, root: Path) -> dict[str, Any]:
     Raises:
         ValueError: no such file, an unknown or missing key, or a method that does not exist.
     """
-    found = conf.compare(name, root)
+    found = params.compare(name, root)
     return {"systems": _beside_reference(found.methods, root), "seeds": list(found.seeds)}
 
 

@@ -1,4 +1,4 @@
-"""The only reader of `params.yaml` and `conf/`: YAML in, checked dataclasses out.
+"""The only reader of settings: YAML in, checked dataclasses out. What `params.yaml` holds is said in `tasks.params`.
 
 A settings dataclass stands beside the code it configures, and pydantic fills it. Types are strict and unknown keys are
 refused. The bounds of one field stand in its type (`Annotated[int, Field(ge=1)]`), rules between fields in
@@ -14,8 +14,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -33,138 +32,13 @@ CONF = Path("conf")
 MAX_NODES = 20_000
 """Most nodes of a YAML file after its aliases are written out; our largest file has some hundred."""
 
-SYSTEMS = ("system", "method")
-"""Folders of `conf/` with what may be evaluated: systems as they are, and methods that train a policy."""
-
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-
-@dataclass(frozen=True)
-class FileOf:
-    """Marks a setting whose values are names of files: `conf/<kind>/<name>.yaml`, of one of these kinds."""
-
-    kinds: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Evaluate:
-    """The section `evaluate` of `params.yaml`; the evaluation and the report alone depend on it."""
-
-    top_k: Annotated[int, Field(ge=0, description="passages per search; 0 takes the scale's, as in training")]
-    max_questions: Annotated[
-        int, Field(ge=0, description="play a seeded sample of this size, spread over datasets; 0 plays all")
-    ]
-    num_bootstrap: Annotated[int, Field(ge=100, description="resamples behind each 95% interval")]
-    sampled: Annotated[
-        bool, Field(description="also play once at temperature 1 with a fixed seed, reported beside greedy")
-    ]
-    reference: Annotated[str, Field(description="the system that others are compared with, one of systems")]
-    max_failed_share: Annotated[
-        float,
-        Field(ge=0, lt=1, description="of all trajectories, how many may fail in search; more end the evaluation"),
-    ] = 0.0
-
-
-@dataclass(frozen=True)
-class Params:
-    """`params.yaml`: which runs exist. Form, command line and checks all follow these fields."""
-
-    scale: Annotated[str, FileOf(("scale",)), Field(description="sizes and budgets (conf/scale)")]
-    data: Annotated[str, FileOf(("data",)), Field(description="world is generated, folder is read (conf/data)")]
-    data_folder: Annotated[str, Field(description="of data: folder, read in place; otherwise unused")]
-    model: Annotated[str, FileOf(("model",)), Field(description="the policy (conf/model)")]
-    retriever: Annotated[str, FileOf(("retriever",)), Field(description="the search engine (conf/retriever)")]
-    generator: Annotated[str, FileOf(("generator",)), Field(description="writes the policy's text (conf/generator)")]
-    engine: Annotated[str, FileOf(("engine",)), Field(description="trains the policy (conf/engine)")]
-    systems: Annotated[
-        tuple[str, ...],
-        FileOf(SYSTEMS),
-        Field(min_length=1, description="what is evaluated (conf/system, conf/method)"),
-    ]
-    seeds: Annotated[
-        tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1, description="every system runs with each seed")
-    ]
-    evaluate: Annotated[Evaluate, Field(description="how results are measured")]
-    compare_retrievers: Annotated[
-        tuple[str, ...], FileOf(("retriever",)), Field(description="built and measured side by side (conf/retriever)")
-    ] = ()
-    augment: Annotated[
-        str, FileOf(("augment",)), Field(description="writes sub-questions and reference queries (conf/augment)")
-    ] = ""
-
-    def __post_init__(self) -> None:
-        for key, noun in (("systems", "names"), ("seeds", "integers"), ("compare_retrievers", "names")):
-            values = getattr(self, key)
-            require(len(set(values)) == len(values), key, values, f"different {noun}")
-        reference = self.evaluate.reference
-        require(reference in self.systems, "evaluate.reference", reference, f"one of systems={list(self.systems)}")
-
-
-@dataclass(frozen=True)
-class Compare:
-    """One file of `conf/compare/`: methods and seeds that are set side by side."""
-
-    methods: Annotated[tuple[str, ...], Field(min_length=1)]
-    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One key of `params.yaml`, as form and command line describe it.
-
-    Attributes:
-        key: its name.
-        info: type, bounds and description, as pydantic has them.
-        default: what holds where `params.yaml` leaves the key out; `dataclasses.MISSING` where it must not.
-    """
-
-    key: str
-    info: FieldInfo
-    default: object
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """`conf/<kind>/` of one of these has a file for each value; empty where the values are no names of files."""
-        return next((mark.kinds for mark in self.info.metadata if isinstance(mark, FileOf)), ())
-
-    @property
-    def is_list(self) -> bool:
-        """Whether it holds several values."""
-        return typing.get_origin(self.info.annotation) is tuple
-
-    @property
-    def section(self) -> type | None:
-        """The dataclass of a section, None for a value."""
-        return self.info.annotation if dataclasses.is_dataclass(self.info.annotation) else None
-
-
-def settings_of(cls: type = Params) -> Iterator[Setting]:
-    """The keys of `params.yaml`, or of one of its sections, in order."""
-    hints = typing.get_type_hints(cls, include_extras=True)
-    for field in dataclasses.fields(cls):
-        yield Setting(field.name, FieldInfo.from_annotation(hints[field.name]), field.default)
 
 
 def require(holds: bool, key: str, found: object, expected: str) -> None:
     """Raise the ValueError for a setting outside its bounds; `fill` prefixes the file."""
     if not holds:
         raise ValueError(f"{key}={found!r}: expected {expected}.")
-
-
-def params(root: Path = Path(".")) -> Params:
-    """Read and check `params.yaml`, and that every file it names exists."""
-    return check(read_yaml(root / PARAMS), root)
-
-
-def check(tree: Mapping[str, Any], root: Path = Path(".")) -> Params:
-    """The settings `params.yaml` would give with this content; ValueErrors as if it stood there."""
-    result = fill(Params, tree, str(PARAMS))
-    for setting in (one for one in settings_of() if one.kinds):
-        value: Any = getattr(result, setting.key)
-        if value != setting.default:
-            for name in value if setting.is_list else [value]:
-                kind_of(setting.kinds, name, root)
-    return result
 
 
 def path_of(kind: str, name: str, root: Path = Path("."), where: str = str(PARAMS)) -> Path:
@@ -188,15 +62,6 @@ def kind_of(kinds: Sequence[str], name: str, root: Path = Path("."), where: str 
         files = " and ".join(f"{CONF}/{kind}/{name}.yaml" for kind in having)
         raise ValueError(f"{where}: {name!r} names {files}. Rename one of them.")
     return having[0]
-
-
-def compare(name: str, root: Path = Path(".")) -> Compare:
-    """`conf/compare/<name>.yaml`, and that every method it names exists; `check` knows the other bounds."""
-    path_of("compare", name, root, "--compare")
-    found = load(Compare, "compare", name, root=root)
-    for method in found.methods:
-        path_of("method", method, root, f"{CONF}/compare/{name}.yaml")
-    return found
 
 
 def section(kind: str, name: str, root: Path = Path(".")) -> Tree:

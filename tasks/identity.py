@@ -27,8 +27,9 @@ FRAME = ("tasks/__init__.py", "tasks/stages/__init__.py", "tasks/identity.py", "
 BY_KIND = "# Loads parts by kind."
 """Ends a line that imports a module whose name is computed; `modules_of` must find what such a line can load."""
 REQUIREMENTS = Path("requirements")
-DEFAULT_REQUIREMENTS = "cpu.txt"
-_MADE_FROM = ".made-from-"
+MADE_FROM = REQUIREMENTS / ".made-from"
+"""Names the file of this folder that the environment was made from; `make` writes it. It lies beside those files, so
+that a change of environment is a change of what stage `plan` reads."""
 _NOT_SOURCES = {".pyc", ".md"}  # Documents explain the code, they are not part of it.
 _LOADERS = {"import_module", "__import__", "run_module", "run_path", "spec_from_file_location"}
 _PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)(\[[^\]]*\])?\s*==\s*([^\s;\\]+)")
@@ -194,12 +195,15 @@ def loaded(root: Path = ROOT) -> set[str]:
 def libraries(root: Path) -> dict[str, str]:
     """Name and version of every library that the environment of this clone was made from.
 
-    They are read from the file of `requirements/` that `.venv` was made from; without a `.venv`, from `cpu.txt`.
+    They are read from the file of `requirements/` that the environment was made from, see `MADE_FROM`; `cpu.txt` where
+    nobody says so.
 
     Raises:
         ValueError: the file is missing, or pins nothing.
     """
-    path = root / REQUIREMENTS / _requirements_file(root)
+    made_from = root / MADE_FROM
+    name = made_from.read_text(encoding="utf-8").strip() if made_from.is_file() else "cpu.txt"
+    path = root / REQUIREMENTS / name
     if not path.is_file():
         raise ValueError(f"{path}: the file is missing. Run from the root of the clone; `make setup` uses this file.")
     found = [_PIN.match(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -207,13 +211,6 @@ def libraries(root: Path) -> dict[str, str]:
     if not pins:
         raise ValueError(f"{path}: found no line such as numpy==2.0.0. Pin the version of every library there.")
     return dict(sorted(pins.items()))
-
-
-def _requirements_file(root: Path) -> str:
-    stamps = sorted((root / ".venv").glob(f"{_MADE_FROM}*"), key=lambda path: path.stat().st_mtime)
-    names = [stamp.name.removeprefix(_MADE_FROM) for stamp in stamps]
-    whole = [name for name in names if name != "bench.txt"]  # Benchmarks add libraries, no stage uses them.
-    return whole[-1] if whole else DEFAULT_REQUIREMENTS
 
 
 def _type_checking_blocks(tree: ast.Module) -> Iterator[list[ast.stmt]]:

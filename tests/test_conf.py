@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
-from tasks import conf
-from tasks.conf import Evaluate, Params, fill, merge, plain, require
+from tasks import conf, params
+from tasks.conf import fill, merge, plain, require
+from tasks.params import Evaluate, Params
 
 
 @dataclass(frozen=True)
@@ -228,14 +229,14 @@ def clone(tmp_path):
 
 
 def test_params(clone):
-    found = conf.params(clone)
+    found = params.read(clone)
     assert (found.systems, found.seeds, found.evaluate.top_k) == (("grpo",), (0, 1), 3)
     assert fill(Params, plain(found), "x") == found
     assert found.compare_retrievers == ()  # May be left out.
     assert found.augment == ""  # This, too.
     (clone / "params.yaml").write_text(PARAMS + "compare_retrievers: [bm25]\naugment: rules\n")
-    assert conf.params(clone).compare_retrievers == ("bm25",)
-    assert conf.params(clone).augment == "rules"
+    assert params.read(clone).compare_retrievers == ("bm25",)
+    assert params.read(clone).augment == "rules"
 
 
 @pytest.mark.parametrize(
@@ -271,7 +272,7 @@ def test_params(clone):
 def test_a_mistake_in_params_is_named(clone, change, parts):
     (clone / "params.yaml").write_text(PARAMS.replace(*change))
     with pytest.raises(ValueError) as found:
-        conf.params(clone)
+        params.read(clone)
     for part in ["params.yaml", *parts]:
         assert part in str(found.value)
 
@@ -303,7 +304,7 @@ def test_a_file_that_is_not_a_mapping_is_named(tmp_path, content, message):
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"params\.yaml: the file is missing\. Run from the root"):
-        conf.params(tmp_path)
+        params.read(tmp_path)
 
 
 def test_loading_a_section(clone):

@@ -229,8 +229,7 @@ def test_pins_are_those_of_the_file_the_environment_was_made_from(root: Path) ->
     _write(root, "requirements/cpu.txt", "# by hand\nNumpy==2.1.0\ntorch[cpu] == 2.5.1 ; python_version > '3'\n-r x\n")
     _write(root, "requirements/gpu.txt", "torch==2.5.1+cu124 \\\n    --hash=sha256:00\n")
     assert identity.libraries(root) == {"numpy": "2.1.0", "torch": "2.5.1"}
-    _write(root, ".venv/.made-from-gpu.txt", "")
-    _write(root, ".venv/.made-from-bench.txt", "")
+    _write(root, "requirements/.made-from", "gpu.txt\n")
     assert identity.libraries(root) == {"torch": "2.5.1+cu124"}
     _write(root, "requirements/gpu.txt", "torch\n")
     with pytest.raises(ValueError, match=r"gpu\.txt: found no line such as"):

@@ -16,6 +16,7 @@ from tasks.base.settings import ModelConf
 from tasks.conf import Tree
 from tasks.data.settings import DataConf
 from tasks.methods import loader
+from tasks.params import SYSTEMS, Params
 from tasks.train.settings import TrainConf
 
 T = TypeVar("T")
@@ -32,7 +33,7 @@ class RunSettings:
     """
 
     root: Path
-    params: conf.Params
+    params: Params
 
     def items(self, key: str) -> tuple[Any, ...]:
         """The values of a matrix key: `seed` stands for each of `seeds`."""
@@ -95,7 +96,7 @@ class RunSettings:
 
     def is_method(self, system: str) -> bool:
         """Whether a name of `systems` stands for a method, which trains a policy."""
-        return conf.kind_of(conf.SYSTEMS, system, self.root) == "method"
+        return conf.kind_of(SYSTEMS, system, self.root) == "method"
 
     def method(self, name: str) -> Tree:
         """A file of `conf/method/`, resolved; a model that brings its own prompt and grammar keeps them."""
@@ -149,7 +150,7 @@ class RunSettings:
 
     def title(self, system: str) -> str:
         """Display name: key `title` of the system's file, else its plain name."""
-        kind = conf.kind_of(conf.SYSTEMS, system, self.root)
+        kind = conf.kind_of(SYSTEMS, system, self.root)
         return str(conf.section(kind, system, self.root).get("title", system))
 
     def _played(self, name: str) -> Tree:

@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
-from tasks import conf, plan
+from tasks import params, plan
 from tasks.runner import Context, planned, run
 
 NO_STAGES = ("__init__", "plan")
@@ -20,7 +20,7 @@ def stages() -> dict[str, ModuleType]:
 
 def body(ctx: Context[None]) -> None:
     """Write `artifacts/plan/`."""
-    names = plan.write(ctx.root / planned.FOLDER, plan.RunSettings(ctx.root, conf.params(ctx.root)), stages())
+    names = plan.write(ctx.root / planned.FOLDER, plan.RunSettings(ctx.root, params.read(ctx.root)), stages())
     print(f"{len(names)} stages and items planned", flush=True)
 
 

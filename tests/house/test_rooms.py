@@ -53,6 +53,7 @@ ORDER = (
     "evaluate",
     "report",
     "runner",
+    "params",
     "plan",
     "stages",
 )
@@ -123,12 +124,12 @@ def test_only_tracking_imports_mlflow_and_only_flows_prefect_and_dvc() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_flows_import_nothing_of_the_core_but_conf() -> None:
+def test_flows_import_nothing_of_the_core_but_settings() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path in _sources("flows")
         for name, line in SOURCES.imports(path)
-        if name.startswith("tasks.") and not name.startswith("tasks.conf")
+        if name.startswith("tasks.") and not name.startswith(("tasks.conf", "tasks.params"))
     ]
     assert not wrong, "\n".join(wrong)
 

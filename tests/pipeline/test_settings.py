@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from flows import dag, reproduce, settings
-from tasks import conf
+from tasks import conf, params
 from tests.pipeline.toy import CONF, HOUSE, PARAMS_YAML
 
 
@@ -26,8 +26,8 @@ def root(tmp_path: Path) -> Path:
 def test_answers_are_written_and_comments_stay(root: Path) -> None:
     changes = settings.apply(settings.parse(["evaluate.top_k=5", "seeds=[0, 7]", "systems=[a, b]"]), root)
     assert changes == ["evaluate.top_k: 3 -> 5", "seeds: [0] -> [0, 7]"]
-    assert conf.params(root).evaluate.top_k == 5
-    assert conf.params(root).seeds == (0, 7)
+    assert params.read(root).evaluate.top_k == 5
+    assert params.read(root).seeds == (0, 7)
     text = (root / "params.yaml").read_text()
     expected = PARAMS_YAML.replace("top_k: 3 ", "top_k: 5 ").replace("seeds: [0]", "seeds: [0, 7]")
     assert text == expected
@@ -108,12 +108,12 @@ def test_every_setting_has_a_variable_of_the_makefile(root: Path) -> None:
         "systems": ["a", "b"],
         "evaluate.top_k": 5,
         "data": "world",
-        "data_folder": "conf/data",
+        "data_folder": "conf/data/world.yaml",
         "evaluate.max_failed_share": 0.01,
         "compare_retrievers": ["dense"],
     }
     settings.apply(settings.parse(words, root), root)
-    assert conf.params(root).compare_retrievers == ("dense",)  # A key that the file did not have.
+    assert params.read(root).compare_retrievers == ("dense",)  # A key that the file did not have.
     assert len(settings.VARIABLES) == len(settings.SETTINGS)
 
 
@@ -153,7 +153,7 @@ def test_the_command_line_names_every_setting(capsys: pytest.CaptureFixture[str]
 
 
 def test_data_is_a_name_or_a_folder(root: Path) -> None:
-    assert settings.data_answers("world", root) == {"data": "world", "data_folder": "conf/data"}
+    assert settings.data_answers("world", root) == {"data": "world", "data_folder": "conf/data/world.yaml"}
     (root / "mine").mkdir()
     assert settings.data_answers("mine", root) == {"data": "folder", "data_folder": "mine"}
     with pytest.raises(ValueError, match="DATA=nowhere: neither a folder nor a name of conf/data/ \\(world\\)"):
@@ -170,7 +170,7 @@ def test_a_comparison_sets_methods_and_seeds(root: Path) -> None:
     answers = settings.compare_answers("main", root)
     assert answers == {"systems": ["a", "c"], "seeds": [0, 1, 2]}
     assert settings.apply(answers, root) == ["systems: [a, b] -> [a, c]", "seeds: [0] -> [0, 1, 2]"]
-    assert (conf.params(root).systems, conf.params(root).seeds) == (("a", "c"), (0, 1, 2))
+    assert (params.read(root).systems, params.read(root).seeds) == (("a", "c"), (0, 1, 2))
     assert settings.apply(answers, root) == []  # `dvc repro report` has nothing left to be told.
 
 

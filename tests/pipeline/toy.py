@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks import conf, identity, store
+from tasks import conf, identity, params, store
 from tasks.runner import Context, planned, run
 
 HOUSE = Path(__file__).resolve().parents[2]
@@ -191,10 +191,10 @@ class Settings:
 
 def plan(root: Path, *modules: str) -> None:
     """Write the plan of every stage: what it uses of `params.yaml`, the files of these modules, the libraries."""
-    params = conf.params(root)
-    used: dict[str, list[Any]] = {"data": [params.data], "report": [list(params.systems), list(params.seeds)]}
-    for item in (f"{system}-{seed}" for system in params.systems for seed in params.seeds):
-        used |= {f"train@{item}": [params.scale], f"evaluate@{item}": [params.evaluate.top_k]}
+    chosen = params.read(root)
+    used: dict[str, list[Any]] = {"data": [chosen.data], "report": [list(chosen.systems), list(chosen.seeds)]}
+    for item in (f"{system}-{seed}" for system in chosen.systems for seed in chosen.seeds):
+        used |= {f"train@{item}": [chosen.scale], f"evaluate@{item}": [chosen.evaluate.top_k]}
     files = identity.Sources(identity.ROOT).used(["tasks.runner", *modules])
     libraries = store.digest(identity.libraries(root))
     with store.replacing_folder(root / planned.FOLDER) as folder:
