@@ -45,7 +45,7 @@ class Sources:
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
         self._trees: dict[Path, ast.Module] = {}
-        self._named: dict[Path, list[str]] = {}
+        self._imported: dict[Path, set[Path]] = {}
         self._hashes: dict[Path, str] = {}
 
     def hashes(self, modules: Iterable[str]) -> dict[str, str]:
@@ -77,7 +77,7 @@ class Sources:
             path = waiting.pop()
             if path not in sources:
                 sources.add(path)
-                waiting += [found for name in self._own_imports(path) for found in self.files_of(name)]
+                waiting += self._loads(path)
         beside = {found for folder in {path.parent for path in sources} for found in _data_files(folder)}
         return {path.relative_to(self.root).as_posix() for path in sources | beside}
 
@@ -128,16 +128,17 @@ class Sources:
             raise ValueError(f"{module}: {place.with_suffix('.py')} is missing. Name a module of this clone.")
         return self.files_of(module)
 
-    def _own_imports(self, path: Path) -> list[str]:
-        """Names of this package that the file imports.
+    def _loads(self, path: Path) -> set[Path]:
+        """Files of this package that the file imports.
 
         Raises:
             ValueError: a star import or an unmarked import of a computed name: nobody can tell what it loads.
         """
-        if path not in self._named:
-            named = [self._checked(path, name, line) for name, line in self.imports(path)]
-            self._named[path] = [name for name in named if name.partition(".")[0] == PACKAGE]
-        return self._named[path]
+        if path not in self._imported:
+            names = {self._checked(path, name, line) for name, line in self.imports(path)}
+            own = [name for name in names if name.partition(".")[0] == PACKAGE]
+            self._imported[path] = {found for name in own for found in self.files_of(name)}
+        return self._imported[path]
 
     def _checked(self, path: Path, name: str, line: int) -> str:
         where = f"{path.relative_to(self.root)}:{line}"

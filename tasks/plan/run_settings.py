@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from tasks import conf, engine, generate, methods, parts, retrieval, services, systems
 from tasks.agent import grammars, prompts
@@ -20,12 +21,26 @@ from tasks.params import SYSTEMS, Params
 from tasks.train.settings import TrainConf
 
 T = TypeVar("T")
+R = TypeVar("R")
 SCALE_SECTIONS = ("base", "rollout", "train")
+
+
+def _once(resolve: Callable[..., R]) -> Callable[..., R]:
+    """A method of `RunSettings` that resolves each name once: every seed of a system asks for the same."""
+
+    @functools.wraps(resolve)
+    def resolved(self: RunSettings, *names: str) -> R:
+        key = (resolve.__name__, *names)
+        if key not in self._resolved:
+            self._resolved[key] = resolve(self, *names)
+        return cast(R, self._resolved[key])
+
+    return resolved
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """The settings of a run.
+    """The settings of a run. Files are read once, so an object is for one plan.
 
     Attributes:
         root: root of the clone.
@@ -34,6 +49,7 @@ class RunSettings:
 
     root: Path
     params: Params
+    _resolved: dict[tuple[str, ...], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def items(self, key: str) -> tuple[Any, ...]:
         """The values of a matrix key: `seed` stands for each of `seeds`."""
@@ -55,10 +71,7 @@ class RunSettings:
         Raises:
             ValueError: the section is missing or wrong, or the file has one that nothing reads.
         """
-        tree, place = conf.section("scale", self.params.scale, self.root), f"{conf.CONF}/scale/{self.params.scale}.yaml"
-        for key in tree:
-            if key not in SCALE_SECTIONS:
-                raise ValueError(f"{place}: unknown key {key!r}. Known: {', '.join(SCALE_SECTIONS)}.")
+        tree, place = self._scale, f"{conf.CONF}/scale/{self.params.scale}.yaml"
         if not isinstance(tree.get(section), dict):
             raise ValueError(
                 f"{place}: {section}={tree.get(section)!r}: expected a section of settings. See conf/scale/laptop.yaml."
@@ -76,17 +89,26 @@ class RunSettings:
         """Budgets of play; see `scale`."""
         return self.scale(RolloutConf, "rollout", changes, where)
 
-    @property
+    @functools.cached_property
+    def _scale(self) -> Tree:
+        tree = conf.section("scale", self.params.scale, self.root)
+        for key in tree:
+            if key not in SCALE_SECTIONS:
+                place = f"{conf.CONF}/scale/{self.params.scale}.yaml"
+                raise ValueError(f"{place}: unknown key {key!r}. Known: {', '.join(SCALE_SECTIONS)}.")
+        return tree
+
+    @functools.cached_property
     def data(self) -> DataConf:
         """Where questions come from, and which splits serve what."""
         return self.load(DataConf, "data", self.params.data)
 
-    @property
+    @functools.cached_property
     def model(self) -> ModelConf:
         """The policy's settings."""
         return self.load(ModelConf, "model", self.params.model)
 
-    @property
+    @functools.cached_property
     def own_prompting(self) -> tuple[Prompt | None, SearchGrammar | None]:
         """Prompt and grammar that the model brings; None where it takes the method's."""
         model, where = self.model, f"{conf.CONF}/model/{self.params.model}.yaml"
@@ -94,18 +116,22 @@ class RunSettings:
         grammar = None if model.grammar is None else grammars.make(model.grammar, None, f"{where}: grammar")
         return prompt, grammar
 
+    @_once
     def is_method(self, system: str) -> bool:
         """Whether a name of `systems` stands for a method, which trains a policy."""
         return conf.kind_of(SYSTEMS, system, self.root) == "method"
 
+    @_once
     def method(self, name: str) -> Tree:
         """A file of `conf/method/`, resolved; a model that brings its own prompt and grammar keeps them."""
         return loader.load(name, self.params.scale, self.root, *self.own_prompting)
 
+    @_once
     def reads(self, system: str) -> tuple[str, ...] | None:
         """What the rewards of a system's method read of a question; None where the system does not learn."""
         return methods.build(self.method(system), None).reads if self.is_method(system) else None
 
+    @_once
     def system(self, name: str) -> Tree:
         """Kind, settings and services of what plays under a name of `systems`; see `tasks.systems.build`.
 
@@ -148,6 +174,7 @@ class RunSettings:
                 )
         return loaded
 
+    @_once
     def title(self, system: str) -> str:
         """Display name: key `title` of the system's file, else its plain name."""
         kind = conf.kind_of(SYSTEMS, system, self.root)
@@ -160,14 +187,17 @@ class RunSettings:
         played = {key: method[key] for key in ("prompt", "grammar")}
         return {parts.KIND: "policy", **played, "rollout": conf.plain(rollout)}
 
+    @_once
     def retriever(self, name: str = "") -> Tree:
         """Backend and settings of a file of `conf/retriever/`, by default of the one that makes this run's index."""
         return dict(conf.plain(retrieval.load_settings(name or self.params.retriever, self.root)))
 
+    @_once
     def engine(self) -> Tree:
         """Kind and settings of the engine that trains."""
         return parts.plain(engine.load(self.params.engine, self.root))
 
+    @_once
     def generator(self) -> Tree:
         """Kind and settings of the generator that plays."""
         return parts.plain(generate.load(self.params.generator, self.root))

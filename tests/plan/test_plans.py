@@ -1,0 +1,106 @@
+"""The plan of a run: which settings and which files each stage gets, for the configurations of the house."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks import conf, identity, params, plan
+from tasks.params import Params
+from tasks.plan import RunSettings
+from tasks.runner import planned
+from tasks.runner.planned import Plan
+from tasks.stages.plan import stages
+
+ROOT = Path(__file__).parents[2]
+METHODS = tuple(sorted(path.stem for path in (ROOT / "conf/method").glob("*.yaml")))
+
+
+def _planned(*names: str, **changes: Any) -> dict[str, Plan]:
+    """Plans of these stages (all without a name), with changes of `params.yaml`."""
+    run = RunSettings(ROOT, replace(params.read(ROOT), **changes))
+    return dict(plan.plans(run, {name: stages()[name] for name in names or stages()}))
+
+
+def _files(plan: Plan, folder: str) -> set[str]:
+    return {path.removeprefix(f"tasks/{folder}/") for path in plan.files if path.startswith(f"tasks/{folder}/")}
+
+
+@pytest.mark.parametrize(("scale", "model"), [("smoke", "tiny"), ("laptop", "tiny"), ("paper", "qwen2.5-3b")])
+def test_every_method_can_be_planned_and_its_settings_survive_the_file(scale: str, model: str, tmp_path: Path) -> None:
+    found = _planned(scale=scale, model=model, systems=("base", *METHODS), seeds=(0,))
+    assert {f"train@{name}-0" for name in METHODS} < found.keys()
+    sources = identity.Sources(identity.ROOT)
+    for name, made in found.items():
+        planned.write(tmp_path, name, made)
+        path = tmp_path / planned.path_of(name).relative_to(planned.FOLDER)
+        read = conf.fill(Plan, json.loads(path.read_text()), name)
+        assert read == made
+        module = stages()[name.partition("@")[0]]
+        settings = planned.settings_of(read, module.Settings, name)
+        assert conf.plain(settings) == made.settings
+        if hasattr(module, "loads"):
+            modules = {module.__name__} | identity.modules_of([settings, module.loads(settings)])
+            assert sources.used(modules) == made.files
+
+
+def test_a_method_gets_the_files_of_its_parts_and_of_no_others() -> None:
+    found = _planned("train", systems=("base", "stepsearch", "search_r1_grpo", "tips"), seeds=(0,))
+    grpo, step, tips = (found[f"train@{name}-0"] for name in ("search_r1_grpo", "stepsearch", "tips"))
+    assert _files(grpo, "rewards") == {"__init__.py", "answer.py", "format.py"}
+    assert {"key.py", "steps.py"} <= _files(step, "rewards")
+    assert _files(grpo, "rl/advantages") == {"__init__.py", "group.py"}
+    assert _files(step, "rl/advantages") == {"__init__.py", "gae.py"}
+    assert "start_policy.py" in _files(tips, "services")
+    assert _files(grpo, "services") == {"__init__.py"}
+
+
+def test_an_evaluation_needs_no_engine_no_reward_and_no_loss() -> None:
+    made = _planned("evaluate", seeds=(0,))["evaluate@search_r1_grpo-0"]
+    for folder in ("engine", "rewards", "rl", "train", "methods", "base", "plan"):
+        assert not _files(made, folder), folder
+
+
+def test_who_opens_an_index_gets_the_backend_and_its_parts() -> None:
+    found = _planned(retriever="hybrid", seeds=(0,))
+    for name in ("index", "recall", "augment", "base@0", "train@search_r1_ppo-0", "evaluate@base-0"):
+        assert {"hybrid.py", "bm25.py", "dense.py"} <= _files(found[name], "retrieval"), name
+    assert not {"hybrid.py", "bm25.py"} & _files(found["retrievers"], "retrieval")
+    elastic = _planned("recall", retriever="elasticsearch")["recall"]
+    assert {"elasticsearch.py", "elastic_load.py", "elastic_settings.py"} <= _files(elastic, "retrieval")
+    assert "bm25.py" not in _files(elastic, "retrieval")
+
+
+def test_order_is_kept_where_it_is_part_of_the_result() -> None:
+    found = _planned("retrievers", compare_retrievers=("hybrid", "bm25"))["retrievers"]
+    assert list(found.settings["retrievers"]) == ["hybrid", "bm25"]
+
+
+def test_plans_of_the_frame_and_of_planning_are_nobodys() -> None:
+    for made in _planned(seeds=(0,)).values():
+        assert not [path for path in made.files if path.startswith(("tasks/runner", "tasks/plan", "tasks/params.py"))]
+
+
+def test_a_wrong_setting_of_the_last_stage_leaves_no_plan(tmp_path: Path) -> None:
+    chosen: Params = replace(params.read(ROOT), systems=("base", "nobody"))
+    with pytest.raises(ValueError, match="unknown system 'nobody'"):
+        plan.write(tmp_path / "plan", RunSettings(ROOT, chosen), stages())
+    assert not (tmp_path / "plan").exists()
+
+
+def test_another_pin_changes_every_plan(tmp_path: Path) -> None:
+    for name in ("conf", "requirements"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    run = RunSettings(tmp_path, params.read(ROOT))
+    before = dict(plan.plans(run, stages()))
+    (tmp_path / "requirements").unlink()
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements/cpu.txt").write_text("numpy==0.0.1\n")
+    after = dict(plan.plans(run, stages()))
+    assert all(dataclasses.replace(before[name], libraries=after[name].libraries) == after[name] for name in before)
+    assert not {made.libraries for made in before.values()} & {made.libraries for made in after.values()}
