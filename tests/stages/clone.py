@@ -26,6 +26,26 @@ SMOKE = {
 LIBRARIES = ["torch", "transformers.models.auto.modeling_auto", "transformers.models.qwen2.modeling_qwen2", "bm25s"]
 
 
+REWARD = '''\
+"""A reward that nobody needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tasks.rewards.answer import AnswerReward
+
+
+@dataclass(frozen=True)
+class MyReward(AnswerReward):
+    """The answer, named differently."""
+
+
+PART = MyReward
+'''
+METHOD = "extends: search_r1_grpo\ntitle: Mine\nrewards: {answer: null, %s: {metric: em}}\n"
+
+
 def _run_stage(root: Path, env: dict[str, str], module: str, words: list[str], outputs: tuple[str, str]) -> None:
     """In the forked process: `python -m module words` with the code, folder, variables and files it is given."""
     for number, path in enumerate(outputs, start=1):
@@ -76,6 +96,11 @@ class Clone:
         text = (self.root / path).read_text(encoding="utf-8")
         assert old in text, f"{path} has no {old!r} any more"
         (self.root / path).write_text(text.replace(old, new), encoding="utf-8")
+
+    def add_method(self, name: str) -> None:
+        """A reward file, and a method that uses it; `systems` stays as it is."""
+        (self.root / f"tasks/rewards/{name}.py").write_text(REWARD, encoding="utf-8")
+        (self.root / f"conf/method/{name}.yaml").write_text(METHOD % name, encoding="utf-8")
 
     def env(self) -> dict[str, str]:
         """Environment of a command: the copy's own code, no tracking, nothing of the caller's servers."""

@@ -140,7 +140,7 @@ def test_no_output_names_the_place_where_it_was_made(by_dvc: Clone) -> None:
 
 
 def test_only_what_a_change_reaches_runs_again(by_dvc: Clone, tmp_path: Path) -> None:
-    """In order: nothing changed; a folder left over; a method's file added; another top-k; back again."""
+    """In order: nothing changed; a folder left over; a reward and a method added, then run; another top-k; back."""
     clone = by_dvc.copy(tmp_path / "clone")
     before = _results(clone)
 
@@ -158,8 +158,14 @@ def test_only_what_a_change_reaches_runs_again(by_dvc: Clone, tmp_path: Path) ->
     assert repro() in (Counter(), Counter({"report": 1}))
     assert _results(clone) == before
     assert "search_r1_grpo-9" not in (clone.root / "reports/index.html").read_text(encoding="utf-8")
-    (clone.root / "conf/method/mine.yaml").write_text("extends: dspo\ntitle: Another paper\n", encoding="utf-8")
+    clone.add_method("mine")
     assert repro() == Counter({"plan": 1})  # All settings are looked at again and are what they were.
+    systems = SMOKE["systems"]
+    clone.set("systems", systems.replace("]", ", mine]"))
+    assert repro() == Counter({"plan": 1, "inputs": 1, "train": 1, "evaluate": 1, "report": 1})
+    clone.set("systems", systems)
+    assert repro() == Counter({"report": 1})  # The folders that it reads hold one system more than it shows.
+    assert _results(clone) == before
     clone.set("top_k", "2")
     assert repro() == Counter({"plan": 1, "evaluate": 3, "report": 1})
     summary = json.loads((clone.root / "artifacts/evaluate/base-0/summary.json").read_text(encoding="utf-8"))

@@ -20,23 +20,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 BRANCHED = "zerosearch"  # Its searches are answered by a service, whose file holds a prompt.
 SYSTEMS = ("base", "search_r1_ppo", "search_r1_grpo", "stepsearch", BRANCHED)
-REWARD = '''\
-"""A reward that nobody needs."""
-
-from __future__ import annotations
-
-from dataclasses import dataclass
-
-from tasks.rewards.answer import AnswerReward
-
-
-@dataclass(frozen=True)
-class MyReward(AnswerReward):
-    """The answer, named differently."""
-
-
-PART = MyReward
-'''
 
 
 def _learns(*systems: str) -> set[str]:
@@ -92,10 +75,7 @@ def _dag(clone: Clone) -> dag.Dag:
 
 
 def test_a_reward_and_a_method_that_uses_it_run_alone(clone: Clone) -> None:
-    (clone.root / "tasks/rewards/mine.py").write_text(REWARD)
-    assert _stale(clone) == set()
-    settings = "extends: search_r1_grpo\ntitle: Mine\nrewards: {answer: null, mine: {metric: em}}\n"
-    (clone.root / "conf/method/mine.yaml").write_text(settings)
+    clone.add_method("mine")
     assert _stale(clone) == set()
     clone.set("systems", f"[{', '.join(SYSTEMS)}, mine]")
     assert _stale(clone) == _learns("mine") | {"inputs@mine"}
