@@ -68,7 +68,8 @@ def test_grpo_as_written_down() -> None:
     assert method.value_loss is None
     assert method.rewards == (AnswerReward("em"),)
     assert (method.temperature, method.top_p) == (1.0, 1.0)
-    assert loader.load("search_r1_grpo", "paper", ROOT)["train"] == {"policy": {"lr": 1e-6}}
+    budget = {"minibatches": 10, "policy": {"lr": 1e-6, "warmup_steps": 2864}}
+    assert loader.load("search_r1_grpo", "paper", ROOT)["train"] == budget
 
 
 def test_ppo_as_written_down() -> None:
@@ -135,7 +136,7 @@ def test_an_ablation_takes_what_it_does_not_give(root: Path) -> None:
     assert ablation["rewards"] == whole["rewards"][:2]
     differing = {key for key in whole if ablation[key] != whole[key]}
     assert differing == {"name", "title", "paper_rows", "rewards"}
-    assert ablation["paper_rows"] == [["StepSearch", "ow key reward"]]
+    assert ablation["paper_rows"] == [["StepSearch", "ow key reward"], ["StepSearch", "w/o steps reward"]]
     write(root, "stepsearch_ow_key", {"extends": "stepsearch"})
     with pytest.raises(ValueError, match=r"stepsearch_ow_key\.yaml: key 'title' is missing"):
         loader.load("stepsearch_ow_key", "paper", root)

@@ -57,10 +57,8 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "ppo_f1": of(PPO, F1),
     "grpo_f1": of(GRPO, F1),
     "stepsearch": of(PPO, F1, KEY, GAIN_AND_PENALTY),
-    "stepsearch_wo_key": of(PPO, F1, GAIN_AND_PENALTY),
     "stepsearch_wo_penalty": of(PPO, F1, KEY, GAIN),
     "stepsearch_wo_info_gain": of(PPO, F1, KEY, PENALTY),
-    "stepsearch_wo_steps": of(PPO, F1, KEY),
     "stepsearch_ow_key": of(PPO, F1, KEY),
     "stepsearch_ow_penalty": of(PPO, F1, PENALTY),
     "stepsearch_ow_info_gain": of(PPO, F1, GAIN),
@@ -69,6 +67,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     # dspo, sections 3 to 5 and 9
     "dspo": of(GSPO, SUBEM, filter="MixedOutcomes 10"),
     "gspo": of(GSPO, SUBEM),
+    "dspo_token_ratio": of(GRPO, SUBEM, filter="MixedOutcomes 10"),
     "dapo": of(GRPO, SUBEM, OverlongPenalty(2500, 500), filter="MixedOutcomes 10", loss=WIDE),
     "gspo_high_lr": of(GSPO, SUBEM, lr=1e-5),
     "grpo_subem_high_lr": of(GRPO, SUBEM, lr=1e-5),

@@ -189,7 +189,10 @@ def load(name: str) -> Method:
 
 
 PLAYED = [name for name in NAMES if not isinstance(load(name).sampler, GoldAnswers)]
-SUBEM = ["dapo", "dspo", "gspo", "gspo_high_lr", "grpo_subem_high_lr", "search_r1_grpo_subem", "search_r1_ppo_subem"]
+SUBEM = [
+    "dapo", "dspo", "dspo_token_ratio", "gspo", "gspo_high_lr", "grpo_subem_high_lr", "search_r1_grpo_subem",
+    "search_r1_ppo_subem",
+]  # fmt: skip
 TOOL_CALLS = [name for name in PLAYED if isinstance(load(name).grammar, ToolCallGrammar)]
 STEPSEARCH = [name for name in PLAYED if name.startswith("stepsearch")]
 # Rewards of the answer alone; `gated` ask for a search, too.
@@ -238,8 +241,8 @@ def earned(name: str, cheat: str | None = None, top_k: int = 1) -> float:
 
 FULL_MARKS = dict.fromkeys(PLAYED, 1.0) | {
     # answer F1 1, keys 0.618 * 1, gains add up to mean_i max_t c_i^t = 1, nothing repeated
-    "stepsearch": 2.618, "stepsearch_wo_penalty": 2.618, "stepsearch_wo_key": 2.0, "stepsearch_ow_steps": 2.0,
-    "stepsearch_ow_info_gain": 2.0, "stepsearch_wo_info_gain": 1.618, "stepsearch_wo_steps": 1.618,
+    "stepsearch": 2.618, "stepsearch_wo_penalty": 2.618, "stepsearch_ow_steps": 2.0,
+    "stepsearch_ow_info_gain": 2.0, "stepsearch_wo_info_gain": 1.618,
     "stepsearch_ow_key": 1.618, "stepsearch_ow_sub_answer": 1.618,
     "mt_ppo": 1.3,  # retrieval 0.3
     "tips": 1.25,  # 0.1 * (-0.5 - -3)
@@ -290,8 +293,7 @@ def family(names: Sequence[str], cheats: Sequence[str], value: float, why: str) 
     return {(name, cheat): (value, value, why) for name in names for cheat in cheats}
 
 
-NO_REPEATS = {"stepsearch_ow_info_gain": 2.0, "stepsearch_ow_key": 1.618, "stepsearch_wo_penalty": 2.618,
-              "stepsearch_wo_steps": 1.618}  # fmt: skip
+NO_REPEATS = {"stepsearch_ow_info_gain": 2.0, "stepsearch_ow_key": 1.618, "stepsearch_wo_penalty": 2.618}
 STRETCHED = [name for name in STEPSEARCH if name != "stepsearch_ow_penalty"]
 WEAKNESSES: dict[tuple[str, str], Weakness] = {
     **family(SUBEM, ["answer_stuffing", "echoed_passages", "nested_answer"], 1.0, LISTED),
@@ -366,9 +368,9 @@ ECHOED_F1 = 4 / 13
         ("stepsearch", "several_answers", 0.618 + 1.0),  # the call ended with the first, wrong one
         ("stepsearch", "no_evidence", 0.0),
         # The first hop's key is met, the second's shares "of": F1 1/3; three repeats.
-        ("stepsearch_wo_steps", "same_query", 0.618 * 2 / 3),
+        ("stepsearch_ow_key", "same_query", 0.618 * 2 / 3),
         ("stepsearch_wo_info_gain", "same_query", 0.618 * 2 / 3 - 3.0),
-        ("stepsearch_wo_steps", "keyword_stuffing", 0.618 * (6 / 10 + 6 / 10) / 2),  # F1 3 of 7 and 3, twice
+        ("stepsearch_ow_key", "keyword_stuffing", 0.618 * (6 / 10 + 6 / 10) / 2),  # F1 3 of 7 and 3, twice
         ("stepsearch_ow_sub_answer", "empty_answer", 0.618 / 2),  # the sub-answer of the first hop was written before
         ("search_r1_ppo_format", "forged_observation", 0.1),
         ("search_r1_ppo_format", "no_evidence", 0.8),
@@ -391,7 +393,6 @@ def test_by_hand(name: str, cheat: str, value: float) -> None:
     ("name", "honest_one", "stuffed", "stuffed_wrong"),
     [
         ("stepsearch", 1.618, 1 + 0.618 * 0.6 + 1, 0.618 * 0.6 + 1),
-        ("stepsearch_wo_key", 1.0, 2.0, 1.0),
         ("stepsearch_ow_steps", 1.0, 2.0, 1.0),
         ("stepsearch_wo_info_gain", 0.618, 1 + 0.618 * 0.6, 0.618 * 0.6),
         ("stepsearch_ow_penalty", 0.0, 1.0, 0.0),
