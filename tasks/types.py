@@ -230,11 +230,15 @@ class Sample:
 
 @dataclass(frozen=True)
 class Scores:
-    """Rewards of one trajectory or sample: (index, value) pairs; values at one index add up.
+    """Rewards of one trajectory or sample.
 
-    An index counts the tokens of a trajectory's `response_ids`, or of a sample's `ids`.
+    Attributes:
+        outcome: the reward of the whole, without the rewards of single turns.
+        placed: (index, value) pairs; values at one index add up. An index counts the tokens of a trajectory's
+            `response_ids`, or of a sample's `ids`.
+        components: what the reward was computed from, by name, such as `em`; metrics and filters read them.
     """
 
     outcome: float
     placed: tuple[tuple[int, float], ...]
-    parts: dict[str, float] = field(default_factory=dict)
+    components: dict[str, float] = field(default_factory=dict)

@@ -266,7 +266,7 @@ class EvenFirst:
 
     reads: tuple[Any, ...] = ()
     services: tuple[Any, ...] = ()
-    score_parts: tuple[str, ...] = ("em",)
+    components: tuple[str, ...] = ("em",)
 
     def __call__(
         self, trajectories: Sequence[Trajectory], questions: Sequence[Question], services: Any = None

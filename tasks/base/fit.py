@@ -1,6 +1,6 @@
-"""Supervised training of the tiny policy: one loop, phases that stop on their loss, exact resume.
+"""Supervised training of the tiny policy: one loop, phases that stop at a loss, exact resume.
 
-Not a general trainer: reinforcement learning has its own loop in `tasks/train`.
+It is no general trainer: reinforcement learning has its own loop in `tasks/train`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class PhaseConf:
         max_steps: at most this many optimizer steps.
         batch: examples per step.
         lr: peak learning rate, after a linear warm-up of 20 steps.
-        decay: linear decay to a tenth over `max_steps`.
-        stop_loss: end when the running mean loss (20 steps) falls below; 0 never.
+        decay: whether the learning rate falls linearly to a tenth over `max_steps`.
+        stop_loss: the phase ends when the mean loss of 20 steps falls below this; 0 never ends it.
     """
 
     max_steps: int
@@ -55,17 +55,25 @@ class Fit:
     """
 
     def __init__(
-        self, model: Any, scratch: Path, checkpoint_every: int, max_batch_tokens: int,
+        self,
+        model: Any,
+        scratch: Path,
+        checkpoint_every: int,
+        max_batch_tokens: int,
         log: Callable[[int, dict[str, float]], None],
-    ) -> None:  # fmt: skip
-        self.model, self.scratch, self.checkpoint_every, self.log = model, scratch, checkpoint_every, log
+    ) -> None:
+        self.model = model
+        self.scratch = scratch
+        self.checkpoint_every = checkpoint_every
         self.max_batch_tokens = max_batch_tokens
+        self.log = log
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, betas=(0.9, 0.98), weight_decay=0.01)
         self.step = 0
         self.finished: list[str] = []
         self.history: list[dict[str, Any]] = []
         self.phase_step = 0
         self.recent: list[float] = []
+
         newest = checkpoint.latest(scratch)
         if newest is not None:
             self._restore(newest)
@@ -80,12 +88,14 @@ class Fit:
             self.recent = [*self.recent, loss][-20:]
             self.phase_step += 1
             self.step += 1
+
             if self.step % 10 == 0:
                 metrics = {"loss": loss, f"loss_{name}": loss}
                 self.history.append({"step": self.step, "metrics": metrics})
                 self.log(self.step, metrics)
             if self.step % self.checkpoint_every == 0:
                 self._save()
+
         self.finished.append(name)
         self.phase_step, self.recent = 0, []
         self._save()
@@ -98,14 +108,16 @@ class Fit:
         decay = 1 - 0.9 * self.phase_step / conf.max_steps if conf.decay else 1.0
         for group in self.optimizer.param_groups:
             group["lr"] = conf.lr * warm * decay
+
         self.optimizer.zero_grad(set_to_none=True)
         total = sum(sum(e.loss_mask) for e in examples)
         value = 0.0
-        for some in by_length(examples, self.max_batch_tokens):
-            loss = supervised_loss(self.model, some) / total
+        for batch in by_length(examples, self.max_batch_tokens):
+            loss = supervised_loss(self.model, batch) / total
             loss.backward()
             value += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+
         self.optimizer.step()
         if not math.isfinite(value):
             raise ValueError(
@@ -117,9 +129,13 @@ class Fit:
         moments, scalars = checkpoint.pack_optimizer(self.optimizer, "optimizer")
         weights = {f"model/{k}": v for k, v in self.model.named_parameters()}
         values = {
-            "step": self.step, "optimizer": scalars, "finished": self.finished, "phase_step": self.phase_step,
-            "recent": self.recent, "history": self.history,
-        }  # fmt: skip
+            "step": self.step,
+            "optimizer": scalars,
+            "finished": self.finished,
+            "phase_step": self.phase_step,
+            "recent": self.recent,
+            "history": self.history,
+        }
         with checkpoint.writing(self.scratch, self.step) as folder:
             checkpoint.write_state(folder, weights | moments, values)
 
@@ -129,12 +145,12 @@ class Fit:
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(tensors[f"model/{name}"])
         checkpoint.unpack_optimizer(self.optimizer, "optimizer", tensors, values["optimizer"])
-        self.step, self.finished, self.history = values["step"], values["finished"], values["history"]
-        self.phase_step, self.recent = values["phase_step"], values["recent"]
+        self.step, self.phase_step = values["step"], values["phase_step"]
+        self.finished, self.recent, self.history = values["finished"], values["recent"], values["history"]
 
 
 def by_length(examples: Sequence[Example], max_tokens: int) -> list[list[Example]]:
-    """Examples of similar length together, each batch at most `max_tokens` tokens with its padding (or one example)."""
+    """Batches of examples of similar length, each at most `max_tokens` with its padding; a longer example is alone."""
     batches: list[list[Example]] = []
     for example in sorted(examples, key=lambda e: len(e.prompt_ids) + len(e.response_ids)):
         width = len(example.prompt_ids) + len(example.response_ids)
@@ -145,11 +161,12 @@ def by_length(examples: Sequence[Example], max_tokens: int) -> list[list[Example
 
 
 def supervised_loss(model: Any, examples: Sequence[Example]) -> Tensor:
-    """Summed cross-entropy of the masked-in response tokens of a right-padded batch; only their logits are computed."""
+    """Summed cross-entropy of the response tokens in the mask, of a right-padded batch; computes no other logits."""
     rows = [torch.tensor(e.prompt_ids + e.response_ids) for e in examples]
     masks = [torch.tensor((False,) * len(e.prompt_ids) + e.loss_mask) for e in examples]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)  # [B, T]
     mask = torch.nn.utils.rnn.pad_sequence(masks, batch_first=True)[:, 1:]  # [B, T-1]: position t predicts t+1
+
     hidden = model.get_decoder()(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
     logits = model.get_output_embeddings()(hidden[mask])
     return torch.nn.functional.cross_entropy(logits.float(), ids[:, 1:][mask], reduction="sum")

@@ -1,7 +1,7 @@
 """Make the start policy: random weights -> recall -> reading -> wasteful chains -> lazy behaviour.
 
-No demonstration solves a multi-hop question cleanly: reading has one hop only, every longer chain wastes a
-search or stops early. What reinforcement learning adds is to finish chains.
+No demonstration solves a multi-hop question cleanly: reading practice has one hop only, and every longer chain wastes
+a search or stops early. Reinforcement learning is left to learn how to finish chains.
 """
 
 from __future__ import annotations
@@ -38,36 +38,48 @@ class TinyPolicy:
 
 
 def make_tiny(
-    tiny: TinyConf, conf: BaseConf, rollout: RolloutConf, prompt: Prompt, grammar: SearchGrammar,
-    questions: Sequence[Question], passages: Iterable[Passage], retriever: Retriever, seed: int, scratch: Path,
+    tiny: TinyConf,
+    conf: BaseConf,
+    rollout: RolloutConf,
+    prompt: Prompt,
+    grammar: SearchGrammar,
+    questions: Sequence[Question],
+    passages: Iterable[Passage],
+    retriever: Retriever,
+    seed: int,
+    scratch: Path,
     log: Callable[[int, dict[str, float]], None],
-) -> TinyPolicy:  # fmt: skip
+) -> TinyPolicy:
     """Train the tiny policy on training questions; continues from `scratch` after a kill, exactly.
 
     Args:
         tiny, conf, rollout: settings.
         prompt, grammar: of the demonstrations; the grammar is fitted to the tokenizer that is made here.
-        questions: of all splits; only those of `train` are learned from, all must fit the prompt budget.
-        passages: the corpus, streamed; the first of them give the vocabulary.
+        questions: of all splits; only those of `train` are trained on, but all must fit the prompt budget.
+        passages: the corpus, streamed; its first passages give the vocabulary.
         retriever: answers the scripted searches.
         seed: of weights, demonstrations and batches.
         scratch: checkpoints.
         log: receives (step, metrics).
     """
-    everything, questions = questions, [question for question in questions if question.split == "train"]
-    chosen = random.Random(f"{seed}/base/questions").sample(list(questions), min(conf.max_questions, len(questions)))
-    tokenizer = build_tokenizer(_texts(questions, passages, prompt), tiny.max_vocab)
+    training = [question for question in questions if question.split == "train"]
+    chosen = random.Random(f"{seed}/base/questions").sample(training, min(conf.max_questions, len(training)))
+    tokenizer = build_tokenizer(_texts(training, passages, prompt), tiny.max_vocab)
     model = new_model(tiny, tokenizer, seed)
     grammar = grammar.fitted(tokenizer)
+    check_prompts(tokenizer, prompt, questions, grammar, rollout.max_prompt_tokens)
     renderer = Renderer(rollout, tokenizer, retriever, grammar, prompt)
-    check_prompts(tokenizer, prompt, everything, grammar, rollout.max_prompt_tokens)
     fit = Fit(model, scratch, conf.checkpoint_every, conf.max_batch_tokens, log)
+
     words = range(256, tokenizer.vocab_size)  # A wide pool: with few tokens, copying is learned much later.
     fit.run("recall", conf.recall, lambda step: _recall(f"{seed}/recall/{step}", conf.recall.batch, words))
+
+    # A resumed run skips finished phases, so it does not render their demonstrations again.
     if "read" not in fit.finished:
         single = list({hop.question: hop for question in chosen for hop in single_hops(question)}.values())
         read = _usable(renderer.render(single, [expert_plan(q) for q in single]))
         fit.run("read", conf.read, _sampler(read, conf.read.batch, f"{seed}/read"))
+
     topics = sorted({topic(hop) for question in chosen for hop in hops_of(question)})
     for name, phase, mixture in (
         ("wasteful", conf.wasteful, conf.wasteful_mixture),
@@ -78,6 +90,7 @@ def make_tiny(
             plans = [imperfect_plan(question, topics, mixture, rng) for question in chosen]
             examples = _usable(renderer.render(chosen, plans))
             fit.run(name, phase, _sampler(examples, phase.batch, f"{seed}/{name}"))
+
     return TinyPolicy(model.eval(), tokenizer, fit.history)
 
 
@@ -104,7 +117,7 @@ def new_model(tiny: TinyConf, tokenizer: Any, seed: int) -> Any:
 
 
 def _texts(questions: Sequence[Question], passages: Iterable[Passage], prompt: Prompt) -> Iterator[str]:
-    """Text as the policy will meet it, so that words with and without a space before them get their tokens."""
+    """Text as the policy will read it, so that words get a token both with and without a space before them."""
     for _, passage in zip(range(NUM_PASSAGES_FOR_TOKENS), passages, strict=False):
         yield f" {passage.title} {passage.text}"
         yield passage.title
@@ -115,15 +128,15 @@ def _texts(questions: Sequence[Question], passages: Iterable[Passage], prompt: P
 
 
 def _recall(seed: str, batch: int, tokens: Sequence[int]) -> list[Example]:
-    """Six random segments, then the same in another order; all but each segment's first token is predictable."""
+    """Six random segments, then the same ones in another order; the mask leaves out first tokens, which are chance."""
     rng = random.Random(seed)
     examples = []
     for _ in range(batch):
         segments = [rng.choices(tokens, k=rng.randint(2, 4)) for _ in range(6)]
         shown = tuple(t for segment in segments for t in segment)
-        again = rng.sample(segments, len(segments))
-        mask = tuple(i > 0 for segment in again for i in range(len(segment)))
-        examples.append(Example(shown, tuple(t for segment in again for t in segment), mask))
+        repeated = rng.sample(segments, len(segments))
+        mask = tuple(i > 0 for segment in repeated for i in range(len(segment)))
+        examples.append(Example(shown, tuple(t for segment in repeated for t in segment), mask))
     return examples
 
 

@@ -41,9 +41,9 @@ class ModelConf:
     """One file of `conf/model/`.
 
     Attributes:
-        kind: `tiny` makes the policy, `pretrained` takes a folder.
+        kind: `tiny` makes the policy from random weights, `pretrained` takes a model folder.
         prompt: a file of `conf/prompt/` in place of the method's; null keeps the method's.
-        grammar: kind and settings in place of the method's grammar, for a policy that knows one only; null keeps it.
+        grammar: kind and settings in place of the method's, for a policy that knows only one grammar; null keeps it.
         lora: adapters during reinforcement learning.
         tiny, pretrained: the section named like `kind`.
     """
@@ -56,19 +56,15 @@ class ModelConf:
     pretrained: PretrainedConf | None = None
 
     def __post_init__(self) -> None:
-        for kind, found in (("tiny", self.tiny), ("pretrained", self.pretrained)):
-            wanted = kind == self.kind
-            require(
-                (found is not None) == wanted,
-                kind,
-                found,
-                f"{'a' if wanted else 'no'} section {kind!r} for kind {self.kind!r}",
-            )
+        for kind, given in (("tiny", self.tiny), ("pretrained", self.pretrained)):
+            is_needed = kind == self.kind
+            expected = f"{'a' if is_needed else 'no'} section {kind!r} for kind {self.kind!r}"
+            require((given is not None) == is_needed, kind, given, expected)
 
 
 @dataclass(frozen=True)
 class BaseConf:
-    """How the tiny policy is taught before reinforcement learning (recipe: reading first, then imperfect behaviour).
+    """How the tiny policy is taught before reinforcement learning: reading first, then imperfect behaviour.
 
     Attributes:
         num_threads: torch threads (part of the result).
@@ -79,7 +75,7 @@ class BaseConf:
         read: clean one-hop demonstrations.
         wasteful: whole chains, each with a needless search; one-hop questions stay clean.
         lazy: mostly chains that stop early.
-        wasteful_mixture, lazy_mixture: of these demonstrations.
+        wasteful_mixture, lazy_mixture: shares of the flaws in the demonstrations of these two phases.
     """
 
     num_threads: PositiveInt

@@ -1,9 +1,9 @@
 """A small byte-level BPE for the tiny policy, trained on the corpus it will read.
 
-On a generated world the merges run out only when every word is one token (names must be: a tiny model does
-not learn to copy names of many pieces); on real text they stop at the vocabulary's size. Tags and document
-frames are single tokens. The class is the one transformers loads for a Qwen2 folder, so that any tool
-that opens the folder splits text as training did.
+On a generated world training merges until every word is one token: a tiny model does not learn to copy names of many
+pieces. On real text it stops at the vocabulary's size. Tags and the frames around documents are single tokens. The
+class is the one that transformers loads for a Qwen2 folder, so that any tool that opens the folder splits text as
+training did.
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ def build_tokenizer(texts: Iterable[str], max_vocab: int) -> Any:
     from tokenizers import AddedToken, pre_tokenizers, trainers
     from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
-    beside = len(LITERALS) + 2
-    if max_vocab < 256 + beside + 16:
-        raise ValueError(f"max_vocab={max_vocab}: expected at least {256 + beside + 16}.")
+    num_special = len(LITERALS) + 2
+    smallest = 256 + num_special + 16
+    if max_vocab < smallest:
+        raise ValueError(f"max_vocab={max_vocab}: expected at least {smallest}.")
+
     alphabet = {symbol: i for i, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     core = Qwen2Tokenizer(vocab=alphabet, merges=[]).backend_tokenizer
     trainer = trainers.BpeTrainer(
-        vocab_size=max_vocab - beside, min_frequency=2, initial_alphabet=list(alphabet), show_progress=False
+        vocab_size=max_vocab - num_special, min_frequency=2, initial_alphabet=list(alphabet), show_progress=False
     )
     core.train_from_iterator(texts, trainer)
+
     vocab, merges = _model(core)
     tokenizer = Qwen2Tokenizer(
         vocab=vocab, merges=merges, unk_token=None, eos_token=END, pad_token=PAD, clean_up_tokenization_spaces=False

@@ -1,7 +1,7 @@
-"""Methods: `build` makes the parts of a method from its resolved description alone and reads no configuration.
+"""Methods: `build` makes the parts of a method from a resolved description and reads no configuration.
 
-`tasks.methods.loader` resolves a file of `conf/method/` into such a description: whatever the file names stands in it
-by value, prompts and services included. Rules between parts are in `tasks.rl.method.Method`.
+`tasks.methods.loader` resolves a file of `conf/method/` into such a description: prompts, services and every other file
+that it names are replaced by their contents. `tasks.rl.method.Method` checks that the parts fit together.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ from tasks.rl.losses import LossSum
 from tasks.rl.method import Method
 
 OWN = ("title", "paper_rows")
-"""Keys that say what a file stands for: no other file takes them over, and no result depends on them."""
+"""Keys that describe the file itself: a file that extends it does not inherit them, and no result depends on them."""
 
 
 @dataclass(frozen=True)
 class SamplingConf:
-    """How rollouts are drawn; `Method` has the bounds."""
+    """How tokens are drawn in rollouts; `Method` checks the bounds."""
 
     temperature: float
     top_p: float
 
 
 def build(tree: Mapping[str, Any], tokenizer: Any, where: str = "the resolved method") -> Method:
-    """The method that `load` resolved, for one tokenizer; None leaves the grammar without one.
+    """The method that `load` resolved. Its grammar is fitted to the tokenizer; None leaves it as it is.
 
     Raises:
         ValueError: as `load`; starts with `where`.
     """
-    value_loss, sampling = tree["value_loss"], conf.fill(SamplingConf, tree["sampling"], f"{where}: sampling")
+    value_loss = tree["value_loss"]
+    sampling = conf.fill(SamplingConf, tree["sampling"], f"{where}: sampling")
     made: dict[str, Any] = {
         "prompt": conf.fill(Prompt, tree["prompt"], f"{where}: prompt"),
         "grammar": grammars.make(tree["grammar"], tokenizer, f"{where}: grammar"),
         "sampler": parts.make("rl.samplers", tree["sampler"], f"{where}: sampler"),
-        "rewards": tuple(parts.make("rewards", one, f"{where}: rewards") for one in tree["rewards"]),
+        "rewards": tuple(parts.make("rewards", reward, f"{where}: rewards") for reward in tree["rewards"]),
         "filter": parts.make("rl.filters", tree["filter"], f"{where}: filter"),
         "advantage": parts.make("rl.advantages", tree["advantage"], f"{where}: advantage"),
         "value_loss": value_loss and parts.make("rl.value_losses", value_loss, f"{where}: value_loss"),
@@ -57,6 +58,6 @@ def build(tree: Mapping[str, Any], tokenizer: Any, where: str = "the resolved me
 
 
 def composition(tree: Tree) -> Tree:
-    """The resolved parts alone, without names and budgets."""
+    """The resolved parts without names and budgets."""
     others = ("name", *OWN, "train", "rollout")
     return {key: value for key, value in tree.items() if key not in others}

@@ -1,7 +1,7 @@
 """Reads `conf/method/<name>.yaml`, which names the parts a method is made of, and their numbers.
 
-The result is what `tasks.methods.build` takes. Only the plan of a run needs this file: a stage that trains or plays
-gets the result.
+`tasks.methods.build` takes the result. Only the plan of a run needs this file; a stage that trains or plays reads the
+result from its plan.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class MethodFile:
     """The keys of a file of `conf/method/`, beside `extends` and `scales`.
 
     Attributes:
-        title: in tables.
+        title: name in tables.
         prompt: a file of `conf/prompt/`.
         grammar, sampler, filter, advantage, search: parts, each with its `kind`.
         rewards, losses: kind -> numbers, added up in order; null takes an inherited one away.
         value_loss: the part that trains the critic where the advantage needs one, else null.
-        sampling: of rollouts.
+        sampling: temperature and top_p of rollouts.
         services: role -> a file of `conf/service/`, for each role that the parts call; null takes one away.
         train, rollout: changes to the sections of `conf/scale/<name>.yaml`.
-        paper_rows: [method, variant] pairs under which the papers print it.
+        paper_rows: [method, variant] pairs that name its rows in the papers' tables (`conf/papers/printed.csv`).
     """
 
     title: str
@@ -68,25 +68,26 @@ def load(
         name: file name without suffix.
         scale: picks the file's `scales` entry.
         root: root of the clone.
-        prompt, grammar: replace the method's (a model that cannot read instructions brings its own).
+        prompt, grammar: take the place of the method's, for a model that cannot follow other instructions.
 
     Returns:
-        What `build` takes, ready for JSON, with `name`, `title`, `paper_rows`, and the changes `train` and `rollout`.
+        The argument of `build`, ready for JSON, with `name`, `title`, `paper_rows` and the changes `train` and
+        `rollout`.
 
     Raises:
         ValueError: unknown file, key or kind, a value out of bounds, or parts that do not go together.
     """
     where = str(conf.path_of("method", name, root))
     file = conf.fill(MethodFile, extends.read("method", name, scale, root, OWN), where)
-    own_prompt = prompts.load(file.prompt, where, root)
-    own_grammar = grammars.make(file.grammar, None, f"{where}: grammar")
+    method_prompt = prompts.load(file.prompt, where, root)
+    method_grammar = grammars.make(file.grammar, None, f"{where}: grammar")
     rewards = parts.make_each("rewards", file.rewards, f"{where}: rewards")
     terms = parts.make_each("rl.losses", file.losses, f"{where}: losses")
 
     tree: Tree = conf.plain(file) | {
         "name": name,
-        "prompt": conf.plain(prompt or own_prompt),
-        "grammar": parts.plain(grammar or own_grammar),
+        "prompt": conf.plain(prompt or method_prompt),
+        "grammar": parts.plain(grammar or method_grammar),
         "rewards": [parts.plain(reward) for reward in rewards],
         "losses": [parts.plain(term) for term in terms],
         "services": {role: parts.plain(kind) for role, kind in _services(file.services, where, root).items()},
@@ -95,7 +96,7 @@ def load(
 
 
 def _plain(method: Method) -> Tree:
-    """Settings of the single parts, in which every field is given."""
+    """Settings of the parts that come one to a method, with the defaults of every field written out."""
     made = {key: getattr(method, key) for key in ("sampler", "filter", "advantage", "search", "value_loss")}
     return {key: None if part is None else parts.plain(part) for key, part in made.items()}
 

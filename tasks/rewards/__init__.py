@@ -1,4 +1,4 @@
-"""Rewards of trajectories, one file for each kind; a method adds up the kinds that its YAML names.
+"""Rewards of trajectories, one file for each kind; a method adds up the rewards that its YAML names.
 
 A reward maps trajectories and their questions to `Scores`: values placed on tokens. It reads the environment's record
 (turns, executed searches, hits) and what the policy wrote, never tags in observations, which a policy can forge.
@@ -18,7 +18,7 @@ Field = Literal["decomposition", "queries", "gold_passages"]
 
 
 class Reward(Protocol):
-    """Scores a batch, so that a model behind a service is asked once; unfinished trajectories are allowed."""
+    """Scores a batch at once, so that a model behind a service gets one call; trajectories may be unfinished."""
 
     @property
     def reads(self) -> tuple[Field, ...]:
@@ -31,8 +31,8 @@ class Reward(Protocol):
         ...
 
     @property
-    def score_parts(self) -> tuple[str, ...]:
-        """The names of the parts that its scores have (`Scores.parts`)."""
+    def components(self) -> tuple[str, ...]:
+        """The names in the `components` of its scores."""
         ...
 
     def __call__(
@@ -55,7 +55,7 @@ class EachReward(ABC):
 
     @property
     @abstractmethod
-    def score_parts(self) -> tuple[str, ...]:
+    def components(self) -> tuple[str, ...]:
         """See `Reward`."""
 
     @abstractmethod
@@ -69,27 +69,28 @@ class EachReward(ABC):
         return [self.score(t, question) for t, question in zip(trajectories, questions, strict=True)]
 
 
-def on_last_token(trajectory: Trajectory, value: float, **parts: float) -> Scores:
-    """An outcome reward: on the last token the policy wrote; nothing is placed where it wrote none."""
+def on_last_token(trajectory: Trajectory, value: float, **components: float) -> Scores:
+    """An outcome reward on the last token the policy wrote; nothing is placed where it wrote none."""
     last = trajectory.last_generated
-    return Scores(value, ((last, value),) if last >= 0 else (), parts)
+    return Scores(value, ((last, value),) if last >= 0 else (), components)
 
 
-def on_turns(trajectory: Trajectory, values: Mapping[int, float], **parts: float) -> Scores:
-    """Turn rewards: on the token that completes each turn's action (turn number -> value); they are no outcome.
+def on_turns(trajectory: Trajectory, values: Mapping[int, float], **components: float) -> Scores:
+    """Turn rewards, each on the token that completes its turn's action; they add nothing to the outcome.
 
-    Nothing is placed for a turn in which the policy wrote nothing (it ended the call at once).
+    `values` maps turn numbers to rewards. A turn in which the policy wrote nothing (it ended the call at once) gets
+    none.
     """
     turns = [(trajectory.turns[number], value) for number, value in sorted(values.items())]
-    return Scores(0.0, tuple((turn.end - 1, value) for turn, value in turns if turn.end > turn.start), parts)
+    return Scores(0.0, tuple((turn.end - 1, value) for turn, value in turns if turn.end > turn.start), components)
 
 
 def total(scores: Sequence[Scores]) -> Scores:
     """The sum of several rewards of one trajectory; values at one token add up."""
     placed: dict[int, float] = {}
-    parts: dict[str, float] = {}
+    components: dict[str, float] = {}
     for score in scores:
         for position, value in score.placed:
             placed[position] = placed.get(position, 0.0) + value
-        parts.update(score.parts)
-    return Scores(sum(s.outcome for s in scores), tuple(sorted(placed.items())), parts)
+        components.update(score.components)
+    return Scores(sum(s.outcome for s in scores), tuple(sorted(placed.items())), components)

@@ -11,7 +11,7 @@ from tasks.rewards import EachReward, on_last_token
 from tasks.rewards.format import follows_search_rule
 from tasks.types import Question, Scores, Trajectory
 
-METRICS = {"em": text.exact_match, "subem": text.substring_match, "f1": text.f1}
+ANSWER_METRICS = {"em": text.exact_match, "subem": text.substring_match, "f1": text.f1}
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,19 @@ class AnswerReward(EachReward):
         require(self.wrong_format <= 0, "wrong_format", self.wrong_format, "0 or less: a wrong format earns nothing")
 
     @property
-    def score_parts(self) -> tuple[str, ...]:
-        """The metric, and the format where it is a gate."""
+    def components(self) -> tuple[str, ...]:
+        """The metric; with a gate, also whether the format is right."""
         return (self.metric, "format") if self.gated else (self.metric,)
 
     def score(self, trajectory: Trajectory, question: Question) -> Scores:
         """See `EachReward`."""
-        value = METRICS[self.metric](trajectory.answer, question.answers)
+        value = ANSWER_METRICS[self.metric](trajectory.answer, question.answers)
         earned = self.weight * value
-        parts: dict[str, float] = {self.metric: value}
+        components: dict[str, float] = {self.metric: value}
         if self.gated:
-            parts["format"] = float(follows_search_rule(trajectory))
-            earned = earned if parts["format"] else self.wrong_format
-        return on_last_token(trajectory, earned, **parts)
+            components["format"] = float(follows_search_rule(trajectory))
+            earned = earned if components["format"] else self.wrong_format
+        return on_last_token(trajectory, earned, **components)
 
 
 PART = AnswerReward

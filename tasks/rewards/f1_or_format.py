@@ -16,7 +16,7 @@ from tasks.types import Question, Scores, Trajectory
 class F1OrFormat(EachReward):
     """F1 if above 0, else `format_reward` where the format is right, else 0; on the last token the policy wrote."""
 
-    score_parts: ClassVar[tuple[str, ...]] = ("f1", "format")
+    components: ClassVar[tuple[str, ...]] = ("f1", "format")
 
     format_reward: float
 
@@ -31,20 +31,20 @@ class F1OrFormat(EachReward):
 
 
 def is_well_formed(trajectory: Trajectory) -> bool:
-    """Every turn valid, thought in every turn, tags in pairs, and one answer, not empty, at the end.
+    """Every turn is valid and begins with a thought, tags come in pairs, and a non-empty answer ends the response.
 
-    An answer that the grammar wants boxed and that is not is empty (`SearchGrammar.boxed`).
+    Where the grammar demands a boxed answer, one without a box counts as empty (`SearchGrammar.boxed`).
     """
     if trajectory.status != "answered" or not (trajectory.answer or "").strip():
         return False
     if any(turn.action.kind == "invalid" for turn in trajectory.turns):
         return False
     texts = [turn.text for turn in trajectory.turns]
-    return all(_is_turn(one) for one in texts) and "".join(texts).rstrip().endswith("</answer>")
+    return all(_is_turn(written) for written in texts) and "".join(texts).rstrip().endswith("</answer>")
 
 
 def _is_turn(written: str) -> bool:
-    """One thought, closed before one search or one answer."""
+    """Whether a turn is one closed thought, then one search or one answer."""
     tags = re.findall(r"</?(?:think|search|answer|result)>", written)
     return tags in [["<think>", "</think>", f"<{kind}>", f"</{kind}>"] for kind in ("search", "answer")]
 

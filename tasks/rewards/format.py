@@ -19,7 +19,7 @@ _NEXT = {
 
 
 def is_well_formed(response: str) -> bool:
-    """Blocks think, search, information, think, ..., think, answer, closed, with only white space between them.
+    """Whether closed blocks think, search, information, think, ..., answer follow each other, white space between them.
 
     >>> is_well_formed("<think>a</think> <answer>b</answer>")
     True
@@ -41,10 +41,10 @@ def is_well_formed(response: str) -> bool:
 def follows_search_rule(trajectory: Trajectory) -> bool:
     """StepSearch's format: queries only in proper search pairs, a thought before some search, one answer at the end.
 
-    Read from what the policy wrote in its own turns and from the environment's record of executed searches; a forged
-    observation proves nothing. A broken tag such as `</search)` is no proper pair; the thought is closed and holds a
-    letter or a digit, and stands in the turn of an executed search, before it. White space alone may follow the
-    answer. (As released: an answer pair at the end.)
+    It reads what the policy wrote in its own turns and the environment's record of executed searches, so that a forged
+    observation proves nothing. A broken tag such as `</search)` makes no pair. The thought must be closed, hold a
+    letter or a digit, and stand before an executed search in the same turn. Only white space may follow the answer.
+    (The released code demands only an answer pair at the end.)
     """
     searches = [turn.text for turn in trajectory.turns if turn.executed]
     if trajectory.status != "answered" or not any(map(_thinks_first, searches)):
@@ -58,6 +58,6 @@ def follows_search_rule(trajectory: Trajectory) -> bool:
 
 
 def _thinks_first(text: str) -> bool:
-    """Whether a closed thought with a letter or a digit in it stands before a search."""
-    thoughts = ((found[1].rpartition("<think>")[2], found.end()) for found in _THOUGHT.finditer(text))
+    """Whether a search of this turn follows a closed thought that holds a letter or a digit."""
+    thoughts = ((match[1].rpartition("<think>")[2], match.end()) for match in _THOUGHT.finditer(text))
     return any(any(map(str.isalnum, thought)) and "<search>" in text[end:] for thought, end in thoughts)

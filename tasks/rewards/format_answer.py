@@ -17,12 +17,12 @@ class FormatAnswerReward(EachReward):
     """Search-R1 v0.3's table: exact match with credit for structure, answer tag and retrieval (search_r1 section 3).
 
     Attributes:
-        structure: s, reward of a valid structure without a right answer, and its penalty when missing.
-        answer_tag: f, reward of an answer in a broken structure.
-        retrieval: q, bonus when a gold answer was retrieved in a valid structure.
+        structure: reward of a valid structure without a right answer; a right answer without it loses as much.
+        answer_tag: reward of a wrong answer in a broken structure.
+        retrieval: bonus for a wrong answer in a valid structure where a search returned a gold answer.
     """
 
-    score_parts: ClassVar[tuple[str, ...]] = ("em",)
+    components: ClassVar[tuple[str, ...]] = ("em",)
 
     structure: float = 0.2
     answer_tag: float = 0.1
@@ -42,12 +42,12 @@ class FormatAnswerReward(EachReward):
         if em:
             return 1.0 if valid else 1.0 - self.structure
         if valid:
-            found = any(
+            is_retrieved = any(
                 text.substring_match(f"{hit.title} {hit.text}", question.answers)
                 for turn in trajectory.turns
                 for hit in turn.hits
             )
-            return self.structure + (self.retrieval if found else 0.0)
+            return self.structure + (self.retrieval if is_retrieved else 0.0)
         return self.answer_tag if trajectory.answer is not None else 0.0
 
 

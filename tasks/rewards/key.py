@@ -31,7 +31,7 @@ def key_score(queries: Sequence[str], references: Sequence[Sequence[str]]) -> fl
 
 
 def key_score_as_released(queries: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Each query credits its best sub-question alone and overwrites what stood there; F1 rounded to four places.
+    """The released code: each query sets the credit of its best sub-question, over a better one too; F1 to four places.
 
     >>> key_score_as_released(["capital of France", "France"], [["capital of France"], ["population of Paris"]])
     0.25
@@ -56,7 +56,7 @@ class KeyReward(EachReward):
         as_released: score by `key_score_as_released`.
     """
 
-    score_parts: ClassVar[tuple[str, ...]] = ("key",)
+    components: ClassVar[tuple[str, ...]] = ("key",)
 
     weight: float = 0.618
     as_released: bool = False

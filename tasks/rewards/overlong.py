@@ -1,4 +1,4 @@
-"""DAPO's soft penalty for responses that near the length limit."""
+"""DAPO's soft penalty for responses close to the length limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OverlongPenalty(EachReward):
     [0.0, -0.25, -1.0, -1.0]
     """
 
-    score_parts: ClassVar[tuple[str, ...]] = ("overlong",)
+    components: ClassVar[tuple[str, ...]] = ("overlong",)
 
     limit: int
     buffer: int

@@ -19,7 +19,7 @@ from tasks.types import Question, Scores, Trajectory
 
 @dataclass(frozen=True)
 class AnswerPotential:
-    """On the last token of each turn that caused an observation.
+    """scale * (Phi_t - Phi_{t-1}) on the last token of each turn that caused an observation.
 
     Attributes:
         scale: weight of the difference.
@@ -28,7 +28,7 @@ class AnswerPotential:
 
     reads: ClassVar[tuple[Field, ...]] = ()
     services: ClassVar[tuple[Role, ...]] = ("log_probs",)
-    score_parts: ClassVar[tuple[str, ...]] = ("potential",)
+    components: ClassVar[tuple[str, ...]] = ("potential",)
 
     scale: float
     opening: str = "<answer>"
@@ -42,18 +42,18 @@ class AnswerPotential:
         """One `Scores` per trajectory; all log-probabilities are asked for in one call.
 
         Raises:
-            ValueError: an answer was given that `opening` did not open.
+            ValueError: a trajectory has an answer that does not follow `opening`.
         """
         model = services["log_probs"]
         pairs = [self._pairs(model, t, question) for t, question in zip(trajectories, questions, strict=True)]
-        answers = iter(model.mean_logprobs([pair for of_one in pairs for pair in of_one]))
-        potentials = [[next(answers) for _ in of_one] for of_one in pairs]
+        logprobs = iter(model.mean_logprobs([pair for of_trajectory in pairs for pair in of_trajectory]))
+        potentials = [[next(logprobs) for _ in of_trajectory] for of_trajectory in pairs]
         return [on_observed_turns(t, phi, self.scale) for t, phi in zip(trajectories, potentials, strict=True)]
 
     def _pairs(self, model: LogProbs, trajectory: Trajectory, question: Question) -> list[Pair]:
         """The gold answer after the prompt, and after each observation.
 
-        What opens an answer and the answer itself are encoded apart, so that no token lies on the border.
+        The opening tag and the answer are encoded separately: a token across their border would be scored with both.
         """
         self._check(trajectory)
         opening = tuple(model.encode(self.opening))
@@ -62,7 +62,7 @@ class AnswerPotential:
         return [(trajectory.prompt_ids + trajectory.response_ids[:end] + opening, answer) for end in ends]
 
     def _check(self, trajectory: Trajectory) -> None:
-        """An answer that `opening` did not open shows that the method's grammar writes answers otherwise."""
+        """Fail where an answer does not follow `opening`: the method's grammar then opens answers with another text."""
         if trajectory.status == "answered" and self.opening not in trajectory.turns[-1].text:
             written = trajectory.turns[-1].text[-80:]
             raise ValueError(

@@ -23,7 +23,7 @@ def potential_differences(potentials: Sequence[float]) -> list[float]:
 
 
 def observed_turns(trajectory: Trajectory) -> list[Turn]:
-    """The turns that caused an observation; the others show the policy nothing new."""
+    """The turns that caused an observation; after any other turn the policy has read nothing new."""
     return [turn for turn in trajectory.turns if turn.observation_end > turn.end]
 
 

@@ -23,7 +23,7 @@ class SubAnswerReward(EachReward):
     stepsearch section 9.
     """
 
-    score_parts: ClassVar[tuple[str, ...]] = ("sub_answer",)
+    components: ClassVar[tuple[str, ...]] = ("sub_answer",)
 
     weight: float
 
@@ -39,8 +39,8 @@ class SubAnswerReward(EachReward):
         """See `EachReward`."""
         written = "".join(turn.text for turn in trajectory.turns)
         given = {int(number): answer for number, answer in _SUB_ANSWER.findall(written)}
-        found = [text.f1(given.get(i), (hop.answer,)) for i, hop in enumerate(question.decomposition, 1)]
-        value = sum(found) / len(found) if found else 0.0
+        f1s = [text.f1(given.get(i), (hop.answer,)) for i, hop in enumerate(question.decomposition, 1)]
+        value = sum(f1s) / len(f1s) if f1s else 0.0
         earned = value if follows_search_rule(trajectory) else 0.0
         return on_last_token(trajectory, self.weight * earned, sub_answer=value)
 

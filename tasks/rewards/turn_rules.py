@@ -18,33 +18,33 @@ from tasks.types import Hit, Question, Scores, Trajectory
 
 @dataclass(frozen=True)
 class TurnRules(EachReward):
-    """On the last token of each turn.
+    """Rewards on the last token of each turn.
 
     Attributes:
         retrieval: for the first search whose documents hold a gold answer (normalised, whole words).
         invalid: for a turn without a valid action, negative.
     """
 
-    score_parts: ClassVar[tuple[str, ...]] = ("answer_retrieved",)
+    components: ClassVar[tuple[str, ...]] = ("answer_retrieved",)
 
     retrieval: float
     invalid: float
 
     def __post_init__(self) -> None:
         require(self.retrieval >= 0, "retrieval", self.retrieval, "0 or more")
-        require(self.invalid <= 0, "invalid", self.invalid, "0 or less: it is for a call that cannot be read")
+        require(self.invalid <= 0, "invalid", self.invalid, "0 or less: a call that cannot be read earns nothing")
 
     def score(self, trajectory: Trajectory, question: Question) -> Scores:
         """See `EachReward`."""
         values = {i: self.invalid for i, turn in enumerate(trajectory.turns) if turn.action.kind == "invalid"}
-        found = next((i for i, turn in enumerate(trajectory.turns) if _shows(turn.hits, question)), None)
-        if found is not None:
-            values[found] = self.retrieval
-        return on_turns(trajectory, values, answer_retrieved=float(found is not None))
+        first = next((i for i, turn in enumerate(trajectory.turns) if _shows(turn.hits, question)), None)
+        if first is not None:
+            values[first] = self.retrieval
+        return on_turns(trajectory, values, answer_retrieved=float(first is not None))
 
 
 def _shows(hits: Sequence[Hit], question: Question) -> bool:
-    """Whether a gold answer stands in the documents as whole words: a "no" is not in "Norway"."""
+    """Whether the documents contain a gold answer as whole words, so that "no" is not found in "Norway"."""
     golds = [f" {gold} " for gold in map(text.normalize, question.answers) if gold]
     return any(gold in f" {text.normalize(f'{hit.title} {hit.text}')} " for hit in hits for gold in golds)
 

@@ -1,4 +1,4 @@
-"""What a model says of each turn, such as a process reward model: the service `turn_scores` is asked once a batch."""
+"""A model's score of each turn, such as a process reward model's; the service `turn_scores` gets one call a batch."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tasks.types import Question, Scores, Trajectory
 
 @dataclass(frozen=True)
 class TurnScoresReward:
-    """On the last token of each turn.
+    """The model's score on the last token of each turn.
 
     Attributes:
         scale: weight of the scores.
-        is_potential: a turn earns what its score is above that of the turn before (0 before the first), so that the
-            sum is the last score, however many turns there are; false: it earns its score.
+        is_potential: true: a turn earns its score minus that of the turn before (0 before the first), so that the sum
+            is the last score, however many turns there are. false: it earns its score.
     """
 
     reads: ClassVar[tuple[Field, ...]] = ()
     services: ClassVar[tuple[Role, ...]] = ("turn_scores",)
-    score_parts: ClassVar[tuple[str, ...]] = ("turn_scores",)
+    components: ClassVar[tuple[str, ...]] = ("turn_scores",)
 
     scale: float
     is_potential: bool

@@ -16,22 +16,22 @@ from torch import Tensor
 
 from tasks.types import Sample, Scores
 
-Tokens = Literal["generated", "response"]
-"""Tokens of a sample that a part counts: those that are trained, or observations, too."""
+CountedTokens = Literal["generated", "response"]
+"""Which tokens of a sample a part counts: the trained ones, or all tokens after the prefix, observations included."""
 
 
 @dataclass(frozen=True)
 class Experience:
-    """One step's samples; optional tensors are filled by the parts of a method that need them.
+    """One step's samples as tensors; optional tensors are filled by the parts of a method that need them.
 
     Attributes:
         ids: [N, T] token ids, 0 in the padding.
         lengths: [N] tokens of prefix and sample.
         response_mask: [N, T] True on the tokens after the prefix, observations included.
-        loss_mask: [N, T] True on the tokens that are trained. The policy wrote them; what it wrote of the prefix
-            (earlier turns, of which a candidate is a continuation) is not trained.
+        loss_mask: [N, T] True on the tokens that are trained. The policy wrote them. Tokens of the prefix are never
+            trained, even where the policy wrote them (the earlier turns that a candidate continues).
         rewards: [N, T] values placed by the rewards.
-        outcomes: [N] sum of each sample's rewards.
+        outcomes: [N] `Scores.outcome` of each sample.
         group_ids: N ids; samples of one group are compared with each other.
         sampler_logprobs: [N, T] as the generator reported them, 0 off the loss mask.
         old_logprobs, ref_logprobs, values: [N, T], computed by the trainer before the first update.
@@ -84,6 +84,7 @@ def collate(samples: Sequence[Sample], scores: Sequence[Scores]) -> Experience:
     """
     if not samples:
         raise ValueError("no sample to train on: every trajectory of this step failed or was filtered.")
+
     lengths = [len(sample.prefix_ids) + len(sample.ids) for sample in samples]
     count, width = len(samples), max(lengths)
     ids = torch.zeros(count, width, dtype=torch.long)
@@ -127,7 +128,7 @@ def minibatches(num_rows: int, count: int, seed: str) -> list[list[int]]:
 
 
 def microbatches(lengths: Sequence[int], rows: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Rows of similar length together, each batch at most `max_tokens` tokens, padding included (or one row).
+    """Batches of rows of similar length, each at most `max_tokens` tokens with its padding; a longer row is alone.
 
     >>> microbatches([2, 9, 3, 8], [0, 1, 2, 3], 18)
     [[0, 2], [3, 1]]

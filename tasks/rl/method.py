@@ -1,8 +1,8 @@
 """A method is a composition: prompt and grammar, sampler, rewards, filter, advantage, losses.
 
 The parts are small objects that know nothing of one another or of the method they serve. A part says which extra
-tensors it reads (`needs_values`, `needs_reference`); the loop computes those and no others. What parts demand of one
-another is checked here and nowhere else.
+tensors it reads (`needs_values`, `needs_reference`), and the loop computes only those. Whether the parts of a method
+fit together is checked here and nowhere else.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ class Method:
 
     Attributes:
         prompt: instructions around the question.
-        grammar: text to turns.
-        sampler, rewards, filter, advantage, loss: the parts.
+        grammar: reads turns from text and renders observations.
+        sampler, rewards, filter, advantage, loss: the parts that say what is drawn, how it is rewarded, which groups
+            are kept, how a sample compares with others, and what is minimised.
         value_loss: the critic's loss where the advantage needs values.
         temperature, top_p: of rollouts.
-        search: who answers the searches of training.
+        search: which search engine answers during training.
         services: which service plays each role that the parts call.
     """
 
@@ -80,7 +81,7 @@ class Method:
         require((self.value_loss is not None) == is_needed, "value_loss", self.value_loss, expected)
 
     def _check_groups(self) -> None:
-        """A comparison needs members that can differ."""
+        """Members of a group can be compared only where there are two or more and they can differ."""
         if self.advantage.compares_group or self.filter.compares_group:
             require(self.sampler.size > 1, "size", self.sampler.size, "at least 2, which are compared")
             require(
@@ -88,28 +89,30 @@ class Method:
             )
 
     def _check_filter(self) -> None:
-        """A reward gives what the filter reads."""
-        for name in self.filter.score_parts:
-            given = [part for reward in self.rewards for part in reward.score_parts]
-            require(name in given, "part", name, f"one that a reward gives: {', '.join(given)}")
+        """Every component of the scores that the filter reads comes from a reward of this method."""
+        given = [name for reward in self.rewards for name in reward.components]
+        for name in self.filter.components:
+            require(name in given, "component", name, f"one that a reward gives: {', '.join(given)}")
 
     def _check_services(self) -> None:
         """Every role that a part calls is played by one service of that role, and no other service is named."""
         callers: tuple[Reward | Search, ...] = (*self.rewards, self.search)
         called = {role: type(part).__name__ for part in callers for role in part.services}
+
         for role, caller in called.items():
             if role not in self.services:
                 raise ValueError(
                     f"services: nobody plays {role}, which {caller} calls. Add {role}: and the name of a file of "
                     "conf/service/ whose kind plays that role."
                 )
+
         for role, kind in self.services.items():
             if role not in called:
                 raise ValueError(f"services: {role} is named, but no part of this method calls it. Remove it.")
             check_role(role, kind, f"services: {role}")
 
 
-def outcome_parts(names: Sequence[str], scores: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Means of the named reward parts over trajectories that have them."""
-    found = {name: [s[name] for s in scores if name in s] for name in names}
-    return {f"{name}_mean": sum(v) / len(v) for name, v in found.items() if v}
+def component_means(names: Sequence[str], scores: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Means of the named components, each over the scores that have it."""
+    values = {name: [components[name] for components in scores if name in components] for name in names}
+    return {f"{name}_mean": sum(v) / len(v) for name, v in values.items() if v}

@@ -1,4 +1,4 @@
-"""Samples made of trajectories: what of a trajectory is trained, and which of its rewards belong to that."""
+"""Cuts samples from trajectories: which of its tokens are trained, and which of its rewards lie on them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tasks.types import Sample, Scores, Trajectory
 
 def whole_trajectories(trajectories: Sequence[Trajectory]) -> list[Sample]:
     """Each trajectory as one sample: the prompt is its context, all that the policy wrote is trained."""
-    return [part_of(trajectory, 0, trajectory.group_id) for trajectory in trajectories]
+    return [sample_from(trajectory, 0, trajectory.group_id) for trajectory in trajectories]
 
 
-def part_of(trajectory: Trajectory, start: int, group_id: str, weight: float = 1.0) -> Sample:
+def sample_from(trajectory: Trajectory, start: int, group_id: str, weight: float = 1.0) -> Sample:
     """The trajectory from response token `start` on; all before it is context."""
     return Sample(
         question_id=trajectory.question_id,
@@ -26,17 +26,21 @@ def part_of(trajectory: Trajectory, start: int, group_id: str, weight: float = 1
     )
 
 
-def scores_of_part(scores: Scores, start: int) -> Scores:
-    """A trajectory's scores as those of its part from response token `start` on; rewards before it are left out.
+def scores_from(scores: Scores, start: int) -> Scores:
+    """The scores of the sample that begins at response token `start`; rewards before it are left out.
 
-    >>> scores_of_part(Scores(1.0, ((2, 0.5), (7, 1.0)), {"em": 1.0}), 5)
-    Scores(outcome=1.0, placed=((2, 1.0),), parts={'em': 1.0})
+    >>> scores_from(Scores(1.0, ((2, 0.5), (7, 1.0)), {"em": 1.0}), 5)
+    Scores(outcome=1.0, placed=((2, 1.0),), components={'em': 1.0})
     """
     placed = tuple((position - start, value) for position, value in scores.placed if position >= start)
-    return Scores(scores.outcome, placed, scores.parts)
+    return Scores(scores.outcome, placed, scores.components)
 
 
 def whole_groups(trajectories: Sequence[Trajectory], size: int) -> list[Trajectory]:
-    """Without the members of a group that lost all others to failures: alone they have nothing to be compared with."""
+    """The trajectories that still have another member of their group.
+
+    Failed searches can leave one trajectory of a group. It has nothing to be compared with, so it is dropped. Groups of
+    `size` 1 are kept as they are.
+    """
     members = Counter(t.group_id for t in trajectories)
     return [t for t in trajectories if size == 1 or members[t.group_id] > 1]

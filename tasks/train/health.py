@@ -1,4 +1,4 @@
-"""Is a run still worth its compute? What a batch of rollouts looks like, and when a run has collapsed.
+"""Metrics of a batch of rollouts, and rules that stop a run that has collapsed.
 
 Both are pure functions of what was played and reported, so that a resumed run comes to the same verdict.
 """
@@ -12,23 +12,23 @@ from typing import Any
 from tasks import text
 from tasks.conf import require
 from tasks.rl.filters import by_group, share_with_signal
-from tasks.rl.method import outcome_parts
+from tasks.rl.method import component_means
 from tasks.types import Sample, Scores, Trajectory
 
 SUCCESS = ("em", "subem", "f1")
-"""Reward parts that tell success, the first that is there."""
+"""Score components that mean success; the first one that a method has is taken."""
 
 
 @dataclass(frozen=True)
 class CollapseConf:
-    """When a run is hopeless; each rule is off at its null.
+    """When a run is hopeless; null switches a rule off.
 
     Attributes:
-        patience: steps in a row for which a rule about steps must hold.
-        min_valid_action_rate: actions that can be read fall below this.
+        patience: consecutive steps for which a rule about steps must hold.
+        min_valid_action_rate: the share of actions that the grammar can read falls below this.
         max_approx_kl: the distance of the policy from the one that played exceeds this.
         max_validation_drop: validation EM falls by more than this share of the best so far, twice in a row.
-        max_skipped: updates in a row that were skipped because the filter kept too little (dspo section 10).
+        max_skipped: so many updates in a row that were skipped because the filter kept too little (dspo section 10).
     """
 
     patience: int
@@ -47,53 +47,56 @@ class CollapseConf:
             require(value is None or value > 0, name, value, "null or a positive number")
 
     def reason(self, history: Sequence[Mapping[str, Any]]) -> str | None:
-        """Why the run whose reports these are should stop, None if it should not.
+        """Why the run with this history should stop, None if it should not.
 
         Args:
             history: rows {"step", "metrics"} in order, as in `metrics.jsonl`.
         """
         steps = [row["metrics"] for row in history if row["step"] > 0]
+
         low, high = self.min_valid_action_rate, self.max_approx_kl
         if low is not None and self._lasts(steps, "valid_action_rate", lambda value: value < low):
             return f"valid_action_rate was below {low:g} for {self.patience} steps"
         if high is not None and self._lasts(steps, "approx_kl", lambda value: value > high):
             return f"approx_kl was above {high:g} for {self.patience} steps"
+
         recent = steps[-self.max_skipped :] if self.max_skipped else []
         if len(recent) == self.max_skipped and all(metrics.get("skipped_update") for metrics in recent):
             return f"{self.max_skipped} updates in a row were skipped: the filter kept too few groups"
-        return self._fallen(history)
+        return self._drop_of_validation(history)
 
     def _lasts(self, steps: Sequence[Mapping[str, float]], name: str, holds: Callable[[float], bool]) -> bool:
         recent = steps[-self.patience :]
         return len(recent) == self.patience and all(name in metrics and holds(metrics[name]) for metrics in recent)
 
-    def _fallen(self, history: Sequence[Mapping[str, Any]]) -> str | None:
+    def _drop_of_validation(self, history: Sequence[Mapping[str, Any]]) -> str | None:
         if self.max_validation_drop is None:
             return None
-        found = [row["metrics"]["validation_em"] for row in history if "validation_em" in row["metrics"]]
-        if len(found) < 3:
+        ems = [row["metrics"]["validation_em"] for row in history if "validation_em" in row["metrics"]]
+        if len(ems) < 3:
             return None
-        floor = (1 - self.max_validation_drop) * max(found)
-        if max(found[-2:]) >= floor:
+        floor = (1 - self.max_validation_drop) * max(ems)
+        if max(ems[-2:]) >= floor:
             return None
-        return f"validation EM fell from {max(found):.3f} to {found[-2]:.3f} and {found[-1]:.3f}"
+        return f"validation EM fell from {max(ems):.3f} to {ems[-2]:.3f} and {ems[-1]:.3f}"
 
 
 def rollout_metrics(
     trajectories: Sequence[Trajectory], samples: Sequence[Sample], scores: Sequence[Scores], num_played: int
 ) -> dict[str, float]:
-    """What a batch of rollouts looks like: rewards of samples, lengths, searches and validity of trajectories.
+    """Metrics of a batch of rollouts: rewards of samples; lengths, searches and validity of trajectories.
 
-    Shares of groups are there only where some group has two members; `share_all_zero` and `share_all_one` tell the
-    groups in which every trajectory failed or succeeded, by the first reward part of `SUCCESS`.
+    Shares of groups are given only where some group has two members. `share_all_zero` and `share_all_one` are the
+    shares of groups in which every trajectory failed or succeeded, by the first score component of `SUCCESS`.
     """
     count, num_samples = len(trajectories), len(samples)
     turns = [turn for t in trajectories for turn in t.turns]
     mean = sum(s.outcome for s in scores) / num_samples
+
     return {
         "reward_mean": mean,
         "reward_std": (sum((s.outcome - mean) ** 2 for s in scores) / max(num_samples - 1, 1)) ** 0.5,
-        **outcome_parts(sorted({name for s in scores for name in s.parts}), [s.parts for s in scores]),
+        **component_means(sorted({name for s in scores for name in s.components}), [s.components for s in scores]),
         "num_searches": sum(t.num_searches for t in trajectories) / count,
         "repeated_query_rate": repeated_query_rate(trajectories),
         "response_tokens": sum(len(t.response_ids) for t in trajectories) / count,
@@ -106,33 +109,33 @@ def rollout_metrics(
 
 
 def answer_metrics(trajectories: Sequence[Trajectory], golds: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Exact match and words of the answers, whatever is rewarded: subEM is easy to please (dspo section 10)."""
+    """Exact match and length of the answers, whatever is rewarded: long answers please subEM (dspo section 10)."""
     answers = [t.answer for t in trajectories]
-    given = [len(answer.split()) for answer in answers if answer is not None]
-    ems = [text.exact_match(answer, own) for answer, own in zip(answers, golds, strict=True)]
-    return {"em_mean": sum(ems) / len(ems), "answer_words": sum(given) / max(len(given), 1)}
+    num_words = [len(answer.split()) for answer in answers if answer is not None]
+    ems = [text.exact_match(answer, of_question) for answer, of_question in zip(answers, golds, strict=True)]
+    return {"em_mean": sum(ems) / len(ems), "answer_words": sum(num_words) / max(len(num_words), 1)}
 
 
 def _group_metrics(samples: Sequence[Sample], scores: Sequence[Scores]) -> dict[str, float]:
     if len({sample.group_id for sample in samples}) == len(samples):
         return {}
-    found = {"share_with_signal": share_with_signal(samples, scores)}
-    part = next((name for name in SUCCESS if all(name in score.parts for score in scores)), None)
-    if part is not None:
-        groups = by_group(samples, [score.parts[part] for score in scores]).values()
-        found["share_all_zero"] = sum(max(values) <= 0 for values in groups) / len(groups)
-        found["share_all_one"] = sum(min(values) >= 1 for values in groups) / len(groups)
-    return found
+    metrics = {"share_with_signal": share_with_signal(samples, scores)}
+    success = next((name for name in SUCCESS if all(name in score.components for score in scores)), None)
+    if success is not None:
+        groups = by_group(samples, [score.components[success] for score in scores]).values()
+        metrics["share_all_zero"] = sum(max(values) <= 0 for values in groups) / len(groups)
+        metrics["share_all_one"] = sum(min(values) >= 1 for values in groups) / len(groups)
+    return metrics
 
 
 def repeated_query_rate(trajectories: Sequence[Trajectory]) -> float:
-    """Share of executed queries that the same trajectory had asked before, after normalisation; 0 without any."""
+    """Share of executed queries that repeat an earlier one of their trajectory, normalised; 0 without queries."""
     num_queries = num_repeated = 0
     for trajectory in trajectories:
-        asked: set[str] = set()
+        seen: set[str] = set()
         for query in (q for turn in trajectory.turns if turn.executed for q in turn.action.searches):
             key = text.normalize(query)
             num_queries += 1
-            num_repeated += key in asked
-            asked.add(key)
+            num_repeated += key in seen
+            seen.add(key)
     return num_repeated / max(num_queries, 1)

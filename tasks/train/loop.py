@@ -1,8 +1,8 @@
 """Reinforcement learning: play, score, filter, learn, validate, save. One loop for all methods.
 
-A step is a pure function of (weights, optimizer state, step number, draws so far): questions, draws and mini-batches
-are seeded by them, so k steps, a restart and N - k steps equal N steps bit for bit on a CPU. The loop knows the parts
-of a method only by their protocols. It reports through `log` and never imports tracking.
+A step is a pure function of (weights, optimizer state, step number, draws so far), because the step and draw numbers
+seed questions, generation and mini-batches. So k steps, a restart and N - k steps equal N steps bit for bit on a CPU.
+The loop knows the parts of a method only by their protocols. It reports through `log` and never imports tracking.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ class Trainer:
     """One run of one method from one start policy.
 
     Args:
-        conf: budget.
-        method: the composition.
+        conf: budget and schedule.
+        method: the composition of parts.
         policy, critic: engines; the critic is None where the method needs none.
-        generator: plays with the policy; shares its weights, or sleeps during an update and then takes the new ones.
-        player: rollouts of training questions; its `cost` is this run's.
+        generator: generates with the policy's weights. It shares them, or sleeps during an update and copies them
+            after.
+        player: plays training questions; its `cost` counts the tokens of this run.
         validator: plays the validation questions greedily.
         questions, validation: training and validation questions.
         seed: of data order, draws and mini-batches.
-        scratch: checkpoints, the best policy and recorded trajectories.
+        scratch: folder of checkpoints, the best policy and recorded trajectories.
         log: receives (step, metrics).
         services: what the method's parts call, by role.
     """
@@ -69,15 +70,19 @@ class Trainer:
 
         Raises:
             RetrievalError: every trajectory of a step failed; the checkpoint before it is kept.
-            DataError: the prompt of a training question is over its budget, or checkpoints of other settings.
+            DataError: the prompt of a training question is over its budget, or a checkpoint was made with other
+                settings.
             ValueError: no training question, or a policy that ends every call at once.
         """
         if not self.questions:
             raise ValueError("no question to train on: expected at least one of split 'train'. Check the data stage.")
-        self.player.prompts(self.questions)  # One over its budget is found now, not amid the run.
-        wanted = self.conf.num_questions(self.method.sampler.size)
-        if wanted > len(self.questions):
-            log.warning("a step asks for %d questions, the data has %d: it takes these.", wanted, len(self.questions))
+        self.player.prompts(self.questions)  # A prompt over its budget ends the run now instead of in some later step.
+        per_step = self.conf.num_questions(self.method.sampler.size)
+        if per_step > len(self.questions):
+            log.warning(
+                "a step asks for %d questions, but the data has %d: it takes all.", per_step, len(self.questions)
+            )
+
         self._resume()
         if self.progress.step == 0 and not self.progress.history:
             self._report(0, self._validate(0))
@@ -98,7 +103,7 @@ class Trainer:
         return self._recorder.read()
 
     def _advance(self, step: int) -> None:
-        """One step with everything that is due after it."""
+        """One step, then validation, reports and checkpoints that are due after it."""
         progress, before = self.progress, self.progress.cost.generated
         try:
             metrics = self._step(step)
@@ -130,6 +135,8 @@ class Trainer:
         refill = self._refill
         rollouts = refill.collect(step)
         metrics = rollouts.metrics()
+
+        # A filter that kept too few questions leaves noise, so the step plays but does not update.
         is_enough = len(rollouts.kept_questions) >= refill.fewest
         if refill.may_repeat:
             metrics |= {"sampling_rounds": rollouts.num_rounds, "filter_kept_share": rollouts.kept_share}
@@ -138,7 +145,8 @@ class Trainer:
 
         if is_enough:
             rows = rollouts.of_first(refill.order.count)
-            samples, scores = [rollouts.samples[i] for i in rows], [rollouts.scores[i] for i in rows]
+            samples = [rollouts.samples[i] for i in rows]
+            scores = [rollouts.scores[i] for i in rows]
             with self._sleeping_generator():
                 experience, learned = self._learner.learn(samples, scores, step)
             metrics |= learned
@@ -151,7 +159,7 @@ class Trainer:
         return metrics | {f"{name}_total": value for name, value in totals.items()}
 
     def _validate(self, step: int) -> dict[str, float]:
-        """Validation metrics; the policy is kept where it is the best so far."""
+        """Validation metrics; the policy is saved if it is the best so far."""
         metrics = validate(self.validator, self.validation)
         is_selecting = metrics and self.conf.select == "best"
         if is_selecting and self._best.offer(step, metrics["validation_em"], self.progress.history):
@@ -164,7 +172,7 @@ class Trainer:
             self.log(step, metrics)
 
     def _resume(self) -> None:
-        """Go on from the newest checkpoint; from now on the player counts in the run's progress."""
+        """Go on from the newest checkpoint if there is one, and let the player count in the run's progress."""
         restored = self._checkpoints.load()
         if restored is not None:
             self.progress = restored
@@ -173,7 +181,7 @@ class Trainer:
 
     @contextmanager
     def _sleeping_generator(self) -> Iterator[None]:
-        """The generator sleeps during an update and then takes the policy's weights, also where the update diverged."""
+        """The generator sleeps during an update and then takes the new weights, also if the update diverged."""
         self.generator.sleep()
         try:
             yield
@@ -183,16 +191,16 @@ class Trainer:
         self._hand_over()
 
     def _hand_over(self) -> None:
-        """Give the generator the policy's weights; one that shares them has them."""
+        """Wake the generator and give it the policy's weights; one that shares them ignores the call."""
         self.generator.wake()
         self.generator.update_weights(self.policy.weights())
 
-    # The pieces of the run, each made of what it needs.
+    # Helpers of the run. Each is made anew from what it reads, so that none holds state of its own.
 
     @property
     def _refill(self) -> Refill:
-        wanted = self.conf.num_questions(self.method.sampler.size)
-        order = Order(self.questions, min(wanted, len(self.questions)), self.seed)
+        per_step = self.conf.num_questions(self.method.sampler.size)
+        order = Order(self.questions, min(per_step, len(self.questions)), self.seed)
         return Refill(self.conf, self.method, self.player, self.services, order, self.seed, self.progress)
 
     @property

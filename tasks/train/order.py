@@ -1,4 +1,4 @@
-"""What a step learns from: which questions are drawn, and how often more are drawn until enough of them are kept."""
+"""Which questions a step draws, and how it draws more of them until the filter has kept enough."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tasks.types import Question, Sample, Scores, Trajectory
 
 @dataclass(frozen=True)
 class Order:
-    """The order of questions: a new permutation in every epoch, of which each draw takes the next slice.
+    """The order of questions: every epoch has a new permutation, and each draw takes its next slice.
 
     Attributes:
         questions: all of them.
@@ -45,17 +45,17 @@ class Order:
 
 @dataclass
 class Rollouts:
-    """All that was played for a step, and what of it the filter kept.
+    """Everything that was played for a step, and which samples the filter kept.
 
     Attributes:
         trajectories: of all draws.
-        samples, scores, owners: of all draws, one entry a sample; see `Draw`.
-        drawn: one entry a sample: number of its draw and id of its question. A question may come again in a later
-            draw, and counts again.
-        kept: numbers of the samples that the filter kept.
+        samples, scores, owners: of all draws, one entry per sample; see `Draw`.
+        drawn: one entry per sample: the number of its draw and the id of its question. A question that comes again in a
+            later draw counts again.
+        kept: indices of the samples that the filter kept.
         questions: by id.
-        num_played, num_failed: trajectories, lost ones included.
-        num_rounds: draws.
+        num_played, num_failed: counts of trajectories, lost ones included.
+        num_rounds: number of draws.
     """
 
     trajectories: list[Trajectory] = field(default_factory=list)
@@ -71,17 +71,17 @@ class Rollouts:
 
     @property
     def kept_questions(self) -> list[tuple[int, str]]:
-        """Draw and id of the questions of which a sample was kept, in order."""
+        """The questions with a kept sample, in order, as draw and id."""
         return list(dict.fromkeys(self.drawn[i] for i in self.kept))
 
     @property
     def kept_share(self) -> float:
-        """Share of the groups of which a sample was kept."""
+        """Share of the groups with a kept sample."""
         kept_groups = {self.samples[i].group_id for i in self.kept}
         return len(kept_groups) / len({sample.group_id for sample in self.samples})
 
     def add(self, draw: Draw, questions: Sequence[Question], number: int, kept: Sequence[int]) -> None:
-        """Draw `number` of the run, and which of its samples the filter kept."""
+        """Add draw `number` of the run; `kept` are the indices of the samples that the filter kept."""
         first_sample, first_trajectory = len(self.samples), len(self.trajectories)
         self.kept += [first_sample + i for i in kept]
         self.trajectories += draw.trajectories
@@ -95,12 +95,12 @@ class Rollouts:
         self.num_rounds += 1
 
     def of_first(self, num_questions: int) -> list[int]:
-        """Numbers of the kept samples of the first so many kept questions: the surplus is dropped."""
-        wanted = set(self.kept_questions[:num_questions])
-        return [i for i in self.kept if self.drawn[i] in wanted]
+        """Indices of the kept samples of the first `num_questions` kept questions; the surplus is dropped."""
+        questions = set(self.kept_questions[:num_questions])
+        return [i for i in self.kept if self.drawn[i] in questions]
 
     def metrics(self) -> dict[str, float]:
-        """Of everything that was played, before the filter."""
+        """Metrics of everything that was played, before the filter."""
         answers = [self.questions[t.question_id].answers for t in self.trajectories]
         metrics = answer_metrics(self.trajectories, answers)
         metrics |= rollout_metrics(self.trajectories, self.samples, self.scores, self.num_played)
@@ -112,12 +112,12 @@ class Refill:
     """Draws, plays, scores and filters until a step has enough questions.
 
     Attributes:
-        conf, method: how much is enough, and who samples, scores and filters.
-        player: of training questions.
-        services: what the method's parts call.
-        order: of the questions.
+        conf, method: the batch size, and the parts that sample, score and filter.
+        player: plays training questions.
+        services: the services that the method's parts call.
+        order: the order of questions.
         seed: of the draws.
-        progress: of the run; draws are numbered and counted in it.
+        progress: of the run; numbers and counts the draws.
     """
 
     conf: TrainConf
@@ -135,14 +135,14 @@ class Refill:
 
     @property
     def fewest(self) -> int:
-        """Kept questions without which a step is skipped.
+        """Smallest number of kept questions with which a step updates the policy.
 
-        A refilling filter that found less than one mini-batch of signal in all its rounds would take a step of noise.
+        If all rounds of a refilling filter keep less than one mini-batch, an update would follow noise; it is skipped.
         """
         return math.ceil(self.order.count / self.conf.minibatches) if self.may_repeat else 1
 
     def collect(self, step: int) -> Rollouts:
-        """Draw until as many questions are kept as one draw has, or the filter's rounds are over.
+        """Draw until as many questions are kept as one draw holds, or the filter allows no further draw.
 
         Raises:
             RetrievalError, ValueError: see `require_usable`.
@@ -150,7 +150,7 @@ class Refill:
         rollouts = Rollouts()
         while rollouts.num_rounds < self.method.filter.max_rounds and len(rollouts.kept_questions) < self.order.count:
             if rollouts.num_rounds and self.conf.is_spent(self.player.cost.generated):
-                break  # The budget ends a step's refill, too: no method gets more tokens than another.
+                break  # Without this a refilling filter would get more tokens than the other methods.
             questions = self.order.draw(self.progress.num_draws + 1)
             draw = self._play(questions)
             require_usable(draw, self.conf.max_failed_share, step)
@@ -159,10 +159,11 @@ class Refill:
         return rollouts
 
     def _play(self, questions: Sequence[Question]) -> Draw:
-        """Play one draw; groups of later draws of a step are told apart, a question may come again."""
+        """Play one draw. Its number goes into the group ids, because a question may come again in a later draw."""
         progress, method = self.progress, self.method
         progress.num_draws += 1
         number = progress.num_draws
+
         method.search.announce(self.services, progress.share_done(self.conf), f"{self.seed}/{number}")
         sampling = Sampling(method.temperature, method.top_p, (), seed=self.seed * 100_003 + number)
         draw = method.sampler.draw(self.player, questions, sampling, self._score)
@@ -179,7 +180,7 @@ class Refill:
 
 
 def require_usable(draw: Draw, max_failed_share: float, step: int) -> None:
-    """Whether a draw can be learned from without a bias.
+    """Raise unless the draw can be learned from without a bias towards trajectories that search less.
 
     Raises:
         RetrievalError: searches failed, and nothing is left or more than `max_failed_share` is lost.
@@ -188,14 +189,13 @@ def require_usable(draw: Draw, max_failed_share: float, step: int) -> None:
     failed = [t for t in draw.lost if t.status == "failed"]
     sound = [*draw.trajectories, *(t for t in draw.lost if t.status != "failed" and t.num_generated)]
     searched = len(failed) + sum(any(turn.executed for turn in t.turns) for t in sound)
+
     if draw.samples and len(failed) <= max_failed_share * searched:
         return
     if not failed:
-        raise ValueError(
-            f"step {step}: the policy ended all {draw.num_played} trajectories without a token of its own."
-        )
+        raise ValueError(f"step {step}: the policy ended all {draw.num_played} trajectories without writing a token.")
     raise RetrievalError(
         f"step {step}: {len(failed)} of {draw.num_played} trajectories failed ({failed[0].error}), "
         f"{searched - len(failed)} others searched (max_failed_share={max_failed_share:g}). Nothing was "
-        f"learned from them. Mend the search and start again: the run continues."
+        f"learned from them. Mend the search and start again; the run continues where it stopped."
     )

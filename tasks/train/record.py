@@ -1,4 +1,4 @@
-"""What was learned from, as rows for the report's viewer: some trajectories of some steps."""
+"""Records some trajectories that were learned from, as rows for the report's viewer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tasks.types import Scores, Trajectory
 
 @dataclass(frozen=True)
 class Recorder:
-    """Writes a file a step, so that a step that is done again writes its file again.
+    """Writes one file per step, so that a step that is repeated after a restart overwrites its own file.
 
     Attributes:
         folder: of the files.
@@ -37,23 +37,30 @@ class Recorder:
         learned = learned_trajectories(rollouts, rows, experience)[: self.count]
         recorded = [
             trajectory_row(
-                trajectory, rollouts.questions[trajectory.question_id], policy="", seed=self.seed, mode="sampled",
-                step=step, tokenizer=self.tokenizer, scores=scores, advantages=advantages,
+                trajectory,
+                rollouts.questions[trajectory.question_id],
+                policy="",
+                seed=self.seed,
+                mode="sampled",
+                step=step,
+                tokenizer=self.tokenizer,
+                scores=scores,
+                advantages=advantages,
             )
             for trajectory, scores, advantages in learned
-        ]  # fmt: skip
+        ]
         if recorded:
             schema.write(self.folder / f"{step:08d}.jsonl", recorded)
 
     def read(self) -> list[dict[str, Any]]:
-        """All that was recorded, by step."""
+        """All recorded rows, by step."""
         return [row for path in sorted(self.folder.glob("*.jsonl")) for _, row in read_jsonl(path)]
 
 
 def learned_trajectories(
     rollouts: Rollouts, rows: Sequence[int], experience: Experience
 ) -> list[tuple[Trajectory, Scores, list[float]]]:
-    """Trajectories of which samples were learned from, with the rewards and advantages of these on their tokens.
+    """Trajectories whose samples were learned from, with the rewards and advantages of these samples on their tokens.
 
     Args:
         rollouts: of a step.
@@ -61,22 +68,22 @@ def learned_trajectories(
         experience: with advantages.
     """
     assert experience.advantages is not None
-    parts: dict[int, list[tuple[int, int]]] = {}  # Trajectory -> (sample, its row of the experience).
+    samples_of: dict[int, list[tuple[int, int]]] = {}  # Trajectory -> (sample, its row of the experience).
     for row, i in enumerate(rows):
         if (owner := rollouts.owners[i]) is not None:
-            parts.setdefault(owner, []).append((i, row))
+            samples_of.setdefault(owner, []).append((i, row))
 
     learned = []
-    for owner, own in parts.items():
+    for owner, of_trajectory in samples_of.items():
         trajectory = rollouts.trajectories[owner]
         advantages = [0.0] * len(trajectory.response_ids)
-        on_trajectory = []
-        for i, row in own:
+        placed_scores = []
+        for i, row in of_trajectory:
             sample, scores = rollouts.samples[i], rollouts.scores[i]
             prefix, count = len(sample.prefix_ids), len(sample.ids)
             start = prefix - len(trajectory.prompt_ids)  # The sample's first token among the response's.
             advantages[start : start + count] = experience.advantages[row, prefix : prefix + count].tolist()
             placed = tuple((start + position, value) for position, value in scores.placed)
-            on_trajectory.append(replace(scores, placed=placed))
-        learned.append((trajectory, total(on_trajectory), advantages))
+            placed_scores.append(replace(scores, placed=placed))
+        learned.append((trajectory, total(placed_scores), advantages))
     return learned

@@ -16,28 +16,30 @@ class TrainConf:
     """Budget and schedule of a training run (`train` in conf/scale, overridden by a method's `scales`).
 
     Attributes:
-        num_steps: optimizer steps in the project's sense, one batch of rollouts each; at most this many.
-        max_generated_tokens: the run ends with the round of rollouts that reaches so many, dropped trajectories
-            included, so that methods are compared at an equal budget; 0 is no limit.
-        prompts_per_step, rollouts_per_step: exactly one is given; the other follows from the rollouts that the
-            method's sampler takes for a question.
+        num_steps: at most this many steps; a step is one batch of rollouts with its updates.
+        max_generated_tokens: the run ends with the step that reaches so many generated tokens, those of dropped
+            trajectories included, so that methods are compared at an equal budget; 0 is no limit.
+        prompts_per_step, rollouts_per_step: exactly one is given; the other follows from the number of rollouts that
+            the method's sampler plays per question.
         minibatches: updates per batch of rollouts.
         epochs: passes over a batch of rollouts.
         max_batch_tokens: tokens of one forward and backward, padding included.
         policy, critic: optimizers.
-        old_logprobs: `trainer` computes them again before the first update; `sampler` takes those of a generator
-            that plays with the trainer's own weights in memory, one forward pass less (they differ by rounding).
-            A generator with a copy of its own (vLLM) is not trusted so far, and a KL penalty in the reward needs
-            an exact 0 where the policy has not moved (whitening would blow rounding up): these take `trainer`.
+        old_logprobs: `trainer` computes them again before the first update. `sampler` reuses the generator's, which
+            saves a forward pass; they differ by rounding. Two cases compute them in spite of `sampler`: a generator
+            with its own copy of the weights (vLLM), which may differ by more, and a KL penalty in the reward, which
+            must be exactly 0 where the policy has not moved (whitening would amplify rounding errors).
         dtype: of forward passes.
-        keep_activations: false trades time for memory.
+        keep_activations: false computes them again in the backward pass, which takes time and saves memory.
         num_threads: torch threads (part of the result on a CPU).
-        checkpoint_every, validate_every: steps; validation plays `validate_questions` greedily, 0 none.
+        checkpoint_every, validate_every: steps between checkpoints, and between validations.
+        validate_questions: number of questions that validation plays greedily; 0 is no validation.
         validate_every_tokens: validate every so many generated tokens instead of every so many steps, so that a method
             whose steps cost more is validated as often. 0, or a method that generates nothing: by steps.
-        record_trajectories: per recorded step; recorded are the first, last and every `validate_every`-th.
-        select: the policy a run ends with: the best by validation EM (of equal ones the latest), or the last.
-        collapse: when a run is stopped as hopeless; null never.
+        record_trajectories: trajectories per recorded step; the first, the last and every `validate_every`-th are
+            recorded.
+        select: the policy a run ends with, the best by validation EM (of equal ones the latest) or the last.
+        collapse: rules that stop a hopeless run; null never stops one.
         max_failed_share: largest share of searching trajectories that may fail in a step. Above it the run stops,
             because the survivors would be biased towards few searches.
     """
@@ -67,8 +69,13 @@ class TrainConf:
     def __post_init__(self) -> None:
         require(self.num_steps >= 1, "num_steps", self.num_steps, "at least 1")
         require(0 <= self.max_failed_share <= 1, "max_failed_share", self.max_failed_share, "0 to 1")
-        given = (self.prompts_per_step is None) + (self.rollouts_per_step is None)
-        require(given == 1, "prompts_per_step", self.prompts_per_step, "either it or rollouts_per_step, the other null")
+        num_null = (self.prompts_per_step is None) + (self.rollouts_per_step is None)
+        require(
+            num_null == 1,
+            "prompts_per_step",
+            self.prompts_per_step,
+            "a number for it or for rollouts_per_step, and null for the other",
+        )
         for name in ("minibatches", "epochs", "max_batch_tokens", "num_threads", "checkpoint_every", "validate_every"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("prompts_per_step", "rollouts_per_step"):
@@ -85,5 +92,5 @@ class TrainConf:
         return max(1, self.rollouts_per_step // rollouts_per_question)
 
     def is_spent(self, generated_tokens: int) -> bool:
-        """Whether so many generated tokens use up the run's budget."""
+        """Whether this many generated tokens use up the run's budget."""
         return 0 < self.max_generated_tokens <= generated_tokens

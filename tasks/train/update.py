@@ -1,4 +1,4 @@
-"""What a step learns: samples become an experience, mini-batches of it update the policy and the critic."""
+"""The updates of a step: samples become an experience, and its mini-batches update the policy and the critic."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Learner:
     """The updates of one run.
 
     Attributes:
-        conf, method: how much at once, and what is minimised.
+        conf, method: sizes of mini-batches and micro-batches, and the loss.
         policy, critic: engines; the critic is None where the method needs none.
-        plays_own_weights: the generator plays with the policy's weights in memory, not with a copy.
+        plays_own_weights: the generator uses the policy's weights in memory instead of a copy.
         seed: of the mini-batches.
     """
 
@@ -34,7 +34,7 @@ class Learner:
     def learn(
         self, samples: Sequence[Sample], scores: Sequence[Scores], step: int
     ) -> tuple[Experience, dict[str, float]]:
-        """All updates of one step; returns what was learned from, with advantages, and the metrics.
+        """Do all updates of one step; returns the experience with its advantages, and the metrics.
 
         Raises:
             DivergedError: a gradient is not finite.
@@ -58,8 +58,8 @@ class Learner:
     def _prepare(self, experience: Experience, plan: Sequence[Plan]) -> Experience:
         """Add old (and reference) logprobs, values and advantages.
 
-        Old logprobs are computed on the very micro-batches that the updates use: before the first update the ratio is
-        then exactly 1.
+        Old logprobs are computed on the same micro-batches as the updates. Other padding would change their last bits,
+        and the ratio before the first update would not be exactly 1.
         """
         everything = [rows for minibatch in plan for rows in minibatch]
         if self._takes_sampler_logprobs:
@@ -67,13 +67,14 @@ class Learner:
         else:
             later = [rows for minibatch in plan[1:] for rows in minibatch]
             old = self.policy.logprobs(experience, later if self._reuses_first_forward else everything)
+
         ref = self.policy.logprobs(experience, everything, reference=True) if self.method.needs_reference else None
         values = self.critic.values(experience, everything) if self.critic is not None else None
         return self.method.advantage(replace(experience, old_logprobs=old, ref_logprobs=ref, values=values))
 
     @property
     def _reuses_first_forward(self) -> bool:
-        """Whether the first update's own forward pass gives its old logprobs: no advantage reads them before."""
+        """Whether the first update's forward pass gives its old logprobs; valid if no advantage reads them before."""
         return not self.method.advantage.needs_old_logprobs
 
     @property
@@ -102,7 +103,7 @@ class Learner:
         return metrics
 
     def _update_policy(self, experience: Experience, minibatch: Plan, is_first: bool) -> Update:
-        """One update; its own old logprobs are written into the experience where it is the first."""
+        """One update of the policy. The first one writes its logprobs into the experience as old logprobs."""
         rows = [row for microbatch in minibatch for row in microbatch]
         loss = self.method.loss
         objective = Objective(loss, Normalizer.of(experience.loss_mask[rows]), loss.needs_entropy_gradient, is_first)
@@ -120,9 +121,9 @@ class Learner:
         return critic.update(experience, minibatch, Objective(value_loss, normalizer))
 
     def _generator_gap(self, experience: Experience, plan: Sequence[Plan]) -> dict[str, float]:
-        """How far the generator's logprobs are from the trainer's."""
+        """Mean and largest distance between the generator's logprobs and the trainer's."""
         assert experience.old_logprobs is not None
-        # Where old logprobs are the generator's, only the first mini-batch was computed by both.
+        # If the old logprobs are the generator's, only the first update wrote the trainer's own over them.
         computed = plan[:1] if self._takes_sampler_logprobs else plan
         rows = [row for minibatch in computed for microbatch in minibatch for row in microbatch]
         gap = (experience.old_logprobs - experience.sampler_logprobs)[rows][experience.loss_mask[rows]].abs()
@@ -130,7 +131,7 @@ class Learner:
 
 
 def _add(sums: dict[str, float], update: Update) -> float:
-    """Add the metrics of every micro-batch, one after another: their order decides the last bits.
+    """Add the metrics of the micro-batches in order; another order would change the last bits of the sums.
 
     Returns the norm of the update's gradient.
     """

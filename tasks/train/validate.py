@@ -1,4 +1,4 @@
-"""How good is the policy on questions it does not learn from, and which policy was the best so far?"""
+"""Validation on questions that are not trained on, and the best policy so far."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def validate(player: Player, questions: Sequence[Question]) -> dict[str, float]:
     if not questions:
         return {}
     played = player.play(questions, 1, Sampling(0.0, 1.0, (), seed=0))
-    # An outage says nothing about the policy, so its trajectories count neither way.
+    # A failed search says nothing about the policy, so its trajectory counts neither as right nor as wrong.
     sound = [(t, q) for t, q in zip(played, questions, strict=True) if t.status != "failed"]
     if not sound:
         raise RetrievalError(f"validation: all {len(played)} trajectories failed ({played[0].error}). Mend the search.")
@@ -38,10 +38,10 @@ def validate(player: Player, questions: Sequence[Question]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class BestPolicy:
-    """The best policy by validation EM, of equal ones the latest; its folder is named by its step.
+    """The best policy by validation EM, of equal ones the latest; its folder is named after its step.
 
     Attributes:
-        folder: of the candidates.
+        folder: holds one folder per candidate.
         policy: the one under training.
     """
 
@@ -49,7 +49,7 @@ class BestPolicy:
     policy: Policy
 
     def offer(self, step: int, em: float, history: Sequence[Mapping[str, Any]]) -> bool:
-        """Keep the policy of this step if it is the best of the run so far; returns whether it is."""
+        """Save the policy of this step if it is the best of the run so far; returns whether it is."""
         before = max((row["metrics"].get("validation_em", -1.0) for row in history), default=-1.0)
         if em < before:
             return False

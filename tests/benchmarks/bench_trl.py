@@ -201,7 +201,7 @@ def run_ours(folder: Path, workload: Workload) -> Measured:
 class QueryReward(EachReward):
     """The reward of `SearchTool`, for our loop."""
 
-    score_parts = ()
+    components = ()
 
     def score(self, trajectory: Trajectory, question: Question) -> Scores:
         """See `EachReward`."""

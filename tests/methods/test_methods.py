@@ -132,7 +132,7 @@ def test_an_ablation_takes_what_it_does_not_give(root: Path) -> None:
     """`extends` over several files: parts and budgets, never title and rows."""
     ablation, whole = (loader.load(name, "paper", root) for name in ("stepsearch_ow_key", "stepsearch"))
     names = [reward["kind"] for reward in whole["rewards"]]
-    assert names == ["answer", "key", "steps"]
+    assert names == ["answer", "key", "search_turns"]
     assert ablation["rewards"] == whole["rewards"][:2]
     differing = {key for key in whole if ablation[key] != whole[key]}
     assert differing == {"name", "title", "paper_rows", "rewards"}
@@ -143,19 +143,19 @@ def test_an_ablation_takes_what_it_does_not_give(root: Path) -> None:
 
 
 def test_a_part_of_another_kind_replaces_the_inherited_one_whole(root: Path) -> None:
-    method = mine(root, extends="dspo", filter={"kind": "successful", "part": "subem"})
-    assert repr(method.filter) == "Successful(part='subem')"  # no max_rounds of the filter before
+    method = mine(root, extends="dspo", filter={"kind": "successful", "component": "subem"})
+    assert repr(method.filter) == "Successful(component='subem')"  # no max_rounds of the filter before
     method = mine(root, extends="dspo", filter={"max_rounds": 3})
-    assert repr(method.filter) == "MixedOutcomes(part='subem', max_rounds=3)"
+    assert repr(method.filter) == "MixedOutcomes(component='subem', max_rounds=3)"
 
 
 def test_null_takes_away_and_a_new_part_goes_to_the_end(root: Path) -> None:
     method = mine(root, extends="stepsearch", rewards={"answer": None, "overlong": {"limit": 9, "buffer": 2}})
-    assert [type(reward).__name__ for reward in method.rewards] == ["KeyReward", "StepReward", "OverlongPenalty"]
+    assert [type(reward).__name__ for reward in method.rewards] == ["KeyReward", "SearchTurnReward", "OverlongPenalty"]
     write(root, "other", {"title": "x", "extends": "mine", "rewards": {"answer": {"metric": "em"}, "key": None}})
     rewards = load_method("other", "laptop", root=root).rewards
     assert rewards[0] == AnswerReward("em")  # its numbers are new, too: nothing is left of what was taken away
-    assert [type(reward).__name__ for reward in rewards] == ["AnswerReward", "StepReward", "OverlongPenalty"]
+    assert [type(reward).__name__ for reward in rewards] == ["AnswerReward", "SearchTurnReward", "OverlongPenalty"]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_null_takes_away_and_a_new_part_goes_to_the_end(root: Path) -> None:
             {"losses": {"policy_clip": {"low": 0.3}}},
         ),
         (
-            {"losses": {"policy_clip": None}, "rewards": {"answer": {"metric": "f1"}}, "filter": {"part": "f1"}},
+            {"losses": {"policy_clip": None}, "rewards": {"answer": {"metric": "f1"}}, "filter": {"component": "f1"}},
             "losses: policy_clip=None is hidden by losses: policy_clip: low=0.02 of scales: laptop",
             None,
         ),
@@ -225,7 +225,7 @@ def test_what_the_message_proposes_is_accepted(root: Path) -> None:
         ({"sampler": {"kind": None}}, ": sampler: found {'kind': None"),
         ({"filter": {"max_rounds": 2}}, ": filter: unknown key 'max_rounds'"),
         (
-            {"filter": {"kind": "mixed_outcomes", "part": "em", "max_rounds": 0}},
+            {"filter": {"kind": "mixed_outcomes", "component": "em", "max_rounds": 0}},
             ": filter: max_rounds=0: expected at l",
         ),
         ({"search": {"kind": "google"}}, ": search: unknown kind 'google': tasks/rl/search/ has no such part"),
@@ -265,7 +265,7 @@ def test_wrong_files(root: Path, changes: dict[str, Any], message: str) -> None:
     ("name", "changes", "message"),
     [
         ("stepsearch", {"rewards": {"key": {"weight": -1.0}}}, ": rewards: key: weight=-1.0"),
-        ("stepsearch", {"rewards": {"steps": {"penalty": -1.0}}}, ": rewards: steps: penalty=-1.0"),
+        ("stepsearch", {"rewards": {"search_turns": {"penalty": -1.0}}}, ": rewards: search_turns: penalty=-1.0"),
         ("stepsearch", {"rewards": {"answer": {"wrong_format": 5.0}}}, ": rewards: answer: wrong_format=5.0"),
         (
             "mt_ppo",
@@ -315,8 +315,8 @@ def test_numbers_out_of_bounds(root: Path, name: str, changes: dict[str, Any], m
         ),
         ("search_r1_grpo", {"sampler": {"size": 1}}, "size=1: expected at least 2, which are compared"),
         ("dspo", {"sampler": {"size": 1}}, "size=1: expected at least 2, which are compared"),
-        ("dspo", {"rewards": {"answer": {"metric": "em"}}}, "part='subem': expected one that a reward gives: em"),
-        ("rejection_sampling", {"filter": {"part": "f1"}}, "part='f1': expected one that a reward gives: em"),
+        ("dspo", {"rewards": {"answer": {"metric": "em"}}}, "component='subem': expected one that a reward gives: em"),
+        ("rejection_sampling", {"filter": {"component": "f1"}}, "component='f1': expected one that a reward gives: em"),
         ("tips", {"services": {"log_probs": None}}, "services: nobody plays log_probs, which AnswerPotential calls"),
         ("tips", {"services": {"log_probs": "world"}}, "world.yaml: kind='world_documents' plays documents, expected"),
         (

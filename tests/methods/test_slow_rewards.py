@@ -64,7 +64,7 @@ def test_sub_answers_agree_with_the_slow_mean(written: list[list[tuple[int, str]
         said = [name for turn in written for n, name in turn if n == number]
         total += slow_f1(said[-1], gold) if said else 0.0
     wanted = total / len(golds) if golds else 0.0
-    assert abs(score.parts["sub_answer"] - wanted) < 1e-12
+    assert abs(score.components["sub_answer"] - wanted) < 1e-12
     assert abs(score.outcome - 0.618 * wanted) < 1e-12
     assert dict(score.placed) == {t.last_generated: score.outcome}
 
@@ -111,7 +111,7 @@ def test_research_agrees_with_the_slow_format(texts: list[str], answer: str | No
     )
     f1 = slow_f1(answer or "", "bristow hall")
     assert score.outcome == (f1 if f1 > 0 else 0.1 if is_right else 0.0)
-    assert score.parts["format"] == is_right
+    assert score.components["format"] == is_right
 
 
 # MT-PPO (systems.md) ---------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import yaml
 
 from tasks.rewards.answer import AnswerReward
 from tasks.rewards.key import KeyReward
-from tasks.rewards.steps import StepReward
+from tasks.rewards.search_turns import SearchTurnReward
 from tasks.rewards.sub_answer import SubAnswerReward
 from tasks.types import Hop, Scores
 from tests.tiny import Shelf, load_method, make_grammar, play_script, question
@@ -50,7 +50,7 @@ def score(tokenizer: Any, *lines: str) -> Scores:
 def test_sub_answers(tokenizer: Any, said: str, value: float) -> None:
     found = score(tokenizer, SEARCH, f"<think> so </think> {said} {END}")
     assert found.outcome == pytest.approx(0.618 * value)
-    assert found.parts["sub_answer"] == pytest.approx(value)
+    assert found.components["sub_answer"] == pytest.approx(value)
 
 
 def test_sub_answers_of_several_turns_and_of_a_wrong_format(tokenizer: Any) -> None:
@@ -70,11 +70,11 @@ def test_as_written_down() -> None:
         "stepsearch", "ppo_f1", "stepsearch_ow_key", "stepsearch_ow_steps", "stepsearch_wo_penalty",
     )}  # fmt: skip
     answer = AnswerReward("f1", gated=True)
-    assert rewards["stepsearch"] == (answer, KeyReward(0.618), StepReward(1.0, 1.0, 1.0))
+    assert rewards["stepsearch"] == (answer, KeyReward(0.618), SearchTurnReward(1.0, 1.0, 1.0))
     assert rewards["ppo_f1"] == (answer,)
     assert rewards["stepsearch_ow_key"] == (answer, KeyReward(0.618))
-    assert rewards["stepsearch_ow_steps"] == (answer, StepReward(1.0, 1.0, 1.0))
-    assert rewards["stepsearch_wo_penalty"] == (answer, KeyReward(0.618), StepReward(1.0, 0.0, 1.0))
+    assert rewards["stepsearch_ow_steps"] == (answer, SearchTurnReward(1.0, 1.0, 1.0))
+    assert rewards["stepsearch_wo_penalty"] == (answer, KeyReward(0.618), SearchTurnReward(1.0, 0.0, 1.0))
 
 
 def test_as_released_is_four_values(tmp_path: Path) -> None:
@@ -83,11 +83,11 @@ def test_as_released_is_four_values(tmp_path: Path) -> None:
     rewards = {
         "answer": {"wrong_format": -1.0},
         "key": {"as_released": True},
-        "steps": {"scale": 1.6, "as_released": True},
+        "search_turns": {"scale": 1.6, "as_released": True},
     }
     path.write_text(yaml.safe_dump({"extends": "stepsearch", "title": "x", "rewards": rewards}))
     method = load_method("released", "laptop", root=tmp_path)
     assert method.rewards == (
         AnswerReward("f1", gated=True, wrong_format=-1.0), KeyReward(0.618, as_released=True),
-        StepReward(1.0, 1.0, 1.6, as_released=True),
+        SearchTurnReward(1.0, 1.0, 1.6, as_released=True),
     )  # fmt: skip

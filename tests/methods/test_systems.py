@@ -14,7 +14,7 @@ from tasks.rewards.answer import AnswerReward
 from tasks.rewards.format_answer import FormatAnswerReward
 from tasks.rewards.key import KeyReward
 from tasks.rewards.overlong import OverlongPenalty
-from tasks.rewards.steps import StepReward
+from tasks.rewards.search_turns import SearchTurnReward
 from tasks.rewards.turn_rules import TurnRules
 from tasks.rl.advantages.constant import ConstantAdvantage
 from tasks.rl.advantages.gae import TokenGae
@@ -38,8 +38,8 @@ GRPO = {
 GSPO = GRPO | {"loss": LossSum((SEQUENCE, ReferenceKl(0.001, "seq_mean")))}
 WIDE, IMITATION = LossSum((PolicyClip(0.2, 0.28),)), LossSum((Imitation(),))
 F1, EM, SUBEM = AnswerReward("f1", gated=True), AnswerReward("em"), AnswerReward("subem")
-KEY, GAIN_AND_PENALTY = KeyReward(0.618), StepReward(1.0, 1.0)
-GAIN, PENALTY = StepReward(1.0, 0.0), StepReward(0.0, 1.0)
+KEY, GAIN_AND_PENALTY = KeyReward(0.618), SearchTurnReward(1.0, 1.0)
+GAIN, PENALTY = SearchTurnReward(1.0, 0.0), SearchTurnReward(0.0, 1.0)
 
 
 def of(parts: dict[str, Any], *rewards: Any, filter: str = "KeepAll", **more: Any) -> dict[str, Any]:

@@ -168,7 +168,7 @@ def test_no_trajectories_no_scores(reward):
 def test_stuffing_an_answer(metric, answer, expected):
     (found,) = score(AnswerReward(metric), played(f"<answer> {answer} </answer>"))
     assert found.outcome == pytest.approx(expected)
-    assert found.parts[metric] == found.outcome
+    assert found.components[metric] == found.outcome
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_passage_full_of_tags_changes_no_reward():
 
 def test_a_weight_scales_the_value_and_not_the_part():
     (found,) = score(AnswerReward("em", weight=1.5), played(RIGHT))
-    assert (found.outcome, found.parts) == (1.5, {"em": 1.0})
+    assert (found.outcome, found.components) == (1.5, {"em": 1.0})
 
 
 def test_rewards_of_one_batch_do_not_mix():
@@ -236,7 +236,7 @@ def test_values_at_one_token_add_up():
     added = total([a, b])
     assert added.outcome == 1.25
     assert added.placed == ((2, 0.5), (5, 1.25), (7, -1.0))
-    assert added.parts == {"em": 1.0, "format": 0.25}
+    assert added.components == {"em": 1.0, "format": 0.25}
     assert total([]) == Scores(0.0, ())
 
 

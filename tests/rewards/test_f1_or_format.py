@@ -46,7 +46,7 @@ RIGHT, HALF, WRONG = (answer(f"\\boxed{{{text}}}") for text in ("Bristow", "Bris
 def test_f1_or_format(tokenizer: Any, lines: list[str], value: float, is_right: bool) -> None:
     t = play_script(tokenizer, lines, make_grammar("research", tokenizer), Shelf(), max_turns=max(1, len(lines) - 1))
     (score,) = F1OrFormat(0.1)([t], [question()])
-    assert (score.outcome, score.parts["format"]) == (value, float(is_right))
+    assert (score.outcome, score.components["format"]) == (value, float(is_right))
     assert score.placed == ((t.last_generated, value),)
 
 

@@ -192,11 +192,11 @@ def test_only_executed_queries_count(tokenizer: Any) -> None:
     t = play_script(tokenizer, both, grammar, Library(), QUESTION, max_turns=1)
     (score,) = KeyReward()([t], [QUESTION])
     assert [turn.executed for turn in t.turns] == [True, False]
-    assert score.parts["key"] == pytest.approx(2 / 3)  # the first query alone: 1 and, for "of", 1/3
+    assert score.components["key"] == pytest.approx(2 / 3)  # the first query alone: 1 and, for "of", 1/3
     t = play_script(
         tokenizer, [both[0].replace("</search>", '</search"'), both[1], ANSWER], grammar, Library(), QUESTION
     )
-    assert KeyReward()([t], [QUESTION])[0].parts["key"] == pytest.approx(1 / 3)
+    assert KeyReward()([t], [QUESTION])[0].components["key"] == pytest.approx(1 / 3)
 
 
 def test_the_key_reward_adds_to_the_answer_on_the_last_token(tokenizer: Any) -> None:

@@ -49,7 +49,7 @@ def test_only_the_policys_own_tokens_count(tokenizer: Any) -> None:
     for score, t in zip(penalty([short, long], [question()] * 2), (short, long), strict=True):
         assert score.placed == ((t.last_generated, -0.5),)
         assert score.outcome == -0.5
-        assert score.parts == {"overlong": -0.5}
+        assert score.components == {"overlong": -0.5}
 
 
 @pytest.mark.parametrize(("limit", "buffer", "wrong"), [(0, 1, "limit"), (10, 0, "buffer"), (10, 11, "buffer")])

@@ -12,7 +12,7 @@ from tasks.rewards import Reward, total
 from tasks.rewards.answer import AnswerReward
 from tasks.rewards.key import KeyReward
 from tasks.rewards.overlong import OverlongPenalty
-from tasks.rewards.steps import StepReward
+from tasks.rewards.search_turns import SearchTurnReward
 from tasks.rewards.turn_rules import TurnRules
 from tasks.rl.experience import collate
 from tasks.rl.samples import whole_trajectories
@@ -27,7 +27,7 @@ ASKED = replace(
     gold_passage_ids=("g",), gold_passages=(Passage("g", GOLD.title, GOLD.text),),
 )  # fmt: skip
 REWARDS: tuple[Reward, ...] = (
-    AnswerReward("f1"), KeyReward(0.618), StepReward(), TurnRules(0.3, -0.2), OverlongPenalty(100, 99),
+    AnswerReward("f1"), KeyReward(0.618), SearchTurnReward(), TurnRules(0.3, -0.2), OverlongPenalty(100, 99),
 )  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def test_every_value_on_its_token(either: Any, name: str, closing: str) -> None:
     steps, rules = scores[2], scores[3]
     ends = [turn.end - 1 for turn in t.turns]
     assert [place for place, _ in steps.placed] == [ends[0], ends[2], ends[3]]
-    similar = StepReward()([t], [ASKED])[0].placed[0][1]
+    similar = SearchTurnReward()([t], [ASKED])[0].placed[0][1]
     assert [value for _, value in steps.placed] == pytest.approx([similar, 1 - similar - 0.5, -1.0])
     assert rules.placed == ((ends[1], -0.2), (ends[2], 0.3))
     added = total(scores)
@@ -130,7 +130,7 @@ def test_two_values_on_one_token_add_up(either: Any) -> None:
     third = t.turns[2]
     assert t.status == "open"
     assert (third.executed, t.last_generated) == (True, third.end - 1)
-    scores = [reward([t], [ASKED])[0] for reward in (StepReward(), OverlongPenalty(1, 1))]
+    scores = [reward([t], [ASKED])[0] for reward in (SearchTurnReward(), OverlongPenalty(1, 1))]
     (step_place, step_value), (outcome_place, outcome_value) = scores[0].placed[-1], scores[1].placed[0]
     assert step_place == outcome_place == t.last_generated
     assert outcome_value == -1.0

@@ -82,7 +82,7 @@ def test_turns_telescope(tokenizer: Any, services: Services) -> None:
         last = max(turn.observation_end for turn in t.turns if turn.observation)
         gained = slow_potential(model, tokenizer, t, last) - slow_potential(model, tokenizer, t, 0)
         assert sum(value for _, value in score.placed) == pytest.approx(0.1 * gained, abs=1e-5)
-        assert score.parts["potential"] == pytest.approx(gained, abs=1e-4)
+        assert score.components["potential"] == pytest.approx(gained, abs=1e-4)
 
 
 def test_all_likelihoods_are_asked_for_in_one_call_and_only_of_the_main_gold(tokenizer: Any) -> None:

@@ -262,7 +262,7 @@ def test_rewards_give_the_parts_that_they_name(name: str) -> None:
     t = play(name, None)
     for reward in load(name).rewards:
         (score,) = reward([t], [QUESTION], SERVICES)
-        assert set(score.parts) == set(reward.score_parts)
+        assert set(score.components) == set(reward.components)
 
 
 def test_every_method_is_played_but_the_one_that_is_not() -> None:

@@ -325,8 +325,8 @@ def test_importance_weights_can_be_switched_off(batch):
         (PolicyClip, {"low": 0.2, "high": 0.2, "importance_cap": 0.5}, "importance_cap=0.5: expected null or"),
         (PolicyClip, {"low": 0.2, "high": 0.2, "ratio": "sequence"}, "aggregation='token_mean': expected seq_mean"),
         (ReferenceKl, {"coefficient": -1.0}, "coefficient=-1.0"),
-        (ReferenceKl, {"coefficient": 0.0}, "coefficient=0.0: expected more than 0; null in place of the term"),
-        (EntropyBonus, {"coefficient": 0.0}, "coefficient=0.0: expected more than 0; null in place of the term"),
+        (ReferenceKl, {"coefficient": 0.0}, "coefficient=0.0: expected more than 0; write null in place of the term"),
+        (EntropyBonus, {"coefficient": 0.0}, "coefficient=0.0: expected more than 0; write null in place of the term"),
         (ClippedValueLoss, {"clip": 0.0}, "clip=0.0: expected a positive distance"),
     ],
 )

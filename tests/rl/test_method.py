@@ -15,7 +15,7 @@ from tasks.rl.experience import Experience, collate
 from tasks.rl.filters import share_with_signal
 from tasks.rl.filters.keep_all import KeepAll
 from tasks.rl.losses import LossSum, Normalizer
-from tasks.rl.method import outcome_parts
+from tasks.rl.method import component_means
 from tasks.rl.samples import whole_trajectories
 from tasks.rl.value_losses.clipped_value import ClippedValueLoss
 from tasks.types import Sample, Scores, Trajectory
@@ -188,4 +188,4 @@ def test_signal_and_filter() -> None:
 
 
 def test_outcome_parts() -> None:
-    assert outcome_parts(("em", "f1"), [{"em": 1.0}, {"em": 0.0, "x": 3.0}]) == {"em_mean": 0.5}
+    assert component_means(("em", "f1"), [{"em": 1.0}, {"em": 0.0, "x": 3.0}]) == {"em_mean": 0.5}

@@ -14,7 +14,7 @@ from tasks.rl.experience import Experience, collate
 from tasks.rl.losses import LossSum, Normalizer
 from tasks.rl.losses.imitation import Imitation
 from tasks.rl.samplers import Draw, draw_of_trajectories
-from tasks.rl.samples import part_of, scores_of_part, whole_trajectories
+from tasks.rl.samples import sample_from, scores_from, whole_trajectories
 from tasks.rl.value_losses.clipped_value import ClippedValueLoss
 from tasks.types import Sample, Scores, Trajectory
 from tests.tiny import make_loss, question
@@ -32,8 +32,8 @@ def test_a_trajectory_is_one_sample() -> None:
 
 def test_a_candidate_is_trained_and_its_prefix_is_not() -> None:
     """The policy wrote both turns; of the candidate for the second one only that is trained, compared and rewarded."""
-    sample = part_of(PLAYED, 4, "q0/turn 1")
-    scores = scores_of_part(Scores(1.5, ((1, 0.5), (6, 1.0)), {"em": 1.0}), 4)
+    sample = sample_from(PLAYED, 4, "q0/turn 1")
+    scores = scores_from(Scores(1.5, ((1, 0.5), (6, 1.0)), {"em": 1.0}), 4)
     batch = collate([sample], [scores])
     assert batch.ids.tolist() == [[7, 8, 1, 2, 3, 4, 5, 6, 9]]
     assert batch.lengths.tolist() == [9]
@@ -47,7 +47,7 @@ def test_a_candidate_is_trained_and_its_prefix_is_not() -> None:
 
 
 def test_an_observation_inside_a_sample_is_not_trained() -> None:
-    batch = collate([part_of(PLAYED, 1, "g")], [Scores(0.0, ())])
+    batch = collate([sample_from(PLAYED, 1, "g")], [Scores(0.0, ())])
     assert batch.response_mask[0].nonzero()[:, 0].tolist() == [3, 4, 5, 6, 7, 8]
     assert batch.loss_mask[0].nonzero()[:, 0].tolist() == [3, 6, 7, 8]
 
@@ -57,7 +57,7 @@ def test_an_observation_inside_a_sample_is_not_trained() -> None:
 
 def experience(weights: tuple[float, float]) -> Experience:
     """Two samples of unequal length, with all that a loss reads."""
-    samples = [part_of(PLAYED, 0, "g", weights[0]), part_of(PLAYED, 4, "g", weights[1])]
+    samples = [sample_from(PLAYED, 0, "g", weights[0]), sample_from(PLAYED, 4, "g", weights[1])]
     batch = collate(samples, [Scores(1.0, ((2, 1.0),)), Scores(0.0, ())])
     noise = torch.Generator().manual_seed(0)
     old, ref, values, returns = (-torch.rand(batch.ids.shape, generator=noise) for _ in range(4))
@@ -135,5 +135,5 @@ def test_draws_that_do_not_fit_together() -> None:
     samples = whole_trajectories([PLAYED, PLAYED])
     with pytest.raises(ValueError, match="2 samples, 1 scores and 2 owners, expected one score and one owner"):
         Draw([PLAYED], samples, [Scores(0.0, ())], [0, 0])
-    with pytest.raises(ValueError, match="2 samples and no trajectory"):
+    with pytest.raises(ValueError, match="2 samples but no trajectory"):
         Draw([], samples, [Scores(0.0, ())] * 2, [None, None])

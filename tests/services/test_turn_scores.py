@@ -103,7 +103,7 @@ def test_golden_placement(is_potential: bool, placed: Any) -> None:
     services: Services = {"turn_scores": Told([2.0, 1.0, 4.0])}
     (score,) = TurnScoresReward(0.5, is_potential)([played(3)], [question()], services)
     assert score.placed == placed
-    assert (score.outcome, score.parts) == (0.0, {"turn_scores": 7.0})
+    assert (score.outcome, score.components) == (0.0, {"turn_scores": 7.0})
 
 
 def test_a_score_for_each_turn_or_an_error() -> None:

@@ -58,7 +58,7 @@ class Same:
 
     reads: tuple[str, ...] = ()
     services: tuple[str, ...] = ()
-    score_parts: tuple[str, ...] = ("em",)
+    components: tuple[str, ...] = ("em",)
 
     def __call__(self, trajectories: Any, questions: Any, services: Any = None) -> list[Scores]:
         return [on_last_token(t, 1.0, em=1.0) for t in trajectories]

@@ -15,7 +15,7 @@ from tasks.generate import Sampling
 from tasks.generate.plain import PlainGenerator, PlainSession
 from tasks.rewards import on_last_token
 from tasks.rl.samplers import Draw, Score
-from tasks.rl.samples import part_of, scores_of_part
+from tasks.rl.samples import sample_from, scores_from
 from tasks.train.loop import Trainer
 from tasks.train.order import Refill
 from tasks.types import Question, Sample, Scores, Trajectory
@@ -53,10 +53,10 @@ class Candidates:
                 scored = [next(found) for _ in family]
                 best = max(range(self.size), key=lambda i: scored[i][1].outcome)
                 for i, (trajectory, value) in enumerate(scored):
-                    sample = part_of(trajectory, len(prefix.response), group_of(prefix))
+                    sample = sample_from(trajectory, len(prefix.response), group_of(prefix))
                     if any(sample.trained):  # Not one that ended its text at once.
                         samples.append(sample)
-                        scores.append(scores_of_part(value, len(prefix.response)))
+                        scores.append(scores_from(value, len(prefix.response)))
                         owners.append(number if i == best else None)
                 lines[number] = family[best]
                 player.finish([prefix, *(candidate for candidate in family if candidate is not family[best])])
@@ -74,7 +74,7 @@ class EvenLast:
 
     reads: tuple[str, ...] = ()
     services: tuple[str, ...] = ()
-    score_parts: tuple[str, ...] = ("em",)
+    components: tuple[str, ...] = ("em",)
 
     def __call__(self, trajectories: Sequence[Trajectory], questions: Any, services: Any = None) -> list[Scores]:
         values = [float(t.num_generated > 0 and t.response_ids[t.last_generated] % 2 == 0) for t in trajectories]

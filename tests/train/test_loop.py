@@ -249,7 +249,7 @@ class Nothing:
 
     reads: tuple[str, ...] = ()
     services: tuple[str, ...] = ()
-    score_parts: tuple[str, ...] = ("em",)
+    components: tuple[str, ...] = ("em",)
 
     def __call__(self, trajectories: Any, questions: Any, services: Any = None) -> list[Scores]:
         return [on_last_token(t, 0.0, em=0.0) for t in trajectories]
@@ -274,7 +274,7 @@ class ByNumber:
 
     reads: tuple[str, ...] = ()
     services: tuple[str, ...] = ()
-    score_parts: tuple[str, ...] = ()
+    components: tuple[str, ...] = ()
 
     def __call__(self, trajectories: Any, questions: Any, services: Any = None) -> list[Scores]:
         return [on_last_token(t, float(i % 4 in (0, 3))) for i, t in enumerate(trajectories)]
@@ -524,13 +524,13 @@ def test_a_step_that_asks_for_more_questions_than_there_are_says_so(
     trainer = make_trainer(tmp_path, num_steps=1)
     trainer.questions = trainer.questions[:3]
     trainer.run()
-    assert "a step asks for 4 questions, the data has 3" in caplog.text
+    assert "a step asks for 4 questions, but the data has 3" in caplog.text
     assert trainer.progress.num_trajectories == 12
 
 
 def test_a_policy_that_writes_nothing(tmp_path: Path) -> None:
     silent = Trajectory("q0", "g", (1, 2), (3,), (False,), (0.0,), (), "open")
-    with pytest.raises(ValueError, match="without a token of its own"):
+    with pytest.raises(ValueError, match="without writing a token"):
         fixed_run(tmp_path, Fixed((silent, silent)))
 
 

@@ -63,7 +63,7 @@ class Said:
 
     reads: tuple[str, ...] = ()
     services: tuple[str, ...] = ()
-    score_parts: tuple[str, ...] = ("em",)
+    components: tuple[str, ...] = ("em",)
 
     def __call__(self, trajectories: Any, questions: Any, services: Any = None) -> list[Scores]:
         return [on_last_token(t, float(t.answer), em=float(t.answer)) for t in trajectories]

@@ -1,4 +1,4 @@
-"""How much better than expected, one file for each kind of comparison."""
+"""Advantages: how much better a sample was than expected, one file for each way to estimate it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Advantage(Protocol):
     def needs_old_logprobs(self) -> bool:
         """Whether it reads old logprobs.
 
-        All must then exist before the first update. Otherwise the first mini-batch's are taken from its own update,
-        whose ratio is then exactly 1.
+        If it does, they are computed for all samples before the first update. If not, the first update's own forward
+        pass gives those of its mini-batch, which saves a pass; its ratio is exactly 1.
         """
         ...
 
     @property
     def compares_group(self) -> bool:
-        """Whether the members of a group are compared, which says nothing where there is one or all are alike."""
+        """Whether the members of a group are compared; a group must then have two or more that can differ."""
         ...
 
     def __call__(self, experience: Experience) -> Experience: ...

@@ -1,4 +1,4 @@
-"""No comparison: every kept trajectory is worth the same."""
+"""Every kept trajectory has the same advantage; nothing is compared."""
 
 from __future__ import annotations
 

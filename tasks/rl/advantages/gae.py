@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tasks.conf import require
-from tasks.rl.experience import Experience, Tokens
+from tasks.rl.experience import CountedTokens, Experience
 from tasks.rl.logprobs import k1
 
 
@@ -36,17 +36,19 @@ def gae(rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, lam: f
     >>> A
     tensor([[0.5000, 0.7500]])
     """
-    alive = loss_mask.flip(-1).cumsum(-1).flip(-1) > 0
-    # where, not *: rubbish in the padding may be nan, and nan * 0 is still nan.
-    rewards, values = torch.where(alive, rewards, 0.0), torch.where(alive, values, 0.0)
+    alive = loss_mask.flip(-1).cumsum(-1).flip(-1) > 0  # True up to the last generated token of each row.
+    # torch.where instead of a product: padding may hold nan, and nan * 0 is still nan.
+    rewards = torch.where(alive, rewards, 0.0)
+    values = torch.where(alive, values, 0.0)
+
     advantages = torch.zeros_like(values)
-    running = torch.zeros_like(values[:, 0])
-    following = torch.zeros_like(running)
+    advantage = torch.zeros_like(values[:, 0])
+    next_value = torch.zeros_like(advantage)
     for t in range(values.shape[1] - 1, -1, -1):
-        delta = rewards[:, t] + gamma * following - values[:, t]
-        running = delta + gamma * lam * running
-        advantages[:, t] = running
-        following = values[:, t]
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        advantage = delta + gamma * lam * advantage
+        advantages[:, t] = advantage
+        next_value = values[:, t]
     return advantages, advantages + values
 
 
@@ -82,16 +84,19 @@ def turn_gae(rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, l
     """
     before = torch.nn.functional.pad(loss_mask, (1, 0))[:, :-1]
     starts = loss_mask & ~before
-    numbers = starts.cumsum(-1)  # [B, T], 1 from the first turn on
+    numbers = starts.cumsum(-1)  # [B, T] number of the turn, 1 from the first turn on; 0 before it
     num_turns = max(int(numbers.max()), 1) if numbers.numel() else 1  # Avoid a zero-width tensor.
     alive = loss_mask.flip(-1).cumsum(-1).flip(-1) > 0
+
+    # [B, turns]; column 0 collects what lies before the first turn and is cut off.
     shape = (len(rewards), num_turns + 1)
     per_turn = rewards.new_zeros(shape).scatter_add_(1, numbers, torch.where(alive, rewards, 0.0))[:, 1:]
     baseline = values.new_zeros(shape).scatter_add_(1, numbers, torch.where(starts, values, 0.0))[:, 1:]
     exists = torch.arange(1, num_turns + 1, device=rewards.device) <= numbers.max(-1, keepdim=True).values
     advantages, returns = gae(per_turn, baseline, exists, gamma, lam)
-    spread = [torch.nn.functional.pad(one, (1, 0)).gather(1, numbers) for one in (advantages, returns)]
-    return torch.where(loss_mask, spread[0], 0.0), torch.where(loss_mask, spread[1], 0.0)
+
+    on_tokens = [torch.nn.functional.pad(of_turn, (1, 0)).gather(1, numbers) for of_turn in (advantages, returns)]
+    return torch.where(loss_mask, on_tokens[0], 0.0), torch.where(loss_mask, on_tokens[1], 0.0)
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ class TokenGae:
     gamma: float
     lam: float
     kl_coefficient: float
-    whiten_over: Tokens = "generated"
+    whiten_over: CountedTokens = "generated"
     per: Literal["token", "turn"] = "token"
     needs_values: ClassVar[bool] = True
     compares_group: ClassVar[bool] = False

@@ -34,13 +34,15 @@ def group_normalized(
     """
     result = torch.empty_like(scores)
     for rows in _members(scores, group_ids):
-        own = scores[rows]
+        group_scores = scores[rows]
         if len(rows) == 1:
-            result[rows] = own
-        elif bool((own == own[0]).all()):
-            result[rows] = torch.zeros_like(own)  # A mean of equal floats can differ from them by one ulp.
+            result[rows] = group_scores
+        elif bool((group_scores == group_scores[0]).all()):
+            # The mean of equal floats can differ from them by one ulp, which the small deviation would blow up.
+            result[rows] = torch.zeros_like(group_scores)
         else:
-            result[rows] = (own - own.mean()) / (own.std(unbiased=deviation == "sample") + eps)
+            std = group_scores.std(unbiased=deviation == "sample")
+            result[rows] = (group_scores - group_scores.mean()) / (std + eps)
     return result
 
 

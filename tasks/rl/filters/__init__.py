@@ -1,4 +1,4 @@
-"""Which groups can teach, one file for each rule; and whether a step draws more questions until it has enough."""
+"""Which samples are trained on, one file for each rule, and how often a step draws more questions to fill a batch."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ class Filter(Protocol):
 
     @property
     def max_rounds(self) -> int:
-        """How often a step may draw further questions until it keeps as many questions as one draw has; 1: never."""
+        """Most draws of a step. A step draws again while it has kept fewer questions than one draw holds."""
         ...
 
     @property
-    def score_parts(self) -> tuple[str, ...]:
-        """The parts of the scores that it reads; a reward must give them."""
+    def components(self) -> tuple[str, ...]:
+        """Names of the score components that it reads; a reward of the method must give them."""
         ...
 
     @property
     def compares_group(self) -> bool:
-        """Whether the members of a group are compared, which says nothing where there is one or all are alike."""
+        """Whether the members of a group are compared; a group must then have two or more that can differ."""
         ...
 
     def keep(self, samples: Sequence[Sample], scores: Sequence[Scores]) -> list[int]:
@@ -40,6 +40,6 @@ def by_group(samples: Sequence[Sample], values: Sequence[float]) -> dict[str, li
 
 
 def share_with_signal(samples: Sequence[Sample], scores: Sequence[Scores]) -> float:
-    """Share of groups whose outcomes differ: the others have zero group advantage and teach nothing."""
+    """Share of groups whose outcomes differ; the other groups have zero group advantage and teach nothing."""
     groups = by_group(samples, [score.outcome for score in scores])
     return sum(len(set(values)) > 1 for values in groups.values()) / max(len(groups), 1)

@@ -1,4 +1,4 @@
-"""Everything that was played is trained on."""
+"""No filter: every sample is trained on."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tasks.types import Sample, Scores
 
 @dataclass(frozen=True)
 class KeepAll:
-    """Keeps every sample; `failed` ones never reach a filter."""
+    """Keeps every sample. Trajectories of status `failed` never reach a filter."""
 
     max_rounds: ClassVar[int] = 1
-    score_parts: ClassVar[tuple[str, ...]] = ()
+    components: ClassVar[tuple[str, ...]] = ()
     compares_group: ClassVar[bool] = False
 
     def keep(self, samples: Sequence[Sample], scores: Sequence[Scores]) -> list[int]:

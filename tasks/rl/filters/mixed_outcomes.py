@@ -1,4 +1,4 @@
-"""Dynamic sampling: only groups in which some members did better than others."""
+"""Dynamic sampling keeps only groups in which some members did better than others."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ class MixedOutcomes:
     For a reward R of 0 or 1 and a group of G members: 0 < sum of R < G.
 
     Attributes:
-        part: the reward part that tells success, so that a length penalty cannot make a group look mixed.
-        max_rounds: bound of the refill; 10 as in verl's DAPO scripts.
+        component: the score component that means success, such as `em`. The outcome itself would not do: a length
+            penalty would make every group look mixed.
+        max_rounds: most draws of a step; 10 as in verl's DAPO scripts.
     """
 
-    part: str
+    component: str
     max_rounds: int = 10
     compares_group: ClassVar[bool] = True
 
@@ -30,13 +31,13 @@ class MixedOutcomes:
         require(self.max_rounds >= 1, "max_rounds", self.max_rounds, "at least 1")
 
     @property
-    def score_parts(self) -> tuple[str, ...]:
-        """The part that tells success."""
-        return (self.part,)
+    def components(self) -> tuple[str, ...]:
+        """The component that means success."""
+        return (self.component,)
 
     def keep(self, samples: Sequence[Sample], scores: Sequence[Scores]) -> list[int]:
         """See `Filter`."""
-        values = by_group(samples, [score.parts[self.part] for score in scores])
+        values = by_group(samples, [score.components[self.component] for score in scores])
         is_mixed = {group: min(members) < max(members) for group, members in values.items()}
         return [i for i, sample in enumerate(samples) if is_mixed[sample.group_id]]
 

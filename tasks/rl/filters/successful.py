@@ -1,4 +1,4 @@
-"""Rejection sampling: only trajectories that are right."""
+"""Rejection sampling keeps only trajectories that are right."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from tasks.types import Sample, Scores
 
 @dataclass(frozen=True)
 class Successful:
-    """Keeps the samples whose part is 1 (rejection sampling)."""
+    """Keeps the samples whose `component`, such as `em`, is 1."""
 
-    part: str
+    component: str
     max_rounds: ClassVar[int] = 1
     compares_group: ClassVar[bool] = False
 
     @property
-    def score_parts(self) -> tuple[str, ...]:
-        """The part that tells success."""
-        return (self.part,)
+    def components(self) -> tuple[str, ...]:
+        """The component that means success."""
+        return (self.component,)
 
     def keep(self, samples: Sequence[Sample], scores: Sequence[Scores]) -> list[int]:
         """See `Filter`."""
-        return [i for i, score in enumerate(scores) if score.parts[self.part] >= 1]
+        return [i for i, score in enumerate(scores) if score.components[self.component] >= 1]
 
 
 PART = Successful

@@ -1,4 +1,4 @@
-"""The policy's loss: a sum of terms, one file for each kind of term.
+"""The policy's loss is a sum of terms, one file for each kind of term.
 
 Shapes: B sequences, T response tokens.
 """
@@ -20,7 +20,7 @@ Aggregation = Literal["token_mean", "seq_mean"]
 
 @dataclass(frozen=True)
 class Normalizer:
-    """The denominators of a whole mini-batch, so that micro-batches add up to its exact loss.
+    """The denominators of a whole mini-batch: each micro-batch divides by them, so that their losses add up exactly.
 
     Attributes:
         tokens: trained tokens of the mini-batch.
@@ -46,8 +46,8 @@ def aggregate(
 ) -> Tensor:
     """Mean of a per-token quantity over trained tokens.
 
-    `token_mean`: one mean over all trained tokens. `seq_mean`: mean of the samples' own means, as
-    the papers print it. All-zero masks give 0, not nan.
+    `token_mean` is one mean over all trained tokens. `seq_mean` is the mean of the samples' own means, as the papers
+    print it. A mask without a True gives 0, not nan.
 
     Args:
         per_token: [B, T].
@@ -63,13 +63,14 @@ def aggregate(
     kept = torch.where(loss_mask, per_token, torch.zeros_like(per_token))
     if weights is not None:
         kept = kept * weights[:, None]
+
     if how == "token_mean":
         return kept.sum() / max(total.tokens, 1)
     return (kept.sum(-1) / loss_mask.sum(-1).clamp(min=1)).sum() / max(total.sequences, 1)
 
 
 class LossTerm(Protocol):
-    """A term of the loss of one micro-batch; its values over the micro-batches add up to the mini-batch's."""
+    """A term of the loss of one micro-batch; over the micro-batches its values add up to that of the mini-batch."""
 
     @property
     def needs_reference(self) -> bool:
@@ -78,13 +79,13 @@ class LossTerm(Protocol):
 
     @property
     def needs_entropy_gradient(self) -> bool:
-        """Whether the entropy is part of the loss, not only a metric."""
+        """Whether the loss contains the entropy, so that its gradient is needed; else it is only a metric."""
         ...
 
     def __call__(
         self, batch: Experience, logprobs: Tensor, entropy: Tensor, normalizer: Normalizer
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The term, a scalar, and metric sums of its own; `logprobs`, `entropy`: [B, T]."""
+        """The term, a scalar, and its own metrics, which add up over micro-batches; `logprobs`, `entropy`: [B, T]."""
         ...
 
 
@@ -99,30 +100,31 @@ class LossSum:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a term does."""
+        """Whether a term needs reference logprobs."""
         return any(term.needs_reference for term in self.terms)
 
     @property
     def needs_entropy_gradient(self) -> bool:
-        """Whether a term does."""
+        """Whether a term contains the entropy."""
         return any(term.needs_entropy_gradient for term in self.terms)
 
     def __call__(
         self, batch: Experience, logprobs: Tensor, entropy: Tensor, normalizer: Normalizer
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss and metric sums of one micro-batch; `logprobs`, `entropy`: [B, T]."""
+        """Loss and metrics of one micro-batch, which add up over micro-batches; `logprobs`, `entropy`: [B, T]."""
         (loss, metrics), *others = (term(batch, logprobs, entropy, normalizer) for term in self.terms)
-        for value, more in others:
-            loss, metrics = loss + value, metrics | more
+        for value, more_metrics in others:
+            loss = loss + value
+            metrics = metrics | more_metrics
 
         with torch.no_grad():
             return loss, _metrics(batch, logprobs, entropy, normalizer) | metrics | {"loss": loss.detach()}
 
 
 def _metrics(batch: Experience, logprobs: Tensor, entropy: Tensor, normalizer: Normalizer) -> dict[str, Tensor]:
-    """Token means of ratio, entropy and distances, whatever the terms are.
+    """Token means that are reported for every loss: the ratio, the entropy and KL estimates.
 
-    `approx_kl` is the k3 distance from the policy that played, `kl` that from the reference.
+    `approx_kl` is the k3 estimate of the distance from the policy that played, `kl` of that from the reference.
     """
     assert batch.old_logprobs is not None
     mask, old = batch.loss_mask, batch.old_logprobs

@@ -1,4 +1,4 @@
-"""A bonus on the policy's entropy, which keeps it from settling early."""
+"""A bonus on the policy's entropy, which keeps the policy exploring."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ class EntropyBonus:
     def __post_init__(self) -> None:
         # A term of weight 0 would still cost the gradient of the entropy.
         require(
-            self.coefficient > 0, "coefficient", self.coefficient, "more than 0; null in place of the term for none"
+            self.coefficient > 0,
+            "coefficient",
+            self.coefficient,
+            "more than 0; write null in place of the term to leave it out",
         )
 
     def __call__(

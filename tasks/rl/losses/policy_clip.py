@@ -35,7 +35,7 @@ class PolicyClip:
     Attributes:
         low, high: distances from 1, such as 0.2. A trajectory's ratio stays very near 1: GSPO has 3e-4 and 4e-4.
         ratio: of a token, or of a sequence, which is the geometric mean of its tokens' ratios.
-        aggregation: of tokens; one ratio a sequence is always a mean over sequences.
+        aggregation: of tokens; with one ratio a sequence it must be `seq_mean`.
         importance_cap: cap of the generator-trainer importance weight of a token or a sequence; null switches it off.
     """
 
@@ -48,11 +48,12 @@ class PolicyClip:
     needs_entropy_gradient: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        cap, is_mean = self.importance_cap, self.ratio == "token" or self.aggregation == "seq_mean"
+        cap = self.importance_cap
+        fits = self.ratio == "token" or self.aggregation == "seq_mean"
         require(0 <= self.low < 1, "low", self.low, "a distance from 1 in [0, 1), such as 0.2")
         require(self.high >= 0, "high", self.high, "a distance from 1, such as 0.2")
         require(cap is None or cap >= 1, "importance_cap", cap, "null or at least 1")
-        require(is_mean, "aggregation", self.aggregation, "seq_mean with ratio: sequence")
+        require(fits, "aggregation", self.aggregation, "seq_mean with ratio: sequence")
 
     def __call__(
         self, batch: Experience, logprobs: Tensor, entropy: Tensor, normalizer: Normalizer
@@ -81,9 +82,11 @@ class PolicyClip:
         assert batch.old_logprobs is not None
         assert batch.advantages is not None
         mask, old = batch.loss_mask, batch.old_logprobs
+
         advantage = (batch.advantages * mask).sum(-1) / mask.sum(-1).clamp(min=1)  # [B]
         ratio = sequence_ratios(logprobs, old, mask)  # [B]
-        chosen = clipped(ratio, advantage, self.low, self.high)
+        loss = clipped(ratio, advantage, self.low, self.high)
+
         weight = torch.ones_like(ratio)
         if self.importance_cap is not None:
             weight = sequence_ratios(old, batch.sampler_logprobs, mask).clamp(max=self.importance_cap).detach()
@@ -92,8 +95,8 @@ class PolicyClip:
 
         num_sequences = max(normalizer.sequences, 1)
         with torch.no_grad():
-            fraction = (chosen > -advantage * ratio).sum() / num_sequences
-        return (weight * chosen).sum() / num_sequences, {"clip_fraction": fraction}
+            fraction = (loss > -advantage * ratio).sum() / num_sequences
+        return (weight * loss).sum() / num_sequences, {"clip_fraction": fraction}
 
 
 PART = PolicyClip

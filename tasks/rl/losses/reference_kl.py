@@ -1,4 +1,4 @@
-"""A penalty on the distance from the start policy, as GRPO has it in the loss."""
+"""A penalty in the loss on the policy's distance from the start policy (GRPO)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ class ReferenceKl:
     def __post_init__(self) -> None:
         # A term of weight 0 would still cost a forward pass of the reference.
         require(
-            self.coefficient > 0, "coefficient", self.coefficient, "more than 0; null in place of the term for none"
+            self.coefficient > 0,
+            "coefficient",
+            self.coefficient,
+            "more than 0; write null in place of the term to leave it out",
         )
 
     def __call__(

@@ -1,8 +1,9 @@
 """What is drawn for a step, one file for each way to draw it.
 
-A sampler plays questions and says which samples can be learned from. Three things are counted apart: a question (what a
-step draws and its budget counts), a prompt (what a generator reads once for several rows), and a group (samples that
-are compared with each other). Independent play has one group a question; candidates for a turn have one a turn.
+A sampler plays questions and says which samples can be learned from. A question, a prompt and a group are three things:
+a step draws questions and its budget counts them; a generator reads a prompt once for several rows; the samples of a
+group are compared with each other. With independent play a question is one group, with candidates for each turn every
+turn is one.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ class Draw:
     """What came of playing some questions.
 
     Attributes:
-        trajectories: those that tell how well the policy plays, in order.
+        trajectories: complete plays of the questions, in order; metrics describe these.
         samples: what can be learned from.
-        scores: one a sample.
-        owners: one a sample: the number of the trajectory it is part of, None where it is part of none of them.
-        lost: trajectories that can not be learned from: failed, empty, or left alone in their group.
+        scores: one per sample.
+        owners: one per sample, the index of the trajectory it was cut from; None where it belongs to none of them.
+        lost: trajectories that cannot be learned from: failed, empty, or left alone in their group.
     """
 
     trajectories: Sequence[Trajectory]
@@ -46,7 +47,7 @@ class Draw:
                 "owners, expected one score and one owner for each sample."
             )
         if self.samples and not self.trajectories:
-            raise ValueError(f"the sampler gave {len(self.samples)} samples and no trajectory that tells how it plays.")
+            raise ValueError(f"the sampler gave {len(self.samples)} samples but no trajectory, which metrics describe.")
 
     @property
     def num_played(self) -> int:
@@ -55,24 +56,24 @@ class Draw:
 
     @property
     def num_failed(self) -> int:
-        """Trajectories that a failed search ended."""
+        """Trajectories that ended with a failed search."""
         return sum(trajectory.status == "failed" for trajectory in self.lost)
 
 
 def draw_of_trajectories(
     played: Sequence[Trajectory], group_size: int, questions: Sequence[Question], score: Score
 ) -> Draw:
-    """Each trajectory is one sample, unless it failed, is empty, or has lost the rest of its group to failures."""
+    """Each trajectory is one sample, unless it failed, is empty, or all others of its group are lost."""
     sound = [t for t in played if t.status != "failed" and t.num_generated]
     kept = whole_groups(sound, group_size)
-    ids = {id(trajectory) for trajectory in kept}
+    kept_objects = {id(trajectory) for trajectory in kept}
     by_id = {question.id: question for question in questions}
     return Draw(
         trajectories=kept,
         samples=whole_trajectories(kept),
         scores=score(kept, [by_id[t.question_id] for t in kept]) if kept else [],
         owners=range(len(kept)),
-        lost=[trajectory for trajectory in played if id(trajectory) not in ids],
+        lost=[trajectory for trajectory in played if id(trajectory) not in kept_objects],
     )
 
 
@@ -81,21 +82,21 @@ class Sampler(Protocol):
 
     @property
     def size(self) -> int:
-        """Rollouts that one question takes of a step's `rollouts_per_step`."""
+        """Rollouts of one question, which count towards a step's `rollouts_per_step`."""
         ...
 
     @property
     def from_start(self) -> bool:
-        """Whether the start policy plays, not the one under training."""
+        """Whether the start policy plays instead of the one under training."""
         ...
 
     @property
     def has_logprobs(self) -> bool:
-        """Whether a generator drew the tokens, so that sampler logprobs mean something."""
+        """Whether a generator drew the tokens; else the sampler logprobs are placeholders."""
         ...
 
     def draw(self, player: Player, questions: Sequence[Question], sampling: Sampling, score: Score) -> Draw:
-        """Play these questions; `score` may be asked at any time, of unfinished trajectories too.
+        """Play these questions; `score` may be called at any time, also on unfinished trajectories.
 
         Group ids are unique within the draw.
         """

@@ -1,4 +1,4 @@
-"""Nothing is played: gold answers are what supervised fine-tuning imitates."""
+"""Gold answers instead of play, for supervised fine-tuning."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tasks.types import Action, Question, Trajectory, Turn
 
 @dataclass(frozen=True)
 class GoldAnswers:
-    """No play: the one trajectory in which the question is answered directly with its main gold answer."""
+    """One trajectory per question, which answers it at once with its main gold answer; nothing is generated."""
 
     size: ClassVar[int] = 1
     from_start: ClassVar[bool] = False
     has_logprobs: ClassVar[bool] = False
 
     def draw(self, player: Player, questions: Sequence[Question], sampling: Sampling, score: Score) -> Draw:
-        """See `Sampler`; sampler logprobs are 0, nobody drew these tokens."""
+        """See `Sampler`; sampler logprobs are 0, because no generator drew these tokens."""
         answered = [
             self._answered(player, question, prompt, i)
             for i, (question, prompt) in enumerate(zip(questions, player.prompts(questions), strict=True))

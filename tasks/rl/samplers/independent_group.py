@@ -1,4 +1,4 @@
-"""Each question is played several times, each time on its own."""
+"""Each question is played several times, independently."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class IndependentGroup:
 
     Attributes:
         size: 1 for PPO, a group for GRPO.
-        from_start: the start policy plays, not the one under training (rejection sampling).
+        from_start: the start policy plays instead of the one under training (rejection sampling).
     """
 
     size: int
@@ -30,7 +30,7 @@ class IndependentGroup:
         require(self.size >= 1, "size", self.size, "at least 1")
 
     def draw(self, player: Player, questions: Sequence[Question], sampling: Sampling, score: Score) -> Draw:
-        """See `Sampler`; each trajectory is one sample, and the plays of a question are a group."""
+        """See `Sampler`; each trajectory is one sample, and all trajectories of a question are a group."""
         played = player.play(questions, self.size, sampling)
         return draw_of_trajectories(played, self.size, questions, score)
 

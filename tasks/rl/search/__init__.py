@@ -1,4 +1,4 @@
-"""Who answers the searches of training: the index, or a simulator. Evaluation always asks the index."""
+"""The search engine of training: the index, or a simulator. Evaluation always searches the index."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tasks.services import Role, Services
 
 
 class Search(Protocol):
-    """Chooses the retriever of training and tells it how far training is."""
+    """Chooses the retriever of training and tells it how far the run has come."""
 
     @property
     def services(self) -> tuple[Role, ...]:
@@ -18,13 +18,13 @@ class Search(Protocol):
 
     @property
     def depends_on_budget(self) -> bool:
-        """Whether searches depend on how long the run is to be: then a longer run is another run."""
+        """Whether answers depend on the length of the run; a checkpoint then cannot be continued by a longer run."""
         ...
 
     def retriever(self, index: Retriever, services: Services) -> Retriever:
-        """Who answers the searches of training."""
+        """The retriever that answers the searches of training."""
         ...
 
     def announce(self, services: Services, done: float, seed: str) -> None:
-        """Called before each draw of questions; `done` is the share of training that is over, `seed` the draw's own."""
+        """Called before each draw of questions with the share of training that is over and the draw's seed."""
         ...

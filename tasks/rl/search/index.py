@@ -11,7 +11,7 @@ from tasks.services import Role, Services
 
 @dataclass(frozen=True)
 class IndexSearch:
-    """It has no setting."""
+    """The index as it is; there is nothing to set."""
 
     services: ClassVar[tuple[Role, ...]] = ()
     depends_on_budget: ClassVar[bool] = False
@@ -21,7 +21,7 @@ class IndexSearch:
         return index
 
     def announce(self, services: Services, done: float, seed: str) -> None:
-        """An index answers alike at any time."""
+        """Does nothing: an index gives the same answers at any time."""
 
 
 PART = IndexSearch

@@ -12,11 +12,11 @@ from tasks.services import Role, Services
 
 @dataclass(frozen=True)
 class SimulatedSearch:
-    """The curriculum; who writes the documents is the service `documents`.
+    """The curriculum of noise; the service `documents` writes the documents.
 
     Attributes:
         noise_start, noise_end: share of queries with noisy documents at the first and the last step.
-        base: of the exponential curve between them; the larger, the later noise rises. 1 is a straight line.
+        base: of the exponential curve between them; with a larger base noise rises later, 1 is a straight line.
     """
 
     services: ClassVar[tuple[Role, ...]] = ("documents",)
@@ -45,7 +45,7 @@ class SimulatedSearch:
         return services["documents"]
 
     def announce(self, services: Services, done: float, seed: str) -> None:
-        """Tell the simulator the noise of this draw."""
+        """Tell the simulator which share of this draw's answers is noisy."""
         services["documents"].announce(self.noise(done), seed)
 
 

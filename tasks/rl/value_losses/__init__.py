@@ -11,12 +11,12 @@ from tasks.rl.losses import Normalizer
 
 
 class ValueLoss(Protocol):
-    """The critic's loss of one micro-batch; its values over the micro-batches add up to the mini-batch's."""
+    """The critic's loss of one micro-batch; over the micro-batches its values add up to that of the mini-batch."""
 
     def mask(self, batch: Experience) -> Tensor:
         """[B, T] tokens that count."""
         ...
 
     def __call__(self, batch: Experience, values: Tensor, normalizer: Normalizer) -> Tensor:
-        """A scalar; `values` [B, T]; `normalizer` is of this loss's mask."""
+        """A scalar; `values` is [B, T], `normalizer` has the counts of this loss's mask."""
         ...

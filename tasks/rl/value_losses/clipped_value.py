@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from tasks.conf import require
-from tasks.rl.experience import Experience, Tokens
+from tasks.rl.experience import CountedTokens, Experience
 from tasks.rl.losses import Normalizer, aggregate
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
     """[B, T] 0.5 max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2)."""
-    near = old_values + (values - old_values).clamp(-clip, clip)
-    return 0.5 * torch.maximum((values - returns) ** 2, (near - returns) ** 2)
+    clipped = old_values + (values - old_values).clamp(-clip, clip)
+    return 0.5 * torch.maximum((values - returns) ** 2, (clipped - returns) ** 2)
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class ClippedValueLoss:
     """
 
     clip: float
-    over: Tokens = "generated"
+    over: CountedTokens = "generated"
 
     def __post_init__(self) -> None:
         require(self.clip > 0, "clip", self.clip, "a positive distance, such as 0.5")

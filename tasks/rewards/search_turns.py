@@ -1,4 +1,4 @@
-"""StepSearch's step reward: information a search round gained about the gold passages, minus what it repeated.
+"""StepSearch's reward of search turns: what a search added about the gold passages, minus the share it repeated.
 
 Source: stepsearch sections 3, 4, 10 and 11. Retrieved documents come from the environment's record, never from tags.
 """
@@ -31,17 +31,18 @@ def cosines(document: str, golds: tuple[str, ...]) -> tuple[float, ...]:
     >>> [round(c, 6) for c in cosines("Rome is the capital of Italy.", ("Paris is the capital of France.", "Lyon"))]
     [0.464553, 0.0]
     """
-    counts = [_counts(one) for one in (document, *golds)]
-    df = Counter(word for one in counts for word in one)
-    idf = {word: math.log((1 + len(counts)) / (1 + seen)) + 1 for word, seen in df.items()}
-    rows = [{word: count * idf[word] for word, count in one.items()} for one in counts]
-    norms = [math.sqrt(sum(value * value for value in row.values())) for row in rows]
-    own, own_norm = rows[0], norms[0]
+    counts = [_counts(text_) for text_ in (document, *golds)]
+    df = Counter(word for text_counts in counts for word in text_counts)
+    idf = {word: math.log((1 + len(counts)) / (1 + num_texts)) + 1 for word, num_texts in df.items()}
+    vectors = [{word: count * idf[word] for word, count in text_counts.items()} for text_counts in counts]
+    norms = [math.sqrt(sum(value * value for value in vector.values())) for vector in vectors]
+
+    searched, searched_norm = vectors[0], norms[0]
     return tuple(
-        sum(value * gold[word] for word, value in own.items() if word in gold) / (own_norm * norm)
-        if own_norm and norm
+        sum(value * gold[word] for word, value in searched.items() if word in gold) / (searched_norm * norm)
+        if searched_norm and norm
         else 0.0
-        for gold, norm in zip(rows[1:], norms[1:], strict=True)
+        for gold, norm in zip(vectors[1:], norms[1:], strict=True)
     )
 
 
@@ -71,50 +72,52 @@ def information_gains(similarities: Sequence[Sequence[float]]) -> list[float]:
 def redundancies(rounds: Sequence[Sequence[Hashable]], inside_round: bool = False) -> list[float]:
     """P^t: share of round t's documents that an earlier round returned; 0 for an empty round.
 
-    `inside_round`: a repeat inside the round counts, too, as released.
+    `inside_round`: a repetition inside the round counts as well, as in the released code.
 
     >>> redundancies(["abc", "ade", "daf", "fg"])
     [0.0, 0.3333333333333333, 0.6666666666666666, 0.5]
     """
     seen: set[Hashable] = set()
-    found = []
+    shares = []
     for documents in rounds:
-        repeated, own = 0, set[Hashable]()
-        for one in documents:
-            repeated += one in seen or (inside_round and one in own)
-            own.add(one)
-        found.append(repeated / len(documents) if documents else 0.0)
-        seen |= own
-    return found
+        num_repeated = 0
+        of_this_round: set[Hashable] = set()
+        for document in documents:
+            num_repeated += document in seen or (inside_round and document in of_this_round)
+            of_this_round.add(document)
+        shares.append(num_repeated / len(documents) if documents else 0.0)
+        seen |= of_this_round
+    return shares
 
 
 def ranked(rounds: Sequence[Sequence[Hashable]]) -> list[list[Hashable]]:
-    """Documents told apart by their rank, too, the last of a round excepted: what the released code compares.
+    """Documents with their rank, except the last one of a round: these pairs are what the released code compares.
 
-    It compares rendered text, in which each passage but the last carries the label of its successor.
+    It compares rendered text, in which each passage but the last carries the label of its successor. So one passage at
+    two ranks is no repetition there.
 
     >>> redundancies(ranked(["ABC", "BAD", "AEC"]))
     [0.0, 0.0, 0.6666666666666666]
     """
     return [
-        [(one, rank if rank < len(documents) - 1 else None) for rank, one in enumerate(documents)]
+        [(document, rank if rank < len(documents) - 1 else None) for rank, document in enumerate(documents)]
         for documents in rounds
     ]
 
 
 @dataclass(frozen=True)
-class StepReward(EachReward):
+class SearchTurnReward(EachReward):
     """scale * (gain * G^t - penalty * P^t) on the token that completes the t-th executed search.
 
-    Gold passages that the corpus lacks do not count; with none at all G is 0 and P is as usual.
+    Gold passages that the corpus lacks do not count. Without any gold passage G is 0, and P does not change.
 
     Attributes:
         gain, penalty: 1 or 0, switches of the two terms (stepsearch section 9).
         scale: 1 in the paper; 0.6 nominal and 1.6 effective as released.
-        as_released: redundancy of `ranked` documents, inside a round, too.
+        as_released: the redundancy compares `ranked` documents, and counts repetitions inside a round.
     """
 
-    score_parts: ClassVar[tuple[str, ...]] = ("information_gain", "redundancy")
+    components: ClassVar[tuple[str, ...]] = ("information_gain", "redundancy")
 
     gain: float = 1.0
     penalty: float = 1.0
@@ -127,7 +130,7 @@ class StepReward(EachReward):
 
     @property
     def reads(self) -> tuple[Field, ...]:
-        """Gold passages, unless their term is off."""
+        """Gold passages, unless the information gain is off."""
         return ("gold_passages",) if self.gain else ()
 
     def score(self, trajectory: Trajectory, question: Question) -> Scores:
@@ -135,6 +138,7 @@ class StepReward(EachReward):
         golds = tuple(passage.text for passage in question.gold_passages)
         numbers = [i for i, turn in enumerate(trajectory.turns) if turn.executed]
         rounds = [trajectory.turns[i].hits for i in numbers]
+
         similarities = [
             [max(column) for column in zip(*(cosines(hit.text, golds) for hit in hits), strict=True)]
             if hits
@@ -144,6 +148,7 @@ class StepReward(EachReward):
         gains = information_gains(similarities)
         documents: list[list[Hashable]] = [[hit.passage_id for hit in hits] for hits in rounds]
         repeated = redundancies(ranked(documents) if self.as_released else documents, self.as_released)
+
         values = {
             number: self.scale * (self.gain * gain - self.penalty * share)
             for number, gain, share in zip(numbers, gains, repeated, strict=True)
@@ -151,4 +156,4 @@ class StepReward(EachReward):
         return on_turns(trajectory, values, information_gain=sum(gains), redundancy=sum(repeated))
 
 
-PART = StepReward
+PART = SearchTurnReward

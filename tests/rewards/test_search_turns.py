@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tasks.rewards import on_last_token, on_turns, total
-from tasks.rewards.steps import StepReward, cosines, information_gains, ranked, redundancies
+from tasks.rewards.search_turns import SearchTurnReward, cosines, information_gains, ranked, redundancies
 from tasks.rl.advantages.gae import gae
 from tasks.rl.experience import collate
 from tasks.rl.samples import whole_trajectories
@@ -191,9 +191,9 @@ def play(tokenizer: Any, *lines: str, **more: Any) -> Trajectory:
     )
 
 
-def paid(t: Trajectory, reward: StepReward | None = None, asked: Any = ASKED) -> Any:
+def paid(t: Trajectory, reward: SearchTurnReward | None = None, asked: Any = ASKED) -> Any:
     """Turn number -> value."""
-    (score,) = (reward or StepReward())([t], [asked])
+    (score,) = (reward or SearchTurnReward())([t], [asked])
     assert score.outcome == 0.0
     at = {turn.end - 1: i for i, turn in enumerate(t.turns)}
     return {at[place]: value for place, value in score.placed}
@@ -207,11 +207,11 @@ def test_golden_step_rewards(tokenizer: Any) -> None:
     t = play(tokenizer, search("one"), search("two"), END)
     assert paid(t) == ROUNDS
     assert paid(t)[1] == pytest.approx(-0.038559, abs=1e-6)
-    assert paid(t, StepReward(penalty=0)) == {0: ROUNDS[0], 1: pytest.approx(0.294775, abs=1e-6)}
-    assert paid(t, StepReward(gain=0)) == {0: 0.0, 1: pytest.approx(-1 / 3)}
-    assert paid(t, StepReward(scale=1.6))[1] == pytest.approx(1.6 * -0.038559, abs=1e-5)
+    assert paid(t, SearchTurnReward(penalty=0)) == {0: ROUNDS[0], 1: pytest.approx(0.294775, abs=1e-6)}
+    assert paid(t, SearchTurnReward(gain=0)) == {0: 0.0, 1: pytest.approx(-1 / 3)}
+    assert paid(t, SearchTurnReward(scale=1.6))[1] == pytest.approx(1.6 * -0.038559, abs=1e-5)
     # As released: document 1 stands at another rank in round two, and is not seen as repeated.
-    assert paid(t, StepReward(as_released=True)) == {0: ROUNDS[0], 1: pytest.approx(0.294775, abs=1e-6)}
+    assert paid(t, SearchTurnReward(as_released=True)) == {0: ROUNDS[0], 1: pytest.approx(0.294775, abs=1e-6)}
 
 
 def test_no_gold_passages(tokenizer: Any) -> None:
@@ -252,8 +252,8 @@ def test_a_truncated_observation_changes_no_step_reward(tokenizer: Any) -> None:
 
 
 def test_a_reward_asks_for_what_it_reads() -> None:
-    assert StepReward().reads == ("gold_passages",)
-    assert StepReward(gain=0).reads == ()
+    assert SearchTurnReward().reads == ("gold_passages",)
+    assert SearchTurnReward(gain=0).reads == ()
 
 
 # Placement ------------------------------------------------------------------------------------------------------------
