@@ -4,9 +4,8 @@ Each claim names two policies and what is measured. The first measure is the cla
 was chosen before any run; the others are shown with verdicts of their own, and none is left out. A verdict needs
 two seeds at least. Nothing here is a test of a paper at its own scale.
 
-A difference is always `policy - against`, or what one policy has above a constant. Measures of answers take the wider
-of two 95% intervals, over questions and seeds resampled together and over seeds (Student's t): resampling three seeds
-alone is too narrow, and calls one difference in nine certain that is not there (standard deviation between seeds 0.05).
+A difference is always `policy - against`. Intervals are those of the result table (`tasks.evaluate.statistics`); what
+is one number a seed has Student's t alone.
 
 Where neither policy answers one question right, its answers decide nothing.
 
@@ -228,17 +227,13 @@ def _runs(results: Results, policy: str) -> dict[int, Run]:
 
 
 def _played(ours: Mapping[int, Run], theirs: Mapping[int, Run], name: str, num_resamples: int) -> Interval:
-    """Paired on seed and question; the wider of the two intervals, see the module."""
+    """Paired on seed and question."""
     columns = [differences(_scores(ours[seed], name), _scores(theirs[seed], name)) for seed in sorted(ours)]
     table = [[column[question] for column in columns] for question in sorted(columns[0])]
     found = bootstrap_means(table, num_resamples, over=[range(len(columns))], bounds=[(-1.0, 1.0)])[0]
-    means = [statistics.fmean(column.values()) for column in columns]
     if not any(_answers(run, name) for run in (*ours.values(), *theirs.values())):
         return replace(found, low=math.nan, high=math.nan)  # Two policies that answer nothing say nothing.
-    if len(means) < 2 or max(means) - min(means) < 1e-9:  # Nothing is seen of a spread over seeds.
-        return found
-    by_seed = over_seeds(means, (-1.0, 1.0))
-    return replace(found, low=min(found.low, by_seed.low), high=max(found.high, by_seed.high))
+    return found
 
 
 def _scores(run: Run, name: str) -> dict[str, float | None]:

@@ -231,7 +231,7 @@
     const whole = scroller("Result table", h("table", { class: "tight" }, h("thead", {}, h("tr", {}, header.map((text) => h("th", { scope: "col" }, text)))), body));
     whole.querySelectorAll("th")[1].classList.add("left", "wide");
     section("results", "Results", null, h("div", { class: "card" }, whole, h("div", { class: "bar" }, h("p", { class: "note" },
-      `Greedy play. Second line: 95% bootstrap interval ${data.spread}.`, h("span", { class: "wide" }, " Ticks below a bar are single seeds."), ` Differences to ${title(data.reference)} are paired on seed and question. Valid: share of actions that could be executed. Gold: share of gold passages found. Select a number to see where it comes from.`), h("span", { class: "space" }), toggle)));
+      `Greedy play. Second line: 95% interval ${data.coverage}.`, h("span", { class: "wide" }, " Ticks below a bar are single seeds."), ` Differences to ${title(data.reference)} are paired on seed and question. Valid: share of actions that could be executed. Gold: share of gold passages found. Select a number to see where it comes from.`), h("span", { class: "space" }), toggle)));
     const failed = order.map((policy) => find(policy, "failed")).filter((cell) => cell && cell.value > 0);
     if (failed.length) main.lastChild.append(h("p", { class: "note down" }, `Failed searches: ${failed.map((cell) => `${title(cell.policy)} ${percent(cell.value, 2)}% of questions`).join(", ")}. They count as wrong.`));
   }

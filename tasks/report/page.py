@@ -23,7 +23,7 @@ from tasks.records import schema
 from tasks.records.metrics import MetricRow
 from tasks.records.trajectories import HitRow, TrajectoryRow, TurnRow
 from tasks.report.augmentation import augmentation_line, funnel
-from tasks.report.table import ALL, COMPARED, Results, Run, making_seconds, minus, recall_metrics, spread
+from tasks.report.table import ALL, COMPARED, Results, Run, coverage, making_seconds, minus, recall_metrics
 from tasks.store import DataError, Row, digest, replacing
 
 HERE = Path(__file__).parent
@@ -104,7 +104,7 @@ def page_data(
         "reference": results.reference,
         "gain": minus("em", results.reference),
         "seeds": list(results.seeds),
-        "spread": spread(results.seeds),
+        "coverage": coverage(results.seeds),
         "num_questions": len(results.runs[0].scores["greedy"]),
         "cells": [
             [c.policy, c.seed, c.dataset, c.hops, c.mode, c.metric, c.value, c.low, c.high, c.num_questions]

@@ -128,15 +128,24 @@ def test_bounds_change_nothing_where_scores_differ():
     assert bootstrap_mean([0.0, 1.0] * 9, bounds=(0, 1)) == bootstrap_mean([0.0, 1.0] * 9)
 
 
-def test_an_interval_over_seeds_contains_seeds_that_are_far_apart():
+def test_two_seeds_far_apart_take_the_interval_of_student():
     generator = np.random.default_rng(2)
-    runs = np.stack([generator.random(600) < rate for rate in (0.68, 0.84)], axis=1).astype(float)
-    both, first, second = bootstrap_means(runs, over=[[0, 1], [0], [1]])
+    runs = np.stack([generator.random(600) < rate for rate in (0.72, 0.76)], axis=1).astype(float)
+    both, first, second = bootstrap_means(runs, over=[[0, 1], [0], [1]], bounds=[(0, 1)] * 3)
     assert both.mean == pytest.approx((first.mean + second.mean) / 2)
-    assert both.low < first.mean < first.high < second.low < second.mean < both.high
-    # A quarter of the draws takes the first seed twice; 2.5% of all are 10% of these.
-    assert both.low == pytest.approx(first.mean - 1.28 * math.sqrt(first.mean * (1 - first.mean) / 600), abs=0.006)
-    assert both.high == pytest.approx(second.mean + 1.28 * math.sqrt(second.mean * (1 - second.mean) / 600), abs=0.006)
+    # 12.706 * |a - b| / sqrt(2) / sqrt(2).
+    half = 12.706 * abs(first.mean - second.mean) / 2
+    assert half > 0.1
+    assert (both.low, both.high) == pytest.approx((both.mean - half, min(1.0, both.mean + half)))
+    assert (first.high - first.low) / 2 == pytest.approx(1.96 * math.sqrt(0.72 * 0.28 / 600), rel=0.1)
+
+
+def test_an_interval_over_seeds_ends_at_the_bounds():
+    runs = np.stack([np.arange(10) < 1, np.arange(10) < 9], axis=1).astype(float)
+    (found,) = bootstrap_means(runs, 100, over=[[0, 1]], bounds=[(0, 1)])
+    assert (found.low, found.high) == (0.0, 1.0)
+    (free,) = bootstrap_means(runs, 100, over=[[0, 1]])
+    assert (free.low, free.high) == pytest.approx((0.5 - 12.706 * 0.4, 0.5 + 12.706 * 0.4))
 
 
 def test_an_interval_over_many_seeds_has_the_width_of_both_sources_of_spread():
@@ -148,16 +157,26 @@ def test_an_interval_over_many_seeds_has_the_width_of_both_sources_of_spread():
     assert (found.high - found.low) / 2 == pytest.approx(expected, rel=0.08)
 
 
-def test_interval_over_seeds_covers_the_true_mean():
-    """Eight seeds of one recipe. With two a bootstrap is known to be too narrow; nothing here can mend that."""
+@pytest.mark.parametrize("shared", [0.0, 0.8], ids=["own questions", "shared questions"])
+@pytest.mark.parametrize("spread", [0.0, 0.05])
+@pytest.mark.parametrize("num_seeds", [2, 3])
+def test_intervals_of_few_seeds_hold(num_seeds: int, spread: float, shared: float):
+    """300 pairs of policies that answer alike in the mean: the interval of their difference contains 0.
+
+    A fifth of 400 questions is answered otherwise, to either side. Seeds move the mean by `spread`; a share of the
+    luck of questions is the same for all seeds. At 95% the standard deviation of the covered share is 1.3 points.
+    Resampling alone covers 67 to 86% of those whose seeds spread, Student's t alone 76 to 88% where luck is shared.
+    """
     generator = np.random.default_rng(6)
     covered = 0
-    for trial in range(200):
-        rates = 0.5 + generator.normal(0, 0.08, 8)
-        runs = (generator.random((100, 8)) < rates).astype(float)
-        (found,) = bootstrap_means(runs, 300, trial, over=[range(8)])
-        covered += found.low <= 0.5 <= found.high
-    assert 0.87 <= covered / 200 <= 0.99
+    for trial in range(300):
+        effect = generator.normal(0, spread, num_seeds)
+        alike = generator.random((400, num_seeds)) < shared
+        luck = np.where(alike, generator.random((400, 1)), generator.random((400, num_seeds)))
+        gains = (luck < 0.1 + effect / 2).astype(float) - (luck > 0.9 + effect / 2)
+        (found,) = bootstrap_means(gains, 200, trial, over=[range(num_seeds)], bounds=[(-1, 1)])
+        covered += found.low <= 0 <= found.high
+    assert covered / 300 >= 0.93
 
 
 def test_a_copied_seed_adds_no_certainty():

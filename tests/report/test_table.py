@@ -105,6 +105,16 @@ def test_any_system_may_be_the_reference(tmp_path: Path):
     assert "| EM - Search-R1-PPO |" in markdown(found)
 
 
+def test_the_intervals_of_two_seeds_are_those_of_student(small: Results):
+    # Base: .25 and .5, so .375 -+ 12.706 * .25 / 2, cut at 0 and 1; grpo - base: .5 and .25, cut at -1 and 1.
+    cells = [small.find(policy, metric) for policy, metric in (("base", "em"), ("grpo", "em_minus_base"))]
+    assert [(cell.low, cell.high) for cell in cells if cell] == [(0.0, 1.0), (-1.0, 1.0)]
+    text = markdown(small)
+    assert "Brackets: 95% interval over questions and the 2 seeds, the wider of two" in text
+    # So wide an interval says little; the seeds stand beside it.
+    assert "| base | 2 | 4 | 0.375 [0.000, 1.000] |  | 0.250, 0.500 |" in text
+
+
 def test_questions_without_a_value_are_not_counted(small: Results):
     recall = small.find("grpo", "recall")
     assert recall is not None
