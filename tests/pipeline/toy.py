@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks import conf, identity, params, store
+from tasks import conf, identity, store
 from tasks.runner import Context, planned, run
 
 HOUSE = Path(__file__).resolve().parents[2]
@@ -191,6 +191,8 @@ class Settings:
 
 def plan(root: Path, *modules: str) -> None:
     """Write the plan of every stage: what it uses of `params.yaml`, the files of these modules, the libraries."""
+    from tasks import params  # Only stage `plan` reads it: no other stage may load a file that its plan does not list.
+
     chosen = params.read(root)
     used: dict[str, list[Any]] = {"data": [chosen.data], "report": [list(chosen.systems), list(chosen.seeds)]}
     for item in (f"{system}-{seed}" for system in chosen.systems for seed in chosen.seeds):
