@@ -195,17 +195,16 @@ def growth(samples: list[tuple[float, float]]) -> tuple[float, float]:
     return round(slope, 3), round(last - first, 1)
 
 
-def indexes(backends: list[str]) -> dict[str, tuple[Path, Path]]:
-    """Corpus and index of each backend, built where they are missing."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    corpus = REAL
+def indexes(backends: list[str], corpus: Path, folder: Path, num_dense: int) -> dict[str, tuple[Path, Path]]:
+    """Corpus and index of each backend, built where they are missing; without a corpus, of a small generated world."""
+    folder.mkdir(parents=True, exist_ok=True)
     if not corpus.is_file():
-        corpus = FOLDER / "world.jsonl"
+        corpus = folder / "world.jsonl"
         write_world(corpus)
-    few = FOLDER / "few.jsonl"
-    some = (p for p, _ in zip(read_passages(corpus), range(NUM_DENSE), strict=False))
+    few = folder / "few.jsonl"
+    some = (p for p, _ in zip(read_passages(corpus), range(num_dense), strict=False))
     store.write_jsonl(few, ({"id": p.id, "title": p.title, "text": p.text} for p in some))
-    found = {"bm25": (corpus, FOLDER / "bm25"), "dense": (few, FOLDER / "dense")}
+    found = {"bm25": (corpus, folder / "bm25"), "dense": (few, folder / "dense")}
     for backend in backends:
         (path, index), settings = found[backend], retrieval.load_settings(backend, ROOT)
         try:
@@ -215,7 +214,7 @@ def indexes(backends: list[str]) -> dict[str, tuple[Path, Path]]:
             stale = True
         if stale:
             print(f"building {index.name} ...", file=sys.stderr, flush=True)
-            retrieval.build(path, index, settings, FOLDER / "work")
+            retrieval.build(path, index, settings, folder / "work")
     return {backend: found[backend] for backend in backends}
 
 
@@ -308,13 +307,16 @@ def main() -> int:
     parser.add_argument("--backends", default="bm25,dense")
     parser.add_argument("--clients", default="1,8,32,128")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each load")
-    parser.add_argument("--memory-minutes", type=float, default=0.5, help="0 leaves it out; the order wants 10")
+    parser.add_argument("--memory-minutes", type=float, default=0.5, help="0 leaves it out")
+    parser.add_argument("--corpus", type=Path, default=REAL, help="passages; a small generated world where missing")
+    parser.add_argument("--num-dense", type=int, default=NUM_DENSE, help="of its passages, those that are encoded")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where indexes are kept")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of our server")
     given = parser.parse_args()
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # `make` has set the first.
         os.environ.pop(variable, None)
     backends, clients = given.backends.split(","), [int(count) for count in given.clients.split(",")]
-    places, good = indexes(backends), True
+    places, good = indexes(backends, given.corpus, given.folder, given.num_dense), True
     busy, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if busy > processors / 2:
         print(f"The machine is busy: load {busy:.1f} on {processors} processors. Trust the processor time alone.\n")

@@ -1,14 +1,18 @@
-"""The arithmetic of the retrieval benchmark and the stand-in encoder; the benchmark runs by `make bench-retrieval`."""
+"""The arithmetic of the retrieval benchmarks, and both at their smallest size (in full: `make bench-retrieval`)."""
 
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 
 import numpy as np
+import pytest
 
 from tasks.types import Hit
+from tests.benchmarks import bench_retrieval
 from tests.benchmarks.bench_retrieval import Compared, compare, table
-from tests.benchmarks.scale_retrieval import WordSums
+from tests.benchmarks.scale_retrieval import ROOT, WordSums
 
 MET = Compared("flat", ours=1.09, raw=1.0, different=0.0)
 
@@ -35,3 +39,27 @@ def test_the_stand_in_encoder_repeats_and_ignores_order():
     assert np.allclose(one, two, atol=1e-6)
     assert np.allclose(np.linalg.norm([one, empty], axis=1), 1, atol=1e-6)
     assert (WordSums().encode(["red ferry"], 1)[0] == one).all()
+
+
+@pytest.mark.slow
+def test_the_overhead_is_measured(monkeypatch, capsys):
+    words = "--passages 1000 --queries 16 --repeats 1 --types flat,ivf_sq8"
+    monkeypatch.setattr(sys, "argv", ["bench_retrieval", *words.split()])
+    with pytest.raises(SystemExit) as ended:
+        bench_retrieval.main()
+    assert ended.value.code in (0, 1)  # So few queries are no measurement.
+    printed = capsys.readouterr().out
+    for engine in ("bm25 (bm25s)", "dense flat (FAISS)", "dense ivf_sq8 (FAISS)"):
+        assert f"| {engine} |" in printed
+    assert printed.count("| 0.00% |") == 3, printed  # Both sides find the same.
+
+
+@pytest.mark.slow
+def test_every_step_of_the_scale_benchmark_runs(tmp_path):
+    words = ["--passages", "300", "--types", "flat,sq8", "--no-kill", "--folder", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.benchmarks.scale_retrieval", *words], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for step in ("corpus", "bm25 search", "flat search", "sq8 build, no encoding"):
+        assert step in done.stdout

@@ -1,11 +1,16 @@
-"""The server benchmark's loads and verdicts; the benchmark itself runs by `make bench-retrieval`."""
+"""The server benchmark's loads and verdicts, and itself at its smallest size (in full: `make bench-retrieval`)."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
-from tests.benchmarks.bench_server import LOADS, SPEEDUP, WINDOW, Measured, growth, stream, table
+import pytest
+
+from tests.benchmarks.bench_server import LOADS, ROOT, SPEEDUP, WINDOW, Measured, growth, stream, table
 
 
 def _queries(kind: str, count: int) -> list[str]:
@@ -46,3 +51,16 @@ def test_growth() -> None:
     slope, grown = growth([(float(s), 2.0 * s) for s in range(600)])
     assert slope == 120.0
     assert grown == 720.0
+
+
+@pytest.mark.slow
+@pytest.mark.servers
+def test_it_runs_to_its_verdict(tmp_path: Path) -> None:
+    size = "--backends bm25 --clients 2 --seconds 0.2 --memory-minutes 0.02"  # An encoder would take twice as long.
+    command = [sys.executable, "-m", "tests.benchmarks.bench_server", *size.split()]
+    command += ["--folder", str(tmp_path), "--corpus", str(tmp_path / "none.jsonl")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr  # Only 32 clients are held to a limit.
+    for kind in LOADS["bm25"]:
+        assert f"| bm25, {kind} | 2 |" in done.stdout
+    assert "0 errors" in done.stdout

@@ -24,7 +24,6 @@ from tasks.store import replacing_folder, write_json, write_jsonl
 from tasks.types import Action, Hit, Question, Trajectory
 
 END, START = "<|im_end|>", "<|im_start|>"
-FIT_STEPS = 120
 _CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 WORLD = WorldConf(
     seed=5,
@@ -48,6 +47,7 @@ class Workload:
         max_searches: searches that are executed in a rollout; one more call follows.
         call_tokens, response_tokens: budgets of a call and of a whole response, observations included.
         batch_tokens: of one forward and backward pass of ours; TRL takes an update's rollouts in one.
+        fit_steps: optimizer steps on demonstrations, before anything is measured.
     """
 
     questions: int = 8
@@ -63,6 +63,7 @@ class Workload:
     learning_rate: float = 1e-6
     threads: int = 1
     seed: int = 0
+    fit_steps: int = 120
 
     @property
     def rollouts(self) -> int:
@@ -73,6 +74,12 @@ class Workload:
     def steps(self) -> int:
         """RL steps of a run."""
         return self.warm_up + self.measured
+
+
+SMALLEST = Workload(
+    questions=2, group_size=2, updates=1, warm_up=0, measured=1, max_searches=1, response_tokens=300, fit_steps=60
+)
+"""Shows that both sides run; its figures mean nothing."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +162,14 @@ def queries_of(trajectory: Trajectory) -> list[str]:
     return [turn.action.content for turn in trajectory.turns if turn.executed]
 
 
-def prepare(folder: Path, workload: Workload) -> None:
+def trl_chat_template() -> str:
+    """TRL's own template: it parses tool calls only under one that it knows by its exact text."""
+    import trl
+
+    return (Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja").read_text(encoding="utf-8")
+
+
+def prepare(folder: Path, workload: Workload, chat_template: str) -> None:
     """Write world, index, fitted policy and prompt template into `folder`, once."""
     if folder.is_dir():
         return
@@ -163,9 +177,8 @@ def prepare(folder: Path, workload: Workload) -> None:
         write_world(WORLD, work)
         retrieval.build(work / "corpus.jsonl", work / "index", retrieval.load_settings("bm25"))
         retriever = retrieval.open_retriever(work / "index")
-        tokenizer = _tokenizer([])
-        template = _template(tokenizer)
-        tokenizer = _tokenizer([template, ToolCallGrammar().render(Action("search", ""))])
+        template = _template(_tokenizer(chat_template, []))
+        tokenizer = _tokenizer(chat_template, [template, ToolCallGrammar().render(Action("search", ""))])
         model = _fitted(tokenizer, template, retriever, workload)
         model.save_pretrained(work / "policy")
         tokenizer.save_pretrained(work / "policy")
@@ -180,7 +193,7 @@ def training_questions(workload: Workload) -> list[Question]:
 
 
 def _template(tokenizer: Any) -> str:
-    """The prompt that TRL renders, tool schema included, with a placeholder for the question."""
+    """The prompt as the chat template renders it, tool schema included, with a placeholder for the question."""
     conversation = [{"role": "user", "content": "{question}"}]
     return str(
         tokenizer.apply_chat_template(
@@ -189,9 +202,8 @@ def _template(tokenizer: Any) -> str:
     )
 
 
-def _tokenizer(frames: list[str]) -> Any:
+def _tokenizer(chat_template: str, frames: list[str]) -> Any:
     """Words of the world and of the conversation's frame are single tokens, so that neither is long by accident."""
-    import trl
     from tokenizers import AddedToken
 
     from tasks.base.tokenizer import build_tokenizer
@@ -202,9 +214,7 @@ def _tokenizer(frames: list[str]) -> Any:
     tokenizer.add_special_tokens({"eos_token": AddedToken(END, special=True)})
     tokenizer.add_tokens([AddedToken(START, special=True)], special_tokens=True)
     tokenizer.add_tokens([AddedToken(t, normalized=False) for t in ("<tool_call>", "</tool_call>")])
-    # TRL parses tool calls only under a template that it knows by its exact text.
-    template = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"
-    tokenizer.chat_template = template.read_text(encoding="utf-8")
+    tokenizer.chat_template = chat_template
     return tokenizer
 
 
@@ -229,7 +239,7 @@ def _fitted(tokenizer: Any, template: str, retriever: Retriever, workload: Workl
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.98))
     examples = list(_demonstrations(tokenizer, template, retriever, workload))
     rng = random.Random(workload.seed)
-    for step in range(FIT_STEPS):
+    for step in range(workload.fit_steps):
         for group in optimizer.param_groups:
             group["lr"] = 2e-3 * min(1.0, (step + 1) / 20)
         loss = _loss(model, rng.sample(examples, 8))
@@ -238,10 +248,8 @@ def _fitted(tokenizer: Any, template: str, retriever: Retriever, workload: Workl
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if step % 20 == 19:
-            print(
-                f"fitting a policy that calls the tool: step {step + 1} of {FIT_STEPS}, loss {loss.item():.3f}",
-                flush=True,
-            )
+            at = f"step {step + 1} of {workload.fit_steps}"
+            print(f"fitting a policy that calls the tool: {at}, loss {loss.item():.3f}", flush=True)
     return model.eval()
 
 
