@@ -104,7 +104,8 @@ def signal_section(results: Results, tracks: Sequence[Track]) -> Section | None:
         return None
     lead = (
         "DSPO argues that groups in which all trajectories succeed, or all fail, teach nothing, and filters them out. "
-        "This is their share before any filter; what the paper says of it is judged above. "
+        "This is their share before any filter. No verdict is given: a start policy that always answers some questions "
+        "and never others has such groups by construction, and the paper names no share that would be many. "
         f"{seeds_note(results.seeds)}"
     )
     return Section("signal", "Groups without a signal", lead, ["policy", "first third", "last third", "change"], rows)

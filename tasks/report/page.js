@@ -621,7 +621,7 @@
 
   // Tables made elsewhere, of text; a column with words is set to the left.
 
-  const VERDICT = { reproduced: "up", "(reproduced)": "up", "not reproduced": "down", "(not reproduced)": "down" };
+  const VERDICT = { reproduced: "up", "(reproduced)": "up", "not reproduced": "down", "(not reproduced)": "down", harms: "down", "(harms)": "down" };
   function extra(id) {
     const one = data.sections.find((found) => found.id === id);
     if (!one) return;

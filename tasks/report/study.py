@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.report import claims, curves, health, printed
+from tasks.report import claims, curves, health, printed, repeats
 from tasks.report.table import Results
 from tasks.report.training import read_tracks
 
@@ -18,14 +18,15 @@ def complete(results: Results, artifacts: Path, num_resamples: int, papers: Sequ
     """The same results with the further cells and tables that this run's artifacts give.
 
     Raises:
-        DataError: malformed metrics or summary of a training run.
+        DataError: malformed metrics, trajectories or summary of a training run.
     """
     tracks = read_tracks(results.runs, artifacts)
-    found = claims.findings(results, tracks, num_resamples)
+    repeated = repeats.count(results, artifacts)
+    found = claims.findings(results, tracks, num_resamples, repeats=repeated)
     more = (*curves.cells(results, tracks), *claims.cells(results, found))
     results = replace(results, cells=(*results.cells, *more))
     sections = (
-        claims.section(results, tracks, found),
+        claims.section(results, tracks, found, repeated),
         curves.section(results, tracks),
         health.section(results, tracks),
         health.signal_section(results, tracks),

@@ -11,12 +11,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.evaluate.statistics import Interval
+from tasks.methods import composition, loader
 from tasks.report import claims
-from tasks.report.claims import CLAIMS, NOT_MEASURED, NOT_REPRODUCED, REPRODUCED, UNDECIDED, findings, judge
+from tasks.report.claims import (
+    CLAIMS,
+    HARMS,
+    NOT_MEASURED,
+    NOT_REPRODUCED,
+    NOT_TESTABLE,
+    REPRODUCED,
+    UNDECIDED,
+    findings,
+    judge,
+)
+from tasks.report.repeats import punishes
 from tasks.report.study import complete
-from tasks.report.table import markdown
-from tests.report.small_study import Given, small, validations
+from tasks.report.table import Run, markdown
+from tasks.store import write_jsonl
+from tests.report.small_study import Given, answer, small, validations
 
+PAPERS = Path(__file__).parents[3] / "shared" / "papers"
+needs_papers = pytest.mark.skipif(not PAPERS.is_dir(), reason="needs the texts of the papers")
 BY_ID = {claim.id: claim for claim in CLAIMS}
 SEEDS = (0, 1, 2)
 
@@ -31,11 +46,14 @@ SEEDS = (0, 1, 2)
         (-0.2, -0.01, "less", REPRODUCED),
         (0.01, 0.2, "less", NOT_REPRODUCED),
         (-0.1, 0.1, "less", UNDECIDED),
-        (-0.05, 0.019, "no gain", REPRODUCED),
-        (-0.3, -0.1, "no gain", REPRODUCED),
+        (-0.019, 0.019, "no gain", REPRODUCED),
+        (0.005, 0.015, "no gain", REPRODUCED),  # A certain gain, but below the margin.
+        (-0.015, -0.005, "no gain", REPRODUCED),
+        (-0.05, 0.019, "no gain", UNDECIDED),  # It may harm.
+        (-0.3, -0.1, "no gain", HARMS),
+        (-0.03, -0.01, "no gain", HARMS),
         (0.01, 0.2, "no gain", NOT_REPRODUCED),
         (-0.01, 0.02, "no gain", UNDECIDED),
-        (0.005, 0.015, "no gain", UNDECIDED),  # A certain gain, but below the margin.
         (math.nan, math.nan, "more", UNDECIDED),
     ],
 )
@@ -126,26 +144,9 @@ def test_answers_take_the_wider_of_two_intervals(tmp_path: Path):
     assert one.verdict == UNDECIDED
 
 
-def test_groups_without_a_signal_by_hand(tmp_path: Path):
-    """Shares of 1 - .4, 1 - .5, 1 - .45 less a quarter: .35 .25 .30, mean .3 -+ 4.303 * .05 / sqrt(3) = .1242."""
-    steps = {0: (0.3, 0.4, 0.5), 1: (0.4, 0.5, 0.6), 2: (0.35, 0.45, 0.55)}
-    given = {
-        f"gspo-{seed}": Given("01", [{}, *({"share_with_signal": share} for share in shares)])
-        for seed, shares in steps.items()
-    }
-    results, tracks = small(tmp_path, given, SEEDS)
-    found = {f.measure.name: f for f in findings(results, tracks, 200) if f.claim.id == "no_signal"}
-    often, change = found["no_signal_over_a_quarter"], found["no_signal_change"]
-    assert often.difference is not None
-    assert change.difference is not None
-    assert (often.difference.mean, often.difference.low) == pytest.approx((0.3, 0.1758), abs=1e-4)
-    assert often.verdict == REPRODUCED
-    assert change.difference.mean == pytest.approx(-0.2)
-    text = markdown(complete(results, tmp_path / "artifacts", 200))
-    assert (
-        "| gspo: share of groups without a signal in training, less 0.25 | +0.300 [+0.176, +0.424] | reproduced |"
-        in text
-    )
+def test_a_collapse_is_no_absence_of_a_gain(tmp_path: Path):
+    found = verdicts(tmp_path, runs(stepsearch_ow_penalty="0" * 20, ppo_f1="1" * 20))
+    assert found["penalty_alone", "f1"] == HARMS
 
 
 def test_a_penalty_that_helps_refutes_that_it_does_not(tmp_path: Path):
@@ -198,7 +199,7 @@ def high_rate(drops: dict[str, tuple[float, ...]], stopped: tuple[str, ...] = ()
 def test_stability_is_judged_by_the_drop_and_the_rest_is_shown(tmp_path: Path):
     drops = {"gspo_high_lr": (0.0, 0.1, 0.05), "grpo_subem_high_lr": (0.6, 0.7, 0.6)}
     results, tracks = small(tmp_path, high_rate(drops, ("grpo_subem_high_lr",)), SEEDS)
-    found = {f.measure.name: f for f in findings(results, tracks, 200, [BY_ID["sequence_level"]])}
+    found = {f.measure.name: f for f in findings(results, tracks, 200, [BY_ID["high_rate"]])}
     drop, stopped, spread = found["validation_em_drop"], found["stopped_share"], found["em_spread"]
     assert drop.difference is not None
     assert drop.difference.mean == pytest.approx(-0.58333, abs=1e-5)
@@ -251,6 +252,75 @@ def test_every_claim_is_listed_and_each_difference_is_a_row_of_the_csv(tmp_path:
     assert cells[0].policy_sha256.split(";")[3] == "hash of gspo-0"
     keys = [(c.policy, c.seed, c.dataset, c.hops, c.mode, c.metric) for c in whole.cells]
     assert len(keys) == len(set(keys))
+
+
+PUNISHED = {"settings": {"method": {"rewards": [{"kind": "answer"}, {"kind": "search_turns", "penalty": 1.0}]}}}
+
+
+def penalty_study(root: Path, repeated: int, clean: int, at: str = "evaluate/base-1") -> list[list[str]]:
+    """Claims of a run in which the penalty harms, where the start policy gives so many right answers of each kind."""
+    given = runs(stepsearch_ow_penalty="0" * 20, ppo_f1="1" * 20, stepsearch="0" * 20, dspo="1" * 20, gspo="0" * 20)
+    given |= {
+        f"{name}-{s}": Given("0" * 20, (), PUNISHED) for name in ("stepsearch_ow_penalty", "stepsearch") for s in SEEDS
+    }
+    results, _ = small(root, given, SEEDS)
+    step = 1 if at.startswith("train") else None
+    rows = [answer("a", "b", "a", step=step)] * repeated + [answer("a", "b", step=step)] * clean
+    rows += [answer("a"), answer("a", "a", said="wrong", step=step), answer("a", "b", said="wrong", step=step)]
+    if step:
+        rows += [answer("a", "b", step=2)] * 50  # Of a policy that has learned something.
+    write_jsonl(root / "artifacts" / at / "trajectories.jsonl", rows)
+    section = complete(results, root / "artifacts", 200).sections[0]
+    return [*section.rows, [section.lead]]
+
+
+@pytest.mark.parametrize("at", ["evaluate/base-1", "train/ppo_f1-0"])
+def test_a_penalty_is_not_testable_where_the_start_policy_repeats_its_queries(tmp_path: Path, at: str):
+    *rows, (lead,) = penalty_study(tmp_path, repeated=8, clean=2, at=at)
+    verdicts = {row[2]: row[4] for row in rows}
+    assert verdicts["stepsearch_ow_penalty - ppo_f1: F1"] == NOT_TESTABLE
+    assert verdicts["stepsearch_ow_penalty - ppo_f1: EM"] == f"({NOT_TESTABLE})"
+    assert verdicts["stepsearch - ppo_f1: F1"] == NOT_TESTABLE
+    assert verdicts["dspo - gspo: subEM"] == REPRODUCED  # Nothing there punishes a repeat.
+    assert "8 of 10 right answers with two or more searches repeat a query word for word, and 1 of 2 wrong ones" in lead
+
+
+def test_a_penalty_is_judged_where_the_start_policy_searches_cleanly(tmp_path: Path):
+    *rows, (lead,) = penalty_study(tmp_path, repeated=5, clean=5)
+    assert {row[2]: row[4] for row in rows}["stepsearch_ow_penalty - ppo_f1: F1"] == HARMS
+    assert "5 of 10 right answers" in lead
+    assert "not testable" not in lead
+
+
+def test_the_penalty_is_found_in_the_real_configurations():
+    names = ("ppo_f1", "grpo_f1", "stepsearch_ow_key", "stepsearch_wo_penalty", "stepsearch", "stepsearch_ow_penalty")
+    trained = {name: {"settings": {"method": composition(loader.load(name, "laptop"))}} for name in names}
+    punished = [name for name, training in trained.items() if punishes([Run(name, 0, {}, {}, training, "")])]
+    assert punished == ["stepsearch", "stepsearch_ow_penalty"]
+
+
+@needs_papers
+def test_a_claim_stands_in_the_paper_it_is_said_to_be_of():
+    """Words of each claim, in the paper it names; what no paper says is called ours."""
+    said = {
+        "step_rewards_against_ppo": "outperforming both PPO and GRPO in final F1",
+        "step_rewards_against_grpo": "outperforming both PPO and GRPO in final F1",
+        "penalty_alone": "Redundancy penalty alone does not optimize the search ability",
+        "penalty_with_gain": "it can force the model to perform high-quality, low-repetition effective search",
+        "key_reward_speeds": "Searching keyword reward values can significantly improve the model convergence speed",
+        "key_reward_collapses": "it may lead to hallucination and reward collapse problems more quickly",
+        "filter": "removing the dynamic filter",
+        "sequence_ratios": "ablating sequence-level optimization",
+        "token_ratios_collapse": "suffer from catastrophic policy collapse early in training",
+        "high_rate": None,
+    }
+    assert said.keys() == BY_ID.keys()
+    for name, words in said.items():
+        if words is None:
+            assert BY_ID[name].paper == claims.OURS
+        else:
+            paper = BY_ID[name].paper.partition(" ")[0].lower()
+            assert words in (PAPERS / f"{paper}.txt").read_text(encoding="utf-8"), name
 
 
 def test_claims_are_declared_once_and_say_what_they_measure():

@@ -1,0 +1,89 @@
+"""How often the start policy repeats a query: what a penalty on repeated documents meets before it can teach anything.
+
+An exact repeat returns documents that were seen before and nothing else, so StepSearch's penalty takes P = 1 for it, as
+much as a right answer earns (arXiv:2505.15107, section 3, "Redundancy Penalty"). Where the start policy repeats a query
+in most of its right answers, that penalty pays for stopping rather than for searching well, and a comparison with it
+measures the start policy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks import text
+from tasks.records import schema
+from tasks.records.trajectories import TrajectoryRow
+from tasks.report.table import Results, Run
+from tasks.store import Row
+
+MOST = 0.5
+"""Above this share of the right answers, the penalty falls on most of them."""
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Recorded answers of the start policies that took two searches or more, and those that ask a query twice.
+
+    Attributes:
+        right, wrong: numbers of answers.
+        right_repeated, wrong_repeated: those in which a query stands word for word a second time.
+    """
+
+    right: int
+    right_repeated: int
+    wrong: int
+    wrong_repeated: int
+
+    @property
+    def is_habit(self) -> bool:
+        """Whether most right answers contain a repeat."""
+        return self.right_repeated > MOST * self.right
+
+    def __str__(self) -> str:
+        """What was counted, in words."""
+        return (
+            f"{self.right_repeated} of {self.right} right answers with two or more searches repeat a query word for "
+            f"word, and {self.wrong_repeated} of {self.wrong} wrong ones"
+        )
+
+
+def punishes(runs: Iterable[Run]) -> bool:
+    """Whether a reward of these runs has a `penalty`, which it takes for documents that were seen before."""
+    return any(reward.get("penalty") for run in runs for reward in _rewards(run))
+
+
+def _rewards(run: Run) -> Sequence[Row]:
+    settings = (run.training or {}).get("settings", {})
+    rewards: Sequence[Row] = settings.get("method", {}).get("rewards", [])
+    return rewards
+
+
+def count(results: Results, artifacts: Path) -> Repeats:
+    """Count the recorded answers of the start policies.
+
+    They are the evaluations of systems that play the start policy as it is, and the rollouts of training's first step.
+
+    Raises:
+        DataError: a malformed row.
+    """
+    found: Counter[tuple[bool, bool]] = Counter()
+    for row in _played_by_start(results.runs, artifacts):
+        queries = [turn.content.strip() for turn in row.turns if turn.kind == "search" and turn.executed]
+        if len(queries) > 1:
+            is_right = text.exact_match(row.answer, row.answers) == 1
+            found[is_right, len(set(queries)) < len(queries)] += 1
+    right, wrong = (found[kind, True] + found[kind, False] for kind in (True, False))
+    return Repeats(right, found[True, True], wrong, found[False, True])
+
+
+def _played_by_start(runs: Sequence[Run], artifacts: Path) -> Iterator[TrajectoryRow]:
+    for run in runs:
+        kind = "evaluate" if run.training is None else "train"
+        path = artifacts / kind / f"{run.policy}-{run.seed}" / "trajectories.jsonl"
+        if not path.is_file() or (run.training is None and not run.made_by.startswith("base@")):
+            continue
+        rows = (row for _, row in schema.read(TrajectoryRow, path))
+        yield from (row for row in rows if run.training is None or row.step == 1)
