@@ -45,7 +45,7 @@ def write_page(
         path: the HTML file.
         results: the table.
         artifacts: where metrics and trajectories are read.
-        ledger: stage -> what was measured on this machine (`table.read_ledger`); shown where present.
+        ledger: stage -> what was measured on this machine when it made these results; shown where present.
         facts: what was run (data, model, retriever, ...), shown under the title.
         max_trajectories: embedded per policy, for evaluation and for training each.
 

@@ -362,19 +362,6 @@ def _depth_order(name: str) -> tuple[bool, str, int]:
     return metric != "recall", metric, int(depth)
 
 
-def read_ledger(folder: Path) -> dict[str, Row]:
-    """Stage name -> what was measured when it last ran here. Optional: no folder or an unreadable file is no entry."""
-    found = {}
-    for path in sorted(folder.glob("*.json")):
-        try:
-            row = read_json(path)
-        except (DataError, OSError, UnicodeDecodeError):
-            continue
-        if isinstance(row, dict) and isinstance(row.get("stage"), str):
-            found[row["stage"]] = row
-    return found
-
-
 # Cells
 
 
@@ -690,7 +677,7 @@ def show(cell: Cell | None, digits: int = 3, interval: bool = True, signed: bool
 def terminal(results: Results, ledger: Mapping[str, Row] | None = None) -> str:
     """The short table at the end of a run: every policy with interval, difference, seeds and cost a seed.
 
-    Seconds come from `ledger` (see `read_ledger`) and are left blank where a stage has not run on this machine.
+    Seconds come from `ledger` (stage -> its entry) and are left blank where a stage has not run on this machine.
     """
     num_questions = len(results.runs[0].scores["greedy"])
     gain = f"EM - {results.title(results.reference)}"

@@ -20,6 +20,7 @@ from tasks.runner import failure, ledger, planned, process
 from tasks.runner import quiet as quiet
 from tasks.runner.context import SCRATCH as SCRATCH
 from tasks.runner.context import Context as Context
+from tasks.runner.git import Commit, read_commit
 from tasks.runner.lock import wait_for_turn
 from tasks.runner.planned import Plan
 
@@ -59,14 +60,16 @@ def run(
     """
     process.begin()
     started = time.monotonic()
-    status, context = "FAILED", None
+    status, context, made = "FAILED", None, {}
     try:
         wait_for_turn(root, name)
+        code = read_commit(root)  # Before the work: a commit made meanwhile is not the code that runs.
         plan = None if settings is None else planned.read(root, name)
-        context = _prepared(root, name, settings, plan)
+        context = _prepared(root, name, settings, plan, code)
         body(context)
         if plan is not None:
             planned.check_loaded(plan, name)
+        made = ledger.hashes(root, name)
         status = "FINISHED"
     except SystemExit:
         status = "KILLED"
@@ -83,13 +86,13 @@ def run(
         seconds, peak_rss_mb = time.monotonic() - started, process.peak_rss_mb()
         run_id = context.track.end(status, seconds) if context is not None else None
         if status == "FINISHED" and context is not None:
-            ledger.write(root, name, seconds, peak_rss_mb, run_id)
+            ledger.write(root, name, made, code, seconds, peak_rss_mb, run_id)
             if clean:
                 for folder in context._scratch:
                     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _prepared(root: Path, name: str, settings: type | None, plan: Plan | None) -> Context[Any]:
+def _prepared(root: Path, name: str, settings: type | None, plan: Plan | None, code: Commit) -> Context[Any]:
     """What the body gets; the record of the stage is open from here on.
 
     Raises:
@@ -102,4 +105,4 @@ def _prepared(root: Path, name: str, settings: type | None, plan: Plan | None) -
         planned.check_sources(plan, root, name)
         used = planned.settings_of(plan, settings, name)
     params = conf.read_yaml(root / conf.PARAMS)  # For records only; what a stage does stands in its plan.
-    return Context(name, root, used, str(params.get("data")), tracking.start(name, params, root))
+    return Context(name, root, used, str(params.get("data")), tracking.start(name, params, root, code))

@@ -1,4 +1,4 @@
-"""Names the resume state of a stage by everything that the stage's result depends on."""
+"""Names the resume state of a stage by everything that the stage's result depends on, and hashes what it wrote."""
 
 from __future__ import annotations
 
@@ -19,6 +19,16 @@ def fingerprint(root: Path, name: str) -> str:
     """
     stage, values = _stage(root, name)
     return store.digest({path: _hashes(root / path) for path in (_resolve(dep, values) for dep in stage["deps"])})
+
+
+def outputs_sha256(root: Path, name: str) -> str | None:
+    """Hash of the content of everything that `dvc.yaml` says stage `name` writes; None where something is missing."""
+    try:
+        stage, values = _stage(root, name)
+        paths = [_resolve(out if isinstance(out, str) else next(iter(out)), values) for out in stage["outs"]]
+        return store.digest({path: _hashes(root / path) for path in paths})
+    except ValueError:
+        return None
 
 
 def _stage(root: Path, name: str) -> tuple[conf.Tree, conf.Tree]:

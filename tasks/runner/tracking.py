@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tasks import conf, store
-from tasks.runner.git import git_state
+from tasks.runner.git import Commit, read_commit
 from tasks.runner.ledger import LEDGER
 from tasks.runner.lock import LOCKS
 
@@ -155,8 +155,11 @@ class Track:
             print(f"warning: tracking of {self._name} stopped: {error!r}", file=sys.stderr, flush=True)
 
 
-def start(name: str, params: Row, root: Path = Path(".")) -> Track:
-    """Open the record of stage `name` and tell it who we are; see the module for the environment variables."""
+def start(name: str, params: Row, root: Path = Path("."), code: Commit | None = None) -> Track:
+    """Open the record of stage `name` and tell it who we are; see the module for the environment variables.
+
+    `code` is the commit at which the stage started, None that of now.
+    """
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
     path = root / FOLDER / f"{name}-{stamp}-{os.getpid()}.jsonl"
     is_on = os.environ.get("BREADCRUMB_TRACKING", "on") != "off"
@@ -168,7 +171,7 @@ def start(name: str, params: Row, root: Path = Path(".")) -> Track:
             track._is_sent = False
             if _note_told(root):
                 _warn(reason)
-    commit, dirty = git_state(root)
+    code = code or read_commit(root)
     group, _, item = name.partition("@")
     seed = tail if (tail := item.rpartition("-")[2]).isdecimal() else ""
     where = address_digest(root) if is_on else None
@@ -179,8 +182,8 @@ def start(name: str, params: Row, root: Path = Path(".")) -> Track:
             "item": item,
             "seed": seed,
             "system": item.rpartition("-")[0] if seed else item,
-            "git_commit": commit or "none",
-            "git_dirty": dirty,
+            "git_commit": code.sha or "none",
+            "git_dirty": code.is_dirty,
             "config_digest": store.digest(params),
         }
     )

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from tasks.records import systems
 from tasks.report import page, printed, study, table
-from tasks.runner import Context, main, planned, tracking
-from tasks.runner.ledger import LEDGER
+from tasks.runner import Context, ledger, main, planned, tracking
 
 if TYPE_CHECKING:
     from tasks.plan import RunSettings
@@ -63,8 +62,7 @@ def write(settings: Settings, root: Path = Path()) -> table.Results:
     found = results(settings, root)
     table.write_csv(root / REPORTS / "results.csv", found.cells)
     table.write_markdown(root / REPORTS / "results.md", found)
-    ledger = table.read_ledger(root / LEDGER)
-    page.write_page(root / REPORTS / "index.html", found, root / ARTIFACTS, ledger, settings.facts)
+    page.write_page(root / REPORTS / "index.html", found, root / ARTIFACTS, ledger.read(root), settings.facts)
     return found
 
 
@@ -91,7 +89,7 @@ def body(ctx: Context[Settings]) -> None:
     guard(ctx.settings, ctx.root)
     tracking.wait_for_ids(ctx.root)
     found = write(ctx.settings, ctx.root)
-    print(table.terminal(found, table.read_ledger(ctx.root / LEDGER)))
+    print(table.terminal(found, ledger.read(ctx.root)))
     metrics = ("em", table.minus("em", found.reference), "searches")  # By which MLflow compares pipeline runs.
     headline = [c for c in found.cells if c.metric in metrics and (c.seed, c.dataset, c.hops, c.mode) == WHOLE]
     ctx.track.log_results({f"{c.policy}/{c.metric}": c.value for c in headline})
@@ -102,7 +100,7 @@ def body(ctx: Context[Settings]) -> None:
 def show(root: Path = Path()) -> None:
     """Print the result table of the artifacts that are there."""
     chosen = planned.settings_of(planned.read(root, "report"), Settings, "report")
-    print(table.terminal(results(chosen, root), table.read_ledger(root / LEDGER)))
+    print(table.terminal(results(chosen, root), ledger.read(root)))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,6 @@ def write_artifacts(
     steps: int = 40,
     datasets: tuple[str, ...] = ("world",),
     hostile: bool = False,
-    ledger: bool = True,
     methods: tuple[str, ...] = METHODS,
 ) -> Path:
     """Fill `root` and return `root/artifacts`. `hostile` plants markup in every text a model or corpus supplies."""
@@ -60,8 +59,6 @@ def write_artifacts(
             write_system(artifacts, policy, seed, is_trained=policy in methods)
             if policy in methods:
                 _training(artifacts / "train" / f"{policy}-{seed}", policy, seed, questions, steps, hostile)
-    if ledger:
-        write_ledger(root / ".scratch" / "ledger", seeds)
     return artifacts
 
 
@@ -79,14 +76,14 @@ def write_system(artifacts: Path, name: str, seed: int, is_trained: bool, kind: 
     systems.write(artifacts / "train" / f"{name}-{seed}", record)
 
 
-def write_ledger(folder: Path, seeds: tuple[int, ...], seconds: float = 30.0) -> None:
-    """What a stage runner leaves behind: machine facts that must never reach `results.csv`."""
+def ledger(seeds: tuple[int, ...], seconds: float = 30.0) -> dict[str, Row]:
+    """What was measured on a machine, by stage: facts that must never reach `results.csv`."""
     stages = ["data", "validate", "index", "recall", "augment", "retrievers"]
     for seed in seeds:
         stages += [f"base@{seed}", *(f"evaluate@{p}-{seed}" for p in ("base", *METHODS))]
         stages += [f"train@{method}-{seed}" for method in METHODS]
-    for number, stage in enumerate(stages):
-        row = {
+    return {
+        stage: {
             "stage": stage,
             "seconds": seconds + 3.7 * number,
             "mlflow_run_id": hashlib.md5(stage.encode()).hexdigest(),
@@ -95,7 +92,8 @@ def write_ledger(folder: Path, seeds: tuple[int, ...], seconds: float = 30.0) ->
             "ended": f"2026-11-21T10:{number:02d}:00+00:00",
             "peak_rss_mb": 512 + number,
         }
-        write_json(folder / f"{stage}.json", row)
+        for number, stage in enumerate(stages)
+    }
 
 
 def _name(generator: random.Random) -> str:

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tasks.report.page import embed, read_curve, render, sample_trajectories, write_page
 from tasks.report.printed import Printed
 from tasks.report.study import complete
-from tasks.report.table import Results, build, read_ledger
+from tasks.report.table import Results, build
 from tasks.store import DataError, read_jsonl, write_jsonl
 from tests.report.browser import Browser, chromium
-from tests.report.fake_artifacts import HOSTILE, SYSTEMS, TITLES, write_artifacts
+from tests.report.fake_artifacts import HOSTILE, SYSTEMS, TITLES, ledger, write_artifacts
 
 needs_browser = pytest.mark.skipif(chromium() is None, reason="chromium is not installed")
 FACTS = {"data": "world", "model": "tiny"}
@@ -49,7 +49,7 @@ class Outline(HTMLParser):
 @pytest.fixture(scope="session")
 def page(results: Results, artifacts: Path) -> Path:
     path = artifacts.parent / "reports" / "index.html"
-    write_page(path, results, artifacts, read_ledger(artifacts.parent / ".scratch" / "ledger"), FACTS)
+    write_page(path, results, artifacts, ledger((0, 1)), FACTS)
     return path
 
 

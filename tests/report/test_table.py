@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tasks.report import table
-from tasks.report.table import Results, build, compared_table, markdown, read_ledger, terminal, write_csv
+from tasks.report.table import Results, build, compared_table, markdown, terminal, write_csv
 from tasks.store import DataError, read_jsonl, write_json, write_jsonl
-from tests.report.fake_artifacts import DATA, SYSTEMS, TITLES, augmentation, write_artifacts, write_ledger, write_system
+from tests.report.fake_artifacts import DATA, SYSTEMS, TITLES, augmentation, ledger, write_artifacts, write_system
 
 
 def row(question: str, em: float, hops: int = 1, mode: str = "greedy", **over: object) -> dict[str, object]:
@@ -159,11 +159,10 @@ def test_csv_quotes_what_csv_needs(small: Results, tmp_path: Path):
     assert found[6:10] == ["0.000000", "", "", ""]
 
 
-def test_files_do_not_depend_on_the_ledger_or_the_place(tmp_path: Path):
+def test_files_do_not_depend_on_the_place(tmp_path: Path):
     texts = []
-    for name, seconds in (("one", 10.0), ("two", 999.0)):
+    for name in ("one", "two"):
         artifacts = write_artifacts(tmp_path / name, num_questions=12, steps=6)
-        write_ledger(tmp_path / name / ".scratch" / "ledger", (0, 1), seconds)
         found = build(artifacts, SYSTEMS, (0, 1), "base", 200, TITLES)
         write_csv(tmp_path / name / "results.csv", found.cells)
         texts.append((tmp_path / name / "results.csv").read_bytes() + markdown(found).encode())
@@ -212,18 +211,11 @@ def test_datasets_have_their_own_rows(tmp_path: Path):
     assert found.title("search_r1_grpo") == "search_r1_grpo"
 
 
-def test_terminal_table_has_one_line_a_policy(results: Results, artifacts: Path):
-    lines = terminal(results, read_ledger(artifacts.parent / ".scratch" / "ledger")).splitlines()
+def test_terminal_table_has_one_line_a_policy(results: Results):
+    lines = terminal(results, ledger((0, 1))).splitlines()
     assert [line.split()[0] for line in lines[2:5]] == ["base", "Search-R1-PPO", "Search-R1-GRPO"]
     assert max(map(len, lines)) <= 120
     assert terminal(results).splitlines()[4].endswith("-")  # No ledger: no seconds, but still a table.
-
-
-def test_ledger_is_optional_and_a_broken_file_is_no_entry(tmp_path: Path):
-    assert read_ledger(tmp_path / "nothing") == {}
-    (tmp_path / "torn.json").write_text('{"stage": "a')
-    write_json(tmp_path / "good.json", {"stage": "base@0", "seconds": 4.0})
-    assert read_ledger(tmp_path) == {"base@0": {"stage": "base@0", "seconds": 4.0}}
 
 
 def change_json(name: str, **values: object) -> Callable[[Path], None]:

@@ -1,5 +1,6 @@
 """What surrounds a stage's body: messages, exit codes, signals, resume folder, progress lines."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -8,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks.runner import progress, resume
+from tasks.runner import ledger, progress, resume
 from tests.pipeline import toy
 from tests.pipeline.toy import CONF, DVC_YAML, HOUSE, PARAMS_YAML
 
 SCRIPT = """\
-import errno, os, sys, time
+import errno, os, subprocess, sys, time
 from dataclasses import dataclass
 from tasks.retrieval import RetrievalError
 from tasks.runner import run
@@ -21,6 +22,12 @@ from tasks.runner import run
 def body(ctx):
     if sys.argv[1] == "fine":
         print(ctx.scratch.name, os.environ["OMP_NUM_THREADS"], os.environ["DO_NOT_TRACK"], os.environ["HF_HUB_OFFLINE"])
+    if sys.argv[1] == "write":
+        os.makedirs("artifacts/train/a-0", exist_ok=True)
+        with open("artifacts/train/a-0/out.txt", "w") as file:
+            file.write(sys.argv[2])
+    if sys.argv[1] == "commit":
+        subprocess.run("git add -A && git commit -qm meanwhile", shell=True, check=True)
     if sys.argv[1] == "wrong":
         raise ValueError("conf/x.yaml: lr=3: expected less.")
     if sys.argv[1] == "outage":
@@ -40,7 +47,7 @@ def body(ctx):
 class Settings:
     used: list[str]
 
-run("train@a-0", body, Settings, clean=len(sys.argv) > 2)
+run("train@a-0", body, Settings, clean=sys.argv[2:] == ["clean"])
 """
 
 
@@ -81,6 +88,52 @@ def test_a_stage_that_ends_well(clone: Path) -> None:
     assert (clone / ".scratch/ledger/train@a-0.json").is_file()
     assert _run(clone, "fine", "clean").returncode == 0
     assert not (clone / ".scratch/work" / name).exists()
+
+
+def test_an_entry_of_the_ledger_belongs_to_the_bytes_that_were_written(clone: Path) -> None:
+    """Results of a first run that come back from a cache are not those of the second run of the same stage."""
+    out, plan, first = clone / "artifacts/train/a-0/out.txt", clone / PLAN, (clone / PLAN).read_bytes()
+    for text in ("one", "two"):
+        assert _run(clone, "write", text).returncode == 0
+        assert ledger.read(clone).keys() == {"train@a-0"}
+    out.write_text("one")
+    assert ledger.read(clone) == {}
+    out.write_text("two")
+    plan.write_bytes(first + b"\n")
+    assert ledger.read(clone) == {}
+    plan.write_bytes(first)
+    assert ledger.read(clone).keys() == {"train@a-0"}
+    out.unlink()
+    assert ledger.read(clone) == {}
+
+
+def test_a_ledger_is_optional_and_a_broken_file_is_no_entry(clone: Path) -> None:
+    assert ledger.read(clone / "nothing") == {}
+    assert _run(clone, "write", "one").returncode == 0
+    for name, text in (("torn", '{"stage": "a'), ("other", "[]"), ("old", '{"stage": "data", "seconds": 4.0}')):
+        (clone / f".scratch/ledger/{name}.json").write_text(text)
+    assert ledger.read(clone).keys() == {"train@a-0"}
+
+
+def test_the_commit_is_that_at_which_the_stage_started(clone: Path) -> None:
+    def git(*words: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        return subprocess.run(
+            ["git", *who, *words], cwd=clone, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    git("init", "-q")
+    for key in ("name", "email"):
+        git("config", f"user.{key}", "a")
+    git("add", "-A")
+    git("commit", "-qm", "first")
+    before = git("rev-parse", "HEAD")
+    (clone / "toy.py").write_text(SCRIPT + "# Changed.\n")
+    assert _run(clone, "commit").returncode == 0
+    assert git("rev-parse", "HEAD") != before
+    assert json.loads((clone / ".scratch/ledger/train@a-0.json").read_text())["git_commit"] == before
+    record = next((clone / ".scratch/tracking").glob("train@a-0-*.jsonl")).read_text()
+    assert f'"git_commit": "{before}"' in record
 
 
 @pytest.mark.parametrize(
