@@ -1,8 +1,8 @@
-"""Atomic checkpoints: a folder of files with a checksum of each; torn ones are skipped.
+"""Atomic checkpoints: folders of files with checksums; incomplete ones are skipped.
 
-A checkpoint is a folder `step-<n>` made beside and renamed. Engine and loop write what files they like into it;
-`manifest.json` is written last and holds the sha256 of every one. Tensors are stored as safetensors and all else as
-JSON: nothing is unpickled, so a checkpoint from elsewhere can hold no code.
+A checkpoint is a folder `step-<n>`, written under another name and renamed at the end. Engine and loop write any files
+into it; `manifest.json` is written last and holds the sha256 of each. Tensors are stored as safetensors and everything
+else as JSON. Nothing is unpickled, so a checkpoint from elsewhere cannot run code.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ _TENSORS, _VALUES = "tensors.safetensors", "values.json"
 
 @contextmanager
 def writing(folder: Path, step: int, keep: int = 2) -> Iterator[Path]:
-    """A folder to fill, which becomes `folder/step-<n>` when the block ends; all but the newest `keep` are deleted.
+    """A folder to fill, which becomes `folder/step-<n>` when the block ends; older ones than the last `keep` go.
 
     Raises:
-        OSError: the disk is full or unwritable; nothing half-written stays and older checkpoints are untouched.
+        OSError: the disk is full or not writable; no half-written file stays and older checkpoints are untouched.
     """
     path = folder / f"step-{step:08d}"
-    for unfinished in folder.glob(".step-*"):  # What a killed run was writing; a folder has one writer.
+    # A folder has one writer, so unfinished checkpoints are those of a killed run.
+    for unfinished in folder.glob(".step-*"):
         shutil.rmtree(unfinished, ignore_errors=True)
 
     try:
@@ -52,12 +53,12 @@ def writing(folder: Path, step: int, keep: int = 2) -> Iterator[Path]:
 
 
 def steps(folder: Path) -> list[int]:
-    """Step numbers of the checkpoints in `folder`, sound or not, ascending."""
+    """Step numbers of the checkpoints in `folder`, complete or not, ascending."""
     return sorted(int(p.name[5:]) for p in folder.glob("step-*") if p.name[5:].isdigit())
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest sound checkpoint, None if there is none; a torn one is reported and skipped."""
+    """The newest complete checkpoint, None if there is none; an incomplete one is reported and skipped."""
     for step in reversed(steps(folder)):
         path = folder / f"step-{step:08d}"
         try:
@@ -70,7 +71,7 @@ def latest(folder: Path) -> Path | None:
 
 
 def check(path: Path) -> None:
-    """Whether one checkpoint folder is what was written.
+    """Check that a checkpoint folder is complete and unchanged.
 
     Raises:
         DataError: a file is missing or not in the manifest, or its checksum differs from the manifest's.
@@ -90,15 +91,15 @@ def check(path: Path) -> None:
 
 
 def _names(path: Path) -> list[str]:
-    """Every file in and below a folder but its manifest, relative to it."""
-    found = (p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file())
-    return sorted(name for name in found if name != _MANIFEST)
+    """Every file in and below a folder except its manifest, relative to the folder."""
+    names = (p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file())
+    return sorted(name for name in names if name != _MANIFEST)
 
 
 def write_state(folder: Path, tensors: Mapping[str, Tensor], values: Any) -> None:
     """Write tensors by flat names, and JSON-ready values beside them, into `folder` (made where it is missing)."""
     folder.mkdir(parents=True, exist_ok=True)
-    # Copies, because safetensors refuses shared memory; on the CPU, because a GPU has no room for two.
+    # Copies, because safetensors refuses shared memory; on the CPU, because a GPU may lack memory for two.
     copies = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
     save_file(copies, folder / _TENSORS)
     write_json(folder / _VALUES, values)

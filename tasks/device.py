@@ -1,6 +1,6 @@
-"""What a process takes of the machine: GPUs, one process at a time, and threads and memory of the CPU.
+"""How a process uses the machine: it holds its GPUs alone, and sets threads and memory of the CPU.
 
-A second process that wants a GPU waits, instead of both running out of memory.
+A second process that wants a held GPU waits, instead of both running out of memory.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import torch
 from filelock import FileLock, Timeout
 
 _POLL_S = 1.0
-_held: dict[str, FileLock] = {}  # Kept for ever: the lock is the process's, and the kernel frees it with the process.
+_held: dict[str, FileLock] = {}  # Never released: the kernel frees the locks when the process ends.
 
 
 def gpus() -> list[str]:
-    """Ids of the GPUs that this process sees, those of the hardware: `CUDA_VISIBLE_DEVICES` renumbers, not renames."""
+    """Hardware ids of the GPUs that this process sees; `CUDA_VISIBLE_DEVICES` changes their numbers, not these."""
     return [str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count())]
 
 
-def hold(ids: Sequence[str], say: Callable[[str], None] = print) -> None:
-    """Hold these devices until this process ends; while another process has one, say so and wait.
+def hold(ids: Sequence[str], report: Callable[[str], None] = print) -> None:
+    """Hold these devices until this process ends; while another process holds one, report that and wait.
 
     Args:
-        ids: of devices. In one order for all processes, so that no two wait for each other.
-        say: hears whom this process waits for.
+        ids: of devices; they are taken in sorted order, so that no two processes wait for each other.
+        report: called with a line that names the process which is waited for.
 
     Raises:
         ValueError: the folder of the locks cannot be written.
@@ -42,21 +42,21 @@ def hold(ids: Sequence[str], say: Callable[[str], None] = print) -> None:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            say(f"GPU {name} is in use by {_told(holder)}: waiting until that process ends")
+            report(f"GPU {name} is in use by {_holder(holder)}: waiting until that process ends")
             lock.acquire(poll_interval=_POLL_S)
         holder.write_text(f"process {os.getpid()} in {Path.cwd()}", encoding="utf-8")
         _held[name] = lock
 
 
-def _told(holder: Path) -> str:
-    """Who wrote that it has the device; a process that took it this very moment may not have done so yet."""
+def _holder(holder: Path) -> str:
+    """The process that holds the device, if it has already written its name."""
     with contextlib.suppress(OSError):
         return holder.read_text(encoding="utf-8") or "another process"
     return "another process"
 
 
 def _folder() -> Path:
-    """Of this machine and user, whatever clone a process works in."""
+    """The folder of locks, one per machine and user, so that processes of several clones share it."""
     folder = Path(tempfile.gettempdir()) / f"breadcrumb-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -75,11 +75,11 @@ def use_threads(count: int) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Tell glibc to keep large freed blocks: a step's activations would be mapped and zeroed anew each time."""
+    """Tell glibc to keep large freed blocks; else the kernel maps and zeroes memory for activations at each step."""
     try:
         libc = ctypes.CDLL("libc.so.6")
         m_trim_threshold, m_mmap_threshold = -1, -3
         libc.mallopt(m_mmap_threshold, 1 << 30)
         libc.mallopt(m_trim_threshold, (1 << 31) - 1)
     except (OSError, AttributeError):
-        pass  # Another C library: nothing to gain.
+        pass  # Another C library has no such setting; training is only slower.

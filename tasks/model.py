@@ -1,4 +1,4 @@
-"""A causal LM and its tokenizer: from a folder, to a folder, on a device, in a dtype. Trains and plays nothing."""
+"""Loads and saves a causal LM and its tokenizer, and chooses device and dtype. It trains and generates nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tasks.conf import require
 from tasks.store import DataError, digest, sha256
 
 Dtype = Literal["auto", "float32", "bfloat16"]
-"""Of forward passes; `auto` is bfloat16 on GPUs that have it."""
+"""Dtype of forward passes; `auto` is bfloat16 on GPUs that have it."""
 T = TypeVar("T")
 
 
@@ -32,7 +32,7 @@ class LoraConf:
 
 
 def pick_device(count: int = 1) -> torch.device:
-    """The first GPU, else the CPU; this process then holds the first `count` GPUs until it ends."""
+    """The first GPU, else the CPU. This process then holds the first `count` GPUs until it ends."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     device.hold(device.gpus()[:count])
@@ -42,8 +42,8 @@ def pick_device(count: int = 1) -> torch.device:
 def computes_in(dtype: Dtype, where: torch.device) -> torch.dtype:
     """The torch dtype that forward passes of this setting use on this device."""
     has_bfloat16 = where.type == "cuda" and torch.cuda.is_bf16_supported()
-    wants = dtype == "bfloat16" or (dtype == "auto" and has_bfloat16)
-    return torch.bfloat16 if wants else torch.float32
+    is_half = dtype == "bfloat16" or (dtype == "auto" and has_bfloat16)
+    return torch.bfloat16 if is_half else torch.float32
 
 
 def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
@@ -55,11 +55,10 @@ def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, 
     from transformers import AutoModelForCausalLM
 
     tokenizer = load_tokenizer(folder)
+    options = {"dtype": dtype, "local_files_only": True, "use_safetensors": True}
     model = _loaded(
-        folder, "configuration and weights", lambda: AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, use_safetensors=True
-        ),
-    )  # fmt: skip
+        folder, "configuration and weights", lambda: AutoModelForCausalLM.from_pretrained(folder, **options)
+    )
     return model.eval(), tokenizer
 
 
@@ -95,7 +94,7 @@ def _loaded(folder: Path, what: str, load: Callable[[], T]) -> T:
         return load()
     except MemoryError:
         raise
-    except Exception as error:  # Whatever transformers and tokenizers raise, and that is anything.
+    except Exception as error:  # transformers and tokenizers raise errors of every class.
         reason = " ".join(str(error).split())[:300] or "no reason given"
         raise DataError(
             f"{folder}: transformers cannot load {what}: {type(error).__name__}: {reason}. Expected what "

@@ -62,8 +62,8 @@ def test_hops_come_from_the_augmentation_and_gold_passages_from_the_corpus(
     assert found.missing == {"decomposition": 1, "queries": 1, "gold_passages": 1}
     assert found.validation == [replace(question(2, split="dev"), decomposition=())]
     printed = capsys.readouterr().out
-    assert "1 of 2 training questions have no decomposition: these earn nothing by it" in printed
-    assert "1 of 2 training questions have no gold_passages: these earn nothing by it" in printed
+    assert "1 of 2 training questions have no decomposition: these earn no reward for it" in printed
+    assert "1 of 2 training questions have no gold_passages: these earn no reward for it" in printed
 
 
 def test_a_gold_passage_that_the_corpus_does_not_have_is_missing(root: Path) -> None:

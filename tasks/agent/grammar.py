@@ -1,8 +1,8 @@
-"""Text <-> actions: the tags of a trajectory, what a call's text asks for, how documents are shown.
+"""Reads actions from text and renders them: the tags of a trajectory, and the frames around documents.
 
 A grammar parses what the policy wrote in one call; prompts and observations are never parsed. Retrieved text is data:
-`neutralize` makes every reserved string in it inert, those of other grammars included. The kinds of grammar are the
-files of `tasks/agent/grammars/`; what they share is here.
+`neutralize` makes every reserved string in it inert, those of other grammars included. Each kind of grammar is a file
+of `tasks/agent/grammars/`; this file holds what they share.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _RESERVED = (*TAGS, "result", "warning", "tool_call", "tool_response", "tools", 
 
 @dataclass(frozen=True)
 class SearchGrammar:
-    """Tag pairs around a query or an answer; a kind says how documents are shown.
+    """Tag pairs around a query or an answer; each kind adds how documents are rendered.
 
     Attributes:
-        reserved: further strings that must never come out of retrieved text (a tokenizer's special tokens).
-        invalid_message: what the environment says after a call without a valid action.
-        opening, closing: around the documents of an observation.
-        document_format: one document; `number`, `title` and `text` are filled in.
-        last_message: follows the observation after which no search is executed any more.
-        can_search: False knows answers only.
-        tags: further tags of this grammar (regular expressions), which retrieved text must not hold either.
+        reserved: further strings that retrieved text must not contain (a tokenizer's special tokens).
+        invalid_message: observation after a call without a valid action.
+        opening, closing: text before and after the documents of an observation.
+        document_format: template of one document, with `number`, `title` and `text`.
+        last_message: added to the observation of the last search that is executed.
+        can_search: False: only answers are read, no searches.
+        tags: further tags of this grammar (regular expressions), which retrieved text must not contain either.
     """
 
     reserved: tuple[str, ...] = ()
@@ -61,20 +61,20 @@ class SearchGrammar:
 
     @property
     def tools(self) -> list[dict[str, Any]] | None:
-        """What the chat template is told of tools, None where the grammar has none."""
+        """Descriptions of tools for the chat template, None where the grammar has no tools."""
         return None
 
     def kept(self, text: str) -> str:
-        """The part of a call that counts: up to the first end of a search, else of an answer, else all.
+        """The text of a call up to the first end of a search, else up to the first end of an answer, else all of it.
 
         >>> from tasks.agent.grammars.search_r1 import SearchR1Grammar
         >>> SearchR1Grammar().kept("<search> a </search> b")
         '<search> a </search>'
         """
         for closing in self.stop:
-            head, found, _ = text.partition(closing)
-            if found:
-                return head + found
+            head, end, _ = text.partition(closing)
+            if end:
+                return head + end
         return text
 
     def parse(self, text: str) -> Action:
@@ -84,14 +84,14 @@ class SearchGrammar:
         >>> SearchR1Grammar().parse("<think> x </think> <answer> Paris </answer>")
         Action(kind='answer', content='Paris', queries=(), note='')
         """
-        found = self._pair.search(self.kept(text))
-        return self._action(found[1], found[2].strip()) if found else Action("invalid")
+        pair = self._pair.search(self.kept(text))
+        return self._action(pair[1], pair[2].strip()) if pair else Action("invalid")
 
     def is_complete(self, text: str) -> bool:
-        """Whether a call may end here: nothing written later can change its action.
+        """Whether a call may end here, because no later text could change its action.
 
-        True after the end of a search, and after an `</answer>` that closes an `<answer>`; a stray `</answer>` leaves
-        the call open because a search may still follow, and so does an answer inside a search still open.
+        True after the end of a search, and after an `</answer>` that closes an `<answer>`. A stray `</answer>` leaves
+        the call open, because a search may still follow; so does an answer inside a search that is still open.
 
         >>> from tasks.agent.grammars.search_r1 import SearchR1Grammar
         >>> [SearchR1Grammar().is_complete(t) for t in ("<answer> a </answer>", "<search> <answer> a </answer>")]
@@ -100,35 +100,35 @@ class SearchGrammar:
         end = self.stop[0]
         if len(self.stop) > 1 and end in text:
             return True
-        found = self._pair.search(self.kept(text))
-        return found is not None and (len(self.stop) == 1 or end.replace("/", "") not in text[: found.start()])
+        pair = self._pair.search(self.kept(text))
+        return pair is not None and (len(self.stop) == 1 or end.replace("/", "") not in text[: pair.start()])
 
     def render(self, action: Action) -> str:
         """The text that `parse` reads back as this action."""
         return f"<{action.kind}> {action.content} </{action.kind}>" if action.kind != "invalid" else ""
 
     def complaint(self, action: Action) -> str:
-        """What the environment answers to an invalid action."""
+        """The observation after an invalid action."""
         return self.invalid_message
 
-    def body(self, action: Action, found: Sequence[Sequence[Hit]]) -> str:
-        """The documents between `opening` and `closing`: one list of hits for each query of the action."""
-        return "".join(f"{document}\n" for hits in found for document in documents(self, hits))
+    def body(self, action: Action, hits: Sequence[Sequence[Hit]]) -> str:
+        """The documents between `opening` and `closing`; `hits` has one list for each query of the action."""
+        return "".join(f"{document}\n" for of_query in hits for document in documents(self, of_query))
 
     def may_end(self, body: str) -> bool:
-        """Whether a body that was cut to its budget may end like this."""
+        """Whether a body that was cut to its token budget may end with this text."""
         return True
 
     def document(self, number: int, hit: Hit) -> str:
-        """One retrieved document, numbered from 1, without its line break; cannot act as a tag."""
+        """One retrieved document, numbered from 1, without its line break; nothing in it can act as a tag."""
         return self.document_format.format(
             number=number, title=self.neutralize(hit.title), text=self.neutralize(hit.text)
         )
 
     def neutralize(self, text: str) -> str:
-        """White space collapsed, and every string that could act as a tag or special token made inert.
+        """The text with white space collapsed, in which no string can act as a tag or special token.
 
-        The first character of each reserved string is replaced by a look-alike, so that nothing is lost for a reader.
+        The first character of each reserved string is replaced by a look-alike, so that the text stays readable.
 
         >>> from tasks.agent.grammars.search_r1 import SearchR1Grammar
         >>> SearchR1Grammar().neutralize("a</information> <answer>b</answer>")
@@ -155,7 +155,7 @@ def documents(grammar: SearchGrammar, hits: Sequence[Hit]) -> list[str]:
 
 @functools.cache
 def _tag_like(further: tuple[str, ...]) -> re.Pattern[str]:
-    """What opens a reserved tag, however it is spaced."""
+    """Matches the first character of a reserved tag, with any white space inside the tag."""
     return re.compile(r"<(?=\s*/?\s*(?:" + "|".join((*_RESERVED, *further)) + r")\b)", re.IGNORECASE)
 
 

@@ -21,22 +21,23 @@ class Prompt:
     """One file of `conf/prompt/`.
 
     Attributes:
-        system: the system message where the tokenizer has a chat template; null leaves the template its own.
-        user: the instructions, with `{question}` where the question stands.
+        system: the system message, if the tokenizer has a chat template; null keeps the template's own.
+        user: the instructions, with `{question}` in place of the question.
     """
 
     system: str | None
     user: str
 
     def __post_init__(self) -> None:
-        require(PLACEHOLDER in self.user, "user", self.user, f"text with {PLACEHOLDER}: the policy must see it")
+        expected = f"text with {PLACEHOLDER}, which the question replaces"
+        require(PLACEHOLDER in self.user, "user", self.user, expected)
 
 
 def load(name: object, where: str, root: Path = Path(".")) -> Prompt:
     """The prompt `conf/prompt/<name>.yaml`.
 
     Raises:
-        ValueError: no such file (the message says that the name stands in `where`), or a wrong one.
+        ValueError: no such file, or settings that break a rule; the message names the file `where` the name was given.
     """
     if not isinstance(name, str):
         raise ValueError(f"{where}: prompt={name!r}: expected the name of a file of conf/prompt/.")
@@ -45,7 +46,7 @@ def load(name: object, where: str, root: Path = Path(".")) -> Prompt:
 
 
 def render_prompt(user: str, question: str, grammar: SearchGrammar) -> str:
-    """The user message: the question stripped, closed by a "?", special tokens in it made inert.
+    """The user message, with the question stripped, ended by a "?" and without special tokens that could act.
 
     >>> from tasks.agent.grammars.search_r1 import SearchR1Grammar
     >>> render_prompt("Question: {question}", " Who wrote it", SearchR1Grammar())
@@ -59,7 +60,7 @@ def render_prompt(user: str, question: str, grammar: SearchGrammar) -> str:
 def check_prompts(
     tokenizer: Any, prompt: Prompt, questions: Iterable[Question], grammar: SearchGrammar, limit: int
 ) -> None:
-    """Raises DataError at the first question whose prompt is over the budget: before work begins, not amid it."""
+    """Raises DataError at the first question whose prompt is over the budget, so that no work is lost later."""
     for question in questions:
         prompt_ids(tokenizer, prompt, question, grammar, limit)
 

@@ -1,11 +1,11 @@
 """The rollout loop: many questions at once, turn by turn, until every trajectory is complete.
 
-`Player.play` plays questions to their end. Whoever wants to look at, fork or drop rows on the way takes the steps it
-is made of: `start`, then `act` and `observe` in turns, then `finish`.
+`Player.play` plays questions to their end. A caller that wants to look at, fork or drop rows on the way calls its
+pieces itself: `start`, then `act` and `observe` in alternation, then `finish`.
 
-Token ids are the truth: what the generator sampled is what is trained, observations are appended as ids
-and never pass through text again. One batched retrieval call per turn. A search that fails after its
-retries makes a `failed` trajectory; it is never an empty observation. This module knows no reward.
+Token ids are the truth: exactly the sampled ids are trained, and observations are appended as ids and never pass
+through text again. All searches of a turn are one batched call. A search that fails after its retries makes a `failed`
+trajectory; it is never an empty observation. This module knows no reward.
 
 Source: search_r1 sections 1, 6 and 9.
 """
@@ -32,15 +32,15 @@ class RolloutConf:
     """Budgets of a trajectory, in tokens unless said otherwise.
 
     Attributes:
-        max_turns: model calls that may search; one more call follows, whose search is not executed.
+        max_turns: model calls whose search is executed; after these the policy has one more call to answer.
         max_prompt_tokens: a longer prompt is an error.
         max_call_tokens: per model call.
         max_observation_tokens: documents of one query, cut before the closing tag is added; a call with several
-            queries has as many such budgets together.
+            queries has this budget once per query.
         max_total_tokens: prompt + response; a trajectory that would exceed it ends as `overflow`.
         top_k: passages per search.
         batch_rows: trajectories played at once.
-        search_retries: further tries of a failed search, after 1, 2, 4, ... seconds.
+        search_retries: how often a failed search is repeated, after 1, 2, 4, ... seconds.
     """
 
     max_turns: int
@@ -57,15 +57,13 @@ class RolloutConf:
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         require(self.max_turns >= 0, "max_turns", self.max_turns, "0 (no search) or more")
         require(self.search_retries >= 0, "search_retries", self.search_retries, "0 or more")
-        require(
-            self.max_total_tokens > self.max_prompt_tokens, "max_total_tokens", self.max_total_tokens,
-            f"more than max_prompt_tokens={self.max_prompt_tokens}",
-        )  # fmt: skip
+        expected = f"more than max_prompt_tokens={self.max_prompt_tokens}"
+        require(self.max_total_tokens > self.max_prompt_tokens, "max_total_tokens", self.max_total_tokens, expected)
 
 
 @dataclass
 class RolloutCost:
-    """What playing cost: tokens read without sampling, tokens sampled, searches executed."""
+    """Counts of play: tokens read without sampling, tokens sampled, searches executed."""
 
     prefilled: int = 0
     generated: int = 0
@@ -74,16 +72,16 @@ class RolloutCost:
 
 @dataclass
 class Row:
-    """A trajectory under way: row `number` of a session.
+    """A trajectory that is being played, row `number` of a session.
 
     Attributes:
-        question: what is played.
+        question: the question that is played.
         group_id: of the trajectory; forks inherit it.
-        session, number: where the generator holds its text.
+        session, number: the generator's session and the row in it that holds this text.
         prompt: token ids.
         response, mask, logprobs: one entry per token after the prompt, as in `Trajectory`.
         turns: the calls so far; the last one has no observation until `Player.observe`.
-        status: how it ended; None while it is under way.
+        status: how it ended; None while it is being played.
         has_acted: whether its last call waits for an observation.
         answer, error: as in `Trajectory`.
     """
@@ -104,7 +102,7 @@ class Row:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended: no call and no observation can follow."""
+        """Whether it has ended, so that no call and no observation can follow."""
         return self.status is not None
 
     @property
@@ -113,7 +111,7 @@ class Row:
         return len(self.prompt) + len(self.response)
 
     def trajectory(self) -> Trajectory:
-        """The record so far; `open` while it is under way."""
+        """The record so far; its status is `open` while the row is being played."""
         return Trajectory(
             question_id=self.question.id,
             group_id=self.group_id,
@@ -128,11 +126,15 @@ class Row:
         )
 
     def copy(self, number: int) -> Row:
-        """This row's record as the beginning of row `number`."""
+        """A copy of this record, which row `number` continues."""
         return replace(
-            self, number=number, response=list(self.response), mask=list(self.mask), logprobs=list(self.logprobs),
+            self,
+            number=number,
+            response=list(self.response),
+            mask=list(self.mask),
+            logprobs=list(self.logprobs),
             turns=list(self.turns),
-        )  # fmt: skip
+        )
 
 
 @dataclass
@@ -158,10 +160,13 @@ class Player:
         return [prompt_ids(self.tokenizer, self.prompt, q, self.grammar, limit) for q in questions]
 
     def play(
-        self, questions: Sequence[Question], copies: int, sampling: Sampling,
+        self,
+        questions: Sequence[Question],
+        copies: int,
+        sampling: Sampling,
         progress: Callable[[int], object] = lambda done: None,
-    ) -> list[Trajectory]:  # fmt: skip
-        """Play each question `copies` times; trajectories of question i at i*copies ... in order.
+    ) -> list[Trajectory]:
+        """Play each question `copies` times; the trajectories of question i begin at index i * copies.
 
         Group ids are unique within the call. `sampling.stop` is replaced by the grammar's.
 
@@ -180,20 +185,20 @@ class Player:
         return trajectories
 
     def batches(self, num_questions: int, copies: int) -> list[range]:
-        """Which questions to start together: at most `batch_rows` rows, or those of one question."""
+        """Ranges of questions to start together, each at most `batch_rows` rows or one question."""
         at_once = max(1, self.conf.batch_rows // copies)
         return [range(first, min(first + at_once, num_questions)) for first in range(0, num_questions, at_once)]
 
     def start(
         self, questions: Sequence[Question], copies: int, sampling: Sampling, batch: range | None = None
     ) -> list[Row]:
-        """Rows of one new session; those of the i-th started question at i*copies ... in order.
+        """Rows of one new session; those of the i-th started question begin at index i * copies.
 
         Args:
             questions: of one draw; group ids are unique within it.
             copies: rows of each question; its prompt is read once.
             sampling: `stop` is replaced by the grammar's.
-            batch: which of the questions to start, one of `batches`; None starts all. Draws depend on its first one.
+            batch: which of the questions to start, one of `batches`; None starts all. Its first index seeds the draws.
 
         Raises:
             DataError: a prompt over its budget.
@@ -203,9 +208,13 @@ class Player:
         return self._start(questions, prompts, batch, copies, sampling)
 
     def _start(
-        self, questions: Sequence[Question], prompts: Sequence[list[int]] | dict[int, list[int]], batch: range,
-        copies: int, sampling: Sampling,
-    ) -> list[Row]:  # fmt: skip
+        self,
+        questions: Sequence[Question],
+        prompts: Sequence[list[int]] | dict[int, list[int]],
+        batch: range,
+        copies: int,
+        sampling: Sampling,
+    ) -> list[Row]:
         seeded = replace(sampling, stop=self.grammar.stop, seed=sampling.seed * 1_000_003 + batch.start)
         session = self.generator.open([prompts[i] for i in batch], copies, seeded, self.conf.max_total_tokens)
         self.cost.prefilled += session.num_prefilled
@@ -215,7 +224,7 @@ class Player:
         ]
 
     def act(self, rows: Sequence[Row]) -> list[Action]:
-        """One call of each of these rows, recorded as its next turn; rows that answered or may not go on are over.
+        """One call of the policy for each row, recorded as its next turn; rows that answered or are out of turns end.
 
         Raises:
             ValueError: a row that is over or waits for an observation, or rows of several sessions.
@@ -225,6 +234,7 @@ class Player:
         session = _session_of(rows, has_acted=False)
         with self._counted(session):
             written = self._call(session, rows)
+
         actions = []
         for row, ids in zip(rows, written, strict=True):
             text = self._decode(ids)
@@ -237,11 +247,16 @@ class Player:
             elif len(row.turns) > self.conf.max_turns:
                 row.status = "open"
             actions.append(action)
+
         session.close([row.number for row in rows if row.is_over])
         return actions
 
     def _call(self, session: Session, rows: Sequence[Row]) -> list[list[int]]:
-        """What each row writes in one call; a stray closing tag does not end a call (grammar.is_complete)."""
+        """The ids that each row writes in one call.
+
+        The generator stops at every closing tag, also at a stray one, which does not complete a call
+        (`SearchGrammar.is_complete`). Rows that stopped at one go on writing.
+        """
         ids: dict[int, list[int]] = {row.number: [] for row in rows}
         waiting = list(rows)
         while waiting:
@@ -249,13 +264,15 @@ class Player:
             waiting = [row for row, budget in zip(waiting, budgets, strict=True) if budget > 0]
             budgets = [budget for budget in budgets if budget > 0]
             calls = session.generate([row.number for row in waiting], budgets) if waiting else []
+
             for row, call in zip(waiting, calls, strict=True):
                 ids[row.number].extend(call.token_ids)
                 self._record(row, call)
             waiting = [
-                row for row, call in zip(waiting, calls, strict=True)
+                row
+                for row, call in zip(waiting, calls, strict=True)
                 if call.stopped and not self.grammar.is_complete(self._decode(ids[row.number]))
-            ]  # fmt: skip
+            ]
         return [ids[row.number] for row in rows]
 
     def _budget(self, row: Row, written: int) -> int:
@@ -268,11 +285,11 @@ class Player:
         row.logprobs.extend(call.logprobs)
 
     def observe(self, rows: Sequence[Row], actions: Sequence[Action]) -> None:
-        """Answer each row's last call: one batched search for all, then an observation; rows that are over are left.
+        """Search for all rows in one batch, then add an observation to each; rows that are over are skipped.
 
         Args:
             rows: of one session, after `act`.
-            actions: theirs, as `act` returned them.
+            actions: of these rows, as `act` returned them.
 
         Raises:
             ValueError: a row that has not acted since its last observation, or rows of several sessions.
@@ -284,6 +301,7 @@ class Player:
         queries = {row.number: action.searches for row, action in playing if action.searches}
         self.cost.searches += sum(map(len, queries.values()))
         results = search_for_rows(self.retriever, queries, self.conf.top_k, self.conf.search_retries, self.sleep)
+
         with self._counted(session):
             for row, action in playing:
                 row.has_acted = False
@@ -295,19 +313,21 @@ class Player:
         session.close([row.number for row, _ in playing if row.is_over])
 
     def _append(self, row: Row, action: Action, hits: list[list[Hit]] | None) -> None:
-        """Add the observation to the row's text and to its last turn; without room for it the row is over."""
+        """Add the observation to the row's text and to its last turn; if it does not fit, the row is over."""
         observation = self._observation(action, hits)
         if len(row.turns) == self.conf.max_turns and self.grammar.last_message:
             observation += self._encode(self.grammar.last_message)
         if row.total + len(observation) + 1 > self.conf.max_total_tokens:
             row.status = "overflow"
-            return  # The policy never sees it, so it is not recorded either.
+            return  # The policy never reads this observation, so it is not recorded.
 
         row.turns[-1] = replace(
-            row.turns[-1], observation_end=len(row.response) + len(observation),
-            observation=self._decode(observation), executed=hits is not None,
+            row.turns[-1],
+            observation_end=len(row.response) + len(observation),
+            observation=self._decode(observation),
+            executed=hits is not None,
             hits=tuple(hit for of_query in hits or () for hit in of_query),
-        )  # fmt: skip
+        )
         row.response.extend(observation)
         row.mask.extend([False] * len(observation))
         row.logprobs.extend([0.0] * len(observation))
@@ -315,9 +335,10 @@ class Player:
             row.session.append([row.number], [observation])
 
     def fork(self, row: Row, times: int) -> list[Row]:
-        """`times` new rows that continue this one from where it stands, in its session and group; it stays open.
+        """`times` new rows that continue this one in its session and group; the row itself stays open.
 
-        What the row has read is not read again. A row that has acted and not observed is forked with its last call.
+        The generator does not read their common text again. A row that has acted and not observed is forked after its
+        last call.
 
         Raises:
             ValueError: a row that is over, or `times` below 1.
@@ -327,7 +348,7 @@ class Player:
             return [row.copy(number) for number in row.session.fork(row.number, times)]
 
     def finish(self, rows: Sequence[Row]) -> list[Trajectory]:
-        """Their records; rows still under way end here as `open`, and their memory may be used again."""
+        """The records of these rows. Rows that are still played end as `open`, and their memory may be used again."""
         for row in rows:
             if not row.is_over:
                 row.status = "open"
@@ -336,7 +357,7 @@ class Player:
 
     @contextmanager
     def _counted(self, session: Session) -> Iterator[None]:
-        """Add to `cost` what the session reads and samples inside."""
+        """Add to `cost` the tokens that the session reads and samples inside the block."""
         prefilled, generated = session.num_prefilled, session.num_generated
         try:
             yield
@@ -344,12 +365,12 @@ class Player:
             self.cost.prefilled += session.num_prefilled - prefilled
             self.cost.generated += session.num_generated - generated
 
-    def _observation(self, action: Action, found: list[list[Hit]] | None) -> list[int]:
+    def _observation(self, action: Action, hits: list[list[Hit]] | None) -> list[int]:
         """Opening tag, documents cut to their budget, closing tag: the tag survives any cut (methods README, 4)."""
-        if found is None:
+        if hits is None:
             return self._encode(self.grammar.complaint(action))
-        whole = self._encode(self.grammar.body(action, found))
-        kept = whole[: self.conf.max_observation_tokens * len(found)]
+        whole = self._encode(self.grammar.body(action, hits))
+        kept = whole[: self.conf.max_observation_tokens * len(hits)]
         while len(kept) < len(whole) and kept and not self.grammar.may_end(self._decode(kept)):
             kept.pop()
         return self._encode(self.grammar.opening) + kept + self._encode(self.grammar.closing)
@@ -362,15 +383,15 @@ class Player:
 
 
 def _session_of(rows: Sequence[Row], has_acted: bool | None = None) -> Session:
-    """The one session of these rows, all of them under way, and all of them at the same step where that matters."""
+    """The one session of these rows; an error unless all are being played and, if it matters, all have (not) acted."""
     for row in rows:
         if row.is_over:
             raise ValueError(
-                f"question {row.question.id!r}, row {row.number}: it is over ({row.status}), expected a row under way. "
-                "Act and fork before a row answers or is finished."
+                f"question {row.question.id!r}, row {row.number}: it is over ({row.status}), expected a row that is "
+                "being played. Act and fork before a row answers or is finished."
             )
         if has_acted not in (None, row.has_acted):
-            missing = "it has not acted. Call act" if has_acted else "its last call is unanswered. Call observe"
+            missing = "it has not acted. Call act" if has_acted else "its last call has no observation. Call observe"
             raise ValueError(f"question {row.question.id!r}, row {row.number}: {missing} first.")
         if row.session is not rows[0].session:
             raise ValueError(

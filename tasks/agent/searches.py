@@ -1,7 +1,7 @@
-"""One batched search for many rows, with retries: a query that cannot be answered costs its own row alone.
+"""One batched search for many rows, with retries: a query that cannot be answered fails only its own row.
 
-A search that stays without an answer is an error of its row. It is never an empty list of passages, which would teach
-the policy that nothing was found.
+A search without an answer is an error of its row. It is never an empty list of passages, which would teach the policy
+that the search engine has no such passage.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from tasks.retrieval import RetrievalError, Retriever
 from tasks.types import Hit
 
-_OUTAGE = 3  # Rows asked alone that fail one after another: then it is not the queries.
+_OUTAGE = 3  # So many rows fail one after another: the search engine is down, and the queries are not to blame.
 
-Found = list[list[Hit]] | RetrievalError
-"""Passages of each query of a row, or why there are none."""
+RowResult = list[list[Hit]] | RetrievalError
+"""Passages of each query of a row, or the error of its search."""
 
 
 def search_for_rows(
@@ -23,17 +23,17 @@ def search_for_rows(
     top_k: int,
     retries: int,
     sleep: Callable[[float], None],
-) -> dict[int, Found]:
-    """Ask all rows' queries in one call, retried with growing pauses; where that fails, ask row by row.
+) -> dict[int, RowResult]:
+    """Send the queries of all rows in one call, retried with growing pauses; if that fails, search row by row.
 
-    Where `_OUTAGE` rows fail one after another, all the remaining rows fail without being asked.
+    After `_OUTAGE` rows that fail one after another, all remaining rows fail without a search.
 
     Args:
         retriever: answers the queries.
         queries: row -> its queries.
-        top_k: passages a query.
-        retries: further tries of the whole call, after 1, 2, 4, ... seconds.
-        sleep: waits so many seconds.
+        top_k: passages per query.
+        retries: how often the whole call is repeated, after 1, 2, 4, ... seconds.
+        sleep: waits for a number of seconds.
     """
     everything = [query for row in queries.values() for query in row]
     if not everything:
@@ -44,26 +44,26 @@ def search_for_rows(
             sleep(2.0 ** (attempt - 1))
         try:
             hits = iter(retriever.search(everything, top_k))
-            return {row: [next(hits) for _ in asked] for row, asked in queries.items()}
+            return {row: [next(hits) for _ in of_row] for row, of_row in queries.items()}
         except RetrievalError as error:
             failure = error
 
-    results: dict[int, Found] = dict.fromkeys(queries, failure)
-    # One row alone has just been tried: its queries were the whole call.
+    results: dict[int, RowResult] = dict.fromkeys(queries, failure)
+    # A single row's queries were the whole call, so a search of its own would repeat what has just failed.
     return results | _row_by_row(retriever, queries, top_k) if len(queries) > 1 else results
 
 
-def _row_by_row(retriever: Retriever, queries: Mapping[int, Sequence[str]], top_k: int) -> dict[int, Found]:
-    """The rows that were asked alone, until it is clear that the search engine is away."""
-    results: dict[int, Found] = {}
-    failed_in_turn = 0
-    for row, asked in queries.items():
+def _row_by_row(retriever: Retriever, queries: Mapping[int, Sequence[str]], top_k: int) -> dict[int, RowResult]:
+    """Results of the rows that were searched one by one, up to an outage."""
+    results: dict[int, RowResult] = {}
+    failures_in_a_row = 0
+    for row, of_row in queries.items():
         try:
-            results[row] = retriever.search(list(asked), top_k)
-            failed_in_turn = 0
+            results[row] = retriever.search(list(of_row), top_k)
+            failures_in_a_row = 0
         except RetrievalError as error:
             results[row] = error
-            failed_in_turn += 1
-        if failed_in_turn == _OUTAGE:
+            failures_in_a_row += 1
+        if failures_in_a_row == _OUTAGE:
             break
     return results

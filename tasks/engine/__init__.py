@@ -1,8 +1,8 @@
-"""Forward, backward, optimizer step, state: what a trainer asks of the hardware.
+"""The engine: forward and backward passes, optimizer steps and the state of a policy and its critic.
 
-`plain.py` is one process on one device. An engine for many devices (DeepSpeed) answers the same protocol; the
-training loop knows no other. The engine owns the loop over micro-batches, so that several can run at once.
-Engines know tensors, never methods, rewards or files of the pipeline.
+`plain.py` is one process on one device. An engine for many devices (DeepSpeed) would have the same protocol, which is
+all that the training loop uses. The engine owns the loop over micro-batches, so that it may run several of them at
+once. Engines know tensors, never methods, rewards or files of the pipeline.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Plan = Sequence[Sequence[int]]  # Micro-batches, each a list of rows of the expe
 
 
 class DivergedError(ValueError):
-    """Training cannot go on: gradients are not finite. The weights are those of the update before."""
+    """The gradient is not finite, so training cannot go on. The weights are those before this update."""
 
 
 @dataclass(frozen=True)
 class OptimizerConf:
-    """AdamW with a constant rate after a linear warm-up.
+    """AdamW with a constant learning rate after a linear warm-up.
 
     Attributes:
         lr: learning rate after warm-up.
@@ -55,7 +55,7 @@ class OptimizerConf:
 
 
 class PolicyLoss(Protocol):
-    """The policy's loss of one micro-batch, and what to report of it; `logprobs`, `entropy`: [B, T]."""
+    """The policy's loss of one micro-batch and its metrics; `logprobs` and `entropy` are [B, T]."""
 
     def __call__(
         self, batch: Experience, logprobs: Tensor, entropy: Tensor, normalizer: Normalizer
@@ -63,7 +63,7 @@ class PolicyLoss(Protocol):
 
 
 class ValueLoss(Protocol):
-    """The critic's loss of one micro-batch; `values`: [B, T]."""
+    """The critic's loss of one micro-batch; `values` is [B, T]."""
 
     def __call__(self, batch: Experience, values: Tensor, normalizer: Normalizer) -> Tensor: ...
 
@@ -73,13 +73,13 @@ L = TypeVar("L", PolicyLoss, ValueLoss)
 
 @dataclass(frozen=True)
 class Objective(Generic[L]):
-    """What one update minimises. It is made of values alone, so that it can be pickled and sent to other processes.
+    """What one update minimises. It holds only values, so that it can be pickled and sent to other processes.
 
     Attributes:
         loss: of a micro-batch; the losses of all micro-batches add up to the update's.
         normalizer: the denominators of the whole mini-batch.
-        entropy_gradient: whether the entropy carries gradient; a loss that only reports it saves the work.
-        is_first: no update came before, so the logprobs of this update's own forward pass are the old logprobs.
+        entropy_gradient: whether the entropy carries gradient; False saves work where the loss only reports it.
+        is_first: no update came before, so the logprobs of this update's forward pass are the old logprobs.
     """
 
     loss: L
@@ -90,12 +90,13 @@ class Objective(Generic[L]):
 
 @dataclass(frozen=True)
 class Update:
-    """What one update reports.
+    """The report of one update.
 
     Attributes:
         metrics: of each micro-batch, in the order of the plan; the sum over micro-batches is the mini-batch's metric.
         grad_norm: norm of the whole gradient before clipping.
-        logprobs: [N, T] those that `Objective.is_first` took as old ones, 0 in rows outside the plan; else None.
+        logprobs: [N, T] old logprobs if `Objective.is_first` took them from this update, 0 in rows outside the plan;
+            else None.
     """
 
     metrics: tuple[dict[str, float], ...]
@@ -105,12 +106,12 @@ class Update:
 
 @dataclass(frozen=True)
 class Training:
-    """What a run asks of an engine.
+    """The settings of a run that an engine needs.
 
     Attributes:
-        policy: its optimizer.
-        critic: its optimizer; None: the method needs no critic.
-        lora: adapters; with them the reference is the policy without.
+        policy: optimizer of the policy.
+        critic: optimizer of the critic; None where the method needs no critic.
+        lora: adapters; the reference is then the policy without them.
         dtype: of forward passes.
         keep_activations: False recomputes layer activations in the backward pass (gradient checkpointing).
         needs_reference: keep a frozen copy of the start policy.
@@ -131,14 +132,14 @@ class Policy(Protocol):
 
     @property
     def causal_lm(self) -> Any | None:
-        """The model itself, for a generator that plays with the very weights under training.
+        """The model itself, for a generator that shares the weights under training.
 
-        None where it does not live whole in this process.
+        None where this process does not hold the whole model.
         """
         ...
 
     def sequence_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Logprobs of `sequence[1:]`, each: what a generator with a copy of these weights has to reproduce."""
+        """Logprobs of `sequence[1:]` for each sequence; a generator with a copy of the weights must reproduce them."""
         ...
 
     def logprobs(self, experience: Experience, plan: Plan, reference: bool = False) -> Tensor:
@@ -159,7 +160,7 @@ class Policy(Protocol):
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight of the policy once, adapters merged, by its name in the exported model.
 
-        A tensor is valid until the next one is asked for.
+        A tensor is valid until the iterator moves on.
         """
         ...
 
@@ -168,7 +169,7 @@ class Policy(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Write everything that `load` continues from exactly, in files of the engine's own, into a new folder."""
+        """Write all that `load` needs to continue exactly into a new folder, in the engine's own files."""
         ...
 
     def load(self, folder: Path) -> None:
@@ -197,10 +198,10 @@ class Critic(Protocol):
 
 
 class Engine(Protocol):
-    """What `PART` of an engine's file is: its settings."""
+    """The settings of an engine; `PART` of its file is such a class."""
 
     def open(self, folder: Path, training: Training) -> AbstractContextManager[tuple[Policy, Critic | None]]:
-        """Policy and critic, both made from the start policy in a model folder; freed when the block ends.
+        """Policy and critic, both made from the start policy in a model folder. They are freed when the block ends.
 
         Raises:
             DataError: the folder is no model folder.

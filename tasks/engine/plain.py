@@ -1,8 +1,8 @@
-"""One process, one device: plain torch. Also the slow and obvious reference for faster engines.
+"""An engine of one process and one device in plain torch, which is also the reference for faster engines.
 
-Logits exist only for generated tokens and only a slice of them at a time, so memory follows the token
-budget, not vocabulary times sequence. On a GPU with bfloat16 the forward runs in it under autocast, with
-float32 weights and optimizer; on CPU everything is float32 and bit-for-bit repeatable for a thread count.
+Logits are computed only for generated tokens, one slice of them at a time, so memory grows with the token budget and
+not with vocabulary times sequence. On a GPU with bfloat16 the forward pass runs in it under autocast, with float32
+weights and optimizer. On a CPU everything is float32 and repeats bit for bit with the same number of threads.
 """
 
 from __future__ import annotations
@@ -24,23 +24,28 @@ from tasks.model import Dtype, LoraConf, computes_in, export_folder, load_policy
 from tasks.rl.experience import Experience
 from tasks.store import replacing_folder
 
-# Logits held at once while gradients are on. On a GPU each chunk casts the head again, so chunks are large.
+# Most logits held at once while gradients are on. On a GPU each chunk casts the head again, so chunks are large there.
 LOGIT_CHUNK = {"cpu": 2**24, "cuda": 2**28}
 
 
 class _Trainee:
-    """What policy and critic share: optimizer, warm-up, autocast, state."""
+    """The base class of policy and critic: optimizer, warm-up, autocast, state."""
 
     def __init__(self, module: nn.Module, conf: OptimizerConf, dtype: Dtype) -> None:
-        self.module, self.conf = module, conf
+        self.module = module
+        self.conf = conf
         self.device = next(module.parameters()).device
         self.dtype = computes_in(dtype, self.device)
         self.trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
-        # Fused needs no second copy of the weights at a step. On a CPU the default decides: its bits are the results.
+        # The fused kernel needs no second copy of the weights. A CPU keeps the default, because another kernel would
+        # change the last bits of all results.
         self.optimizer = torch.optim.AdamW(
-            self.trained.values(), lr=conf.lr, betas=(conf.betas[0], conf.betas[1]), weight_decay=conf.weight_decay,
+            self.trained.values(),
+            lr=conf.lr,
+            betas=(conf.betas[0], conf.betas[1]),
+            weight_decay=conf.weight_decay,
             fused=True if self.device.type == "cuda" else None,
-        )  # fmt: skip
+        )
         self.num_updates = 0
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -49,9 +54,10 @@ class _Trainee:
 
     @contextmanager
     def recomputing(self) -> Iterator[None]:
-        """The forward of an update: layers set to gradient checkpointing obey, which they do in training mode only.
+        """Switches gradient checkpointing on for the forward pass of an update.
 
-        The mode of their children stays: dropout remains off. Outside, a generator may use its cache.
+        Layers obey that setting only in training mode. The mode of their children does not change, so dropout stays
+        off. Outside the block a generator may use its cache, which checkpointing layers would refuse.
         """
         from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -65,15 +71,17 @@ class _Trainee:
                 layer.training = False
 
     def step(self) -> float:
-        """One optimizer step; gradients are cleared. A non-finite gradient norm is an error, never a silent step."""
+        """Take one optimizer step and clear the gradients; a gradient norm that is not finite is an error."""
         warm = min(1.0, (self.num_updates + 1) / max(self.conf.warmup_steps, 1))
         for group in self.optimizer.param_groups:
             group["lr"] = self.conf.lr * warm
+
         norm = float(torch.nn.utils.clip_grad_norm_(list(self.trained.values()), self.conf.max_grad_norm))
         if norm != norm or norm == float("inf"):
             raise DivergedError(
                 f"the gradient norm is {norm} after {self.num_updates} updates. Lower the learning rate."
             )
+
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.num_updates += 1
@@ -101,9 +109,9 @@ class PlainPolicy(_Trainee):
 
     Args:
         model: causal LM on its device.
-        tokenizer: exported beside it.
+        tokenizer: exported with it.
         conf: optimizer.
-        lora: adapters; with them the reference is the model without.
+        lora: adapters; the reference is then the model without them.
         dtype: of the forward pass.
         needs_reference: keep a frozen copy of the start weights.
         keep_activations: False recomputes layer activations in the backward pass (gradient checkpointing).
@@ -111,15 +119,25 @@ class PlainPolicy(_Trainee):
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, conf: OptimizerConf, lora: LoraConf, dtype: Dtype, needs_reference: bool,
-        keep_activations: bool = True, seed: int = 0,
-    ) -> None:  # fmt: skip
-        self.tokenizer, self.lora = tokenizer, lora
+        self,
+        model: Any,
+        tokenizer: Any,
+        conf: OptimizerConf,
+        lora: LoraConf,
+        dtype: Dtype,
+        needs_reference: bool,
+        keep_activations: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.lora = lora
+
         self.reference: Any = None
         if needs_reference and not lora.rank:
             self.reference = copy.deepcopy(model).requires_grad_(False).eval()
             if computes_in(dtype, model.device) == torch.bfloat16:
                 _halve_matrices(self.reference)
+
         if lora.rank:
             from peft import LoraConfig, get_peft_model
 
@@ -127,6 +145,7 @@ class PlainPolicy(_Trainee):
                 torch.manual_seed(seed)
                 adapters = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets))
                 model = get_peft_model(model, adapters)
+
         if not keep_activations:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.eval()  # Dropout would make ratios differ from 1 where the policy has not moved.
@@ -152,14 +171,14 @@ class PlainPolicy(_Trainee):
     @torch.no_grad()
     def sequence_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """See `Policy.sequence_logprobs`."""
-        found = []
+        result = []
         for sequence in sequences:
             ids = torch.tensor([list(sequence)], device=self.device)  # [1, T]
             with self.autocast():
                 logits = self.causal_lm(ids, use_cache=False).logits  # [1, T, V]
             logprobs = logits[0, :-1].float().log_softmax(-1)
-            found.append(logprobs.gather(-1, ids[0, 1:, None])[:, 0].tolist())
-        return found
+            result.append(logprobs.gather(-1, ids[0, 1:, None])[:, 0].tolist())
+        return result
 
     def update(self, experience: Experience, plan: Plan, objective: Objective[PolicyLoss]) -> Update:
         """See `Policy.update`."""
@@ -172,16 +191,17 @@ class PlainPolicy(_Trainee):
     ) -> dict[str, float]:
         """Forward one micro-batch and add its gradient; returns its metrics.
 
-        `old` [N, T]: takes the logprobs of this forward pass, which are then the old logprobs, too.
+        `old` [N, T], if given, is filled with the logprobs of this forward pass, which then are the old logprobs as
+        well.
         """
         batch = experience.rows(rows)
         with self.autocast(), self.recomputing():
             logprobs, entropy = self._forward(self.causal_lm, batch.to(self.device), objective.entropy_gradient)
 
         if old is not None:
-            own = logprobs.detach().cpu()
-            batch = replace(batch, old_logprobs=own)
-            old[list(rows), : own.shape[1]] = own
+            detached = logprobs.detach().cpu()
+            batch = replace(batch, old_logprobs=detached)
+            old[list(rows), : detached.shape[1]] = detached
 
         loss, metrics = objective.loss(batch.to(self.device), logprobs, entropy, objective.normalizer)
         if loss.requires_grad:  # False where no token of the micro-batch was generated.
@@ -197,7 +217,7 @@ class PlainPolicy(_Trainee):
         return _scatter(logprobs, chosen), _scatter(entropy, chosen)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Policy.weights`; a tied output head is its embedding and does not come again."""
+        """See `Policy.weights`; an output head that is tied to the embedding is not given again."""
         for name, parameter in self._merged().named_parameters():
             yield name, parameter.detach()
 
@@ -207,7 +227,7 @@ class PlainPolicy(_Trainee):
             export_folder(self._merged(), self.tokenizer, work)
 
     def _merged(self) -> Any:
-        """The causal LM without adapters; where there are any, a copy into which they are merged."""
+        """The causal LM; with adapters, a copy into which they are merged."""
         if not self.lora.rank:
             return self.causal_lm
         return copy.deepcopy(self.module).merge_and_unload()  # type: ignore[operator]
@@ -264,9 +284,9 @@ class PlainCritic(_Trainee):
 
 
 def _halve_matrices(model: nn.Module) -> None:
-    """Store the linear layers in bfloat16: autocast would round them to it in each forward, so no result changes.
+    """Store linear layers in bfloat16, which saves memory. Autocast would round them in each forward pass anyway.
 
-    An output head that is tied to the embedding stays, because the embedding is read without rounding.
+    An output head that is tied to the embedding stays float32, because the embedding is read without rounding.
     """
     embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     for module in model.modules():
@@ -275,7 +295,7 @@ def _halve_matrices(model: nn.Module) -> None:
 
 
 def _by_row(experience: Experience, plan: Plan, forward: Callable[[Experience], Tensor]) -> Tensor:
-    """[N, T] on the CPU: what `forward` gives for each micro-batch, at its rows; 0 in rows outside the plan."""
+    """[N, T] on the CPU, the result of `forward` for each micro-batch in its rows; 0 in rows outside the plan."""
     table = torch.zeros_like(experience.rewards)
     for rows in plan:
         batch = experience.rows(rows)
@@ -290,27 +310,29 @@ def token_logprobs(head: Any, hidden: Tensor, targets: Tensor, entropy_gradient:
         head: maps [n, d] to logits [n, V].
         hidden: [N, d].
         targets: [N] token ids.
-        entropy_gradient: whether entropies carry gradient; without, they cost one pass less.
+        entropy_gradient: whether entropies carry gradient; False saves a pass.
 
     Returns:
         [N] log-probabilities, with gradient, and [N] entropies.
     """
 
-    def part(some: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        logprobs = head(some).float().log_softmax(-1)
-        measured = logprobs if entropy_gradient else logprobs.detach()
-        return logprobs.gather(-1, ids[:, None])[:, 0], -(measured.exp() * measured).sum(-1)
+    def of_chunk(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        logprobs = head(states).float().log_softmax(-1)
+        for_entropy = logprobs if entropy_gradient else logprobs.detach()
+        return logprobs.gather(-1, ids[:, None])[:, 0], -(for_entropy.exp() * for_entropy).sum(-1)
 
     chunk = max(1, LOGIT_CHUNK[hidden.device.type] // head.weight.shape[0])
     if len(targets) <= chunk:
-        return part(hidden, targets)
+        return of_chunk(hidden, targets)
+
+    # With gradients, each chunk's logits are computed again in the backward pass instead of being kept.
     pieces = [
-        recompute(part, hidden[i : i + chunk], targets[i : i + chunk], use_reentrant=False)
+        recompute(of_chunk, hidden[i : i + chunk], targets[i : i + chunk], use_reentrant=False)
         if torch.is_grad_enabled()
-        else part(hidden[i : i + chunk], targets[i : i + chunk])
+        else of_chunk(hidden[i : i + chunk], targets[i : i + chunk])
         for i in range(0, len(targets), chunk)
     ]
-    return torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces])
+    return torch.cat([logprobs for logprobs, _ in pieces]), torch.cat([entropies for _, entropies in pieces])
 
 
 def _scatter(values: Tensor, chosen: Tensor) -> Tensor:
@@ -321,7 +343,7 @@ def _scatter(values: Tensor, chosen: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PlainEngine:
-    """The engine of one process and one device: the first GPU, else the CPU."""
+    """The engine of one process and one device, which is the first GPU or else the CPU."""
 
     @contextmanager
     def open(self, folder: Path, training: Training) -> Iterator[tuple[PlainPolicy, PlainCritic | None]]:
@@ -329,12 +351,19 @@ class PlainEngine:
         model, tokenizer = load_policy(folder)
         model = model.to(pick_device())
         critic = None
-        if training.critic is not None:  # Made first: adapters of the policy would be copied with the decoder.
+        # The critic comes first: later its copy of the decoder would contain the policy's adapters.
+        if training.critic is not None:
             critic = PlainCritic(model, training.critic, training.dtype, training.keep_activations)
         policy = PlainPolicy(
-            model, tokenizer, training.policy, training.lora, training.dtype, training.needs_reference,
-            training.keep_activations, training.seed,
-        )  # fmt: skip
+            model,
+            tokenizer,
+            training.policy,
+            training.lora,
+            training.dtype,
+            training.needs_reference,
+            training.keep_activations,
+            training.seed,
+        )
         yield policy, critic
 
 

@@ -1,8 +1,7 @@
 """Text and logprobs from a model: one protocol, two generators.
 
-`plain.py` (transformers, one prefill per prompt group, KV cache kept across turns) and `vllm.py` (fast
-on GPUs, runs on CPU for tests). A generator knows tokens, stop strings and budgets; it knows nothing of
-questions, tags, retrieval or rewards.
+They are `plain.py` (transformers, one prefill per prompt, KV cache kept across turns) and `vllm.py` (fast on GPUs, runs
+on a CPU for tests). A generator knows tokens, stop strings and budgets, but no questions, tags, retrieval or rewards.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Sampling:
             temperature 1 without top-p (what the trainer computes), greedy or not.
         top_p: nucleus mass; 1.0 keeps all.
         stop: a call ends right after the token that completes one of these strings.
-        seed: with the call's position in the session it determines every draw (plain generator, one machine).
+        seed: determines every draw, together with the call's position in the session (plain generator, one machine).
     """
 
     temperature: float
@@ -52,10 +51,10 @@ class Call:
 
 
 class Session(Protocol):
-    """Rows that play several turns at once; row r belongs to prompt r // copies, or continues a forked row.
+    """Rows of text that are generated together, turn by turn; row r continues prompt r // copies, or a forked row.
 
-    A session whose rows are all closed is closed. `num_prefilled` and `num_generated` count tokens the model read
-    without sampling, and sampled.
+    A session whose rows are all closed is closed. `num_prefilled` counts tokens that the model read without sampling,
+    `num_generated` those it sampled.
     """
 
     num_prefilled: int
@@ -70,21 +69,31 @@ class Session(Protocol):
         ...
 
     def fork(self, row: int, times: int) -> list[int]:
-        """`times` new rows that continue `row` from where it stands; `row` itself stays open.
+        """`times` new rows that continue the text of `row`, which itself stays open.
 
-        New rows take the next numbers. Their draws are those of rows with these numbers in a session that was opened
-        with so many rows. What `row` has read is not read again, but for its newest token, which every row reads with
-        its next draw.
+        New rows take the next numbers. They draw what rows of these numbers would draw in a session that was opened
+        with them. The text of `row` is not read again, except its newest token, which every row reads with its next
+        draw.
         """
         ...
 
     def close(self, rows: Sequence[int]) -> None:
-        """These rows are finished; their memory may be used again. Nothing but `close` may be asked of them."""
+        """End these rows; their memory may be used again. After that only `close` may be called for them."""
         ...
 
 
+def require_prompts(prompts: Sequence[Sequence[int]], max_total_tokens: int) -> None:
+    """Raise the ValueError for a prompt that is empty or leaves no room for a token after it."""
+    for number, prompt in enumerate(prompts):
+        if not 0 < len(prompt) < max_total_tokens:
+            raise ValueError(
+                f"prompt {number}: found {len(prompt)} tokens, expected 1 to {max_total_tokens - 1}, so that at least "
+                "one token can be written. Shorten the prompt or raise max_total_tokens."
+            )
+
+
 def not_open(row: int, num_rows: int, num_open: int) -> str:
-    """The error of a request for a row that is closed or never was."""
+    """The message about a request for a row that is closed or does not exist."""
     if not num_open:
         return f"row {row}: the session is closed, all its {num_rows} rows are. Open a new session."
     state = f"closed, {num_open} other rows are open" if 0 <= row < num_rows else "unknown"
@@ -92,17 +101,17 @@ def not_open(row: int, num_rows: int, num_open: int) -> str:
 
 
 class WeightsError(ValueError):
-    """A generator cannot take these weights, or does not hold the policy's; its samples would be off-policy."""
+    """A generator cannot take these weights, or holds other weights than the policy; samples would be off-policy."""
 
 
 Weights = Iterable[tuple[str, Tensor]]
-"""Every weight of a policy once, by its name in the exported model; a tensor is valid until the next is asked for."""
+"""Every weight of a policy once, by its name in the exported model; a tensor is valid until the iterator moves on."""
 
 
 class Generator(Protocol):
-    """A model that plays sessions, and takes new weights between them.
+    """A model that generates in sessions, and takes new weights between them.
 
-    `shares_weights`: it plays with the very weights under training, so that an update of theirs is its own.
+    `shares_weights`: it uses the weights under training themselves, so that it needs no copy after an update.
     """
 
     shares_weights: bool
@@ -111,7 +120,7 @@ class Generator(Protocol):
         """Start `len(prompts) * copies` rows; prompt + response never exceed `max_total_tokens` per row.
 
         Raises:
-            WeightsError: the generator sleeps, or lost its weights and has got no new ones.
+            WeightsError: the generator sleeps, or has lost its weights and got no new ones.
         """
         ...
 
@@ -125,11 +134,11 @@ class Generator(Protocol):
         ...
 
     def sleep(self) -> None:
-        """Free device memory for an update. It may cost the weights; who sleeps plays again only awake and updated."""
+        """Free device memory for an update. The weights may be lost; play again after `wake` and `update_weights`."""
         ...
 
     def wake(self) -> None:
-        """Take the memory again; on a generator that is awake this does nothing."""
+        """Take the device memory back; nothing happens if the generator is awake."""
         ...
 
     def shutdown(self) -> None:
@@ -138,31 +147,31 @@ class Generator(Protocol):
 
 
 class Trainee(Protocol):
-    """What a generator may use of the policy under training."""
+    """The part of `tasks.engine.Policy` that a generator may use."""
 
     @property
     def causal_lm(self) -> Any | None:
-        """The model itself, None where it does not live whole in this process."""
+        """The model itself, None where this process does not hold the whole model."""
         ...
 
     def sequence_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Logprobs of `sequence[1:]`, each: what a generator with a copy of its weights has to reproduce."""
+        """Logprobs of `sequence[1:]` for each sequence; a generator with a copy of the weights must reproduce them."""
         ...
 
 
 class GeneratorConf(Protocol):
-    """What `PART` of a generator's file is: its settings."""
+    """The settings of a generator; `PART` of its file is such a class."""
 
     def start(self, folder: Path, dtype: Dtype, trainee: Trainee | None = None) -> Generator:
         """A generator of the policy in a model folder.
 
         Args:
             folder: weights and tokenizer.
-            dtype: of the forward passes of training; the generator computes in the same.
-            trainee: the policy under training, which begins as that folder's.
+            dtype: of the forward passes of training; the generator computes in the same dtype.
+            trainee: the policy under training, whose first weights are those of the folder.
 
         Raises:
-            ValueError: no model folder, or a model that this kind of generator cannot play.
+            ValueError: no model folder, or a model that this kind of generator does not support.
         """
         ...
 
@@ -175,10 +184,10 @@ def load(name: str, root: Path = Path(".")) -> GeneratorConf:
 
 
 def checked(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:
-    """These weights as they come, if they are exactly those of `shapes`.
+    """Pass these weights on, and check that they are exactly those of `shapes`.
 
     Raises:
-        WeightsError: the first that is unknown, comes again or has another shape; at the end, the missing ones.
+        WeightsError: a weight is unknown, comes again or has another shape; at the end, if one is missing.
     """
     seen: set[str] = set()
     for name, tensor in weights:

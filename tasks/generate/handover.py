@@ -1,4 +1,4 @@
-"""Weights for another process on this machine, through memory: nothing to leave behind, whoever is killed."""
+"""Hands weights to another process on this machine through memory, so that a kill leaves no file behind."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 @contextmanager
 def staged(weights: Iterable[tuple[str, Tensor]], shapes: Shapes, dtype: torch.dtype) -> Iterator[str]:
-    """The path of a safetensors file with these weights, in memory, for processes of this user while the block runs.
+    """A safetensors file with these weights in memory; its path is valid for processes of this user inside the block.
 
-    One tensor at a time is held besides the file. The file has no name in any folder: the kernel frees it with the last
-    process that holds it, even when this one is killed.
+    One tensor at a time is held besides the file. The file has no name in any folder, so the kernel frees it with the
+    last process that holds it, even if this one is killed.
 
     Args:
         weights: as many as `shapes`, of these shapes.
         shapes: of all weights.
-        dtype: they are stored in; float32 or bfloat16.
+        dtype: float32 or bfloat16, in which they are stored.
     """
     header, offsets = _layout(shapes, dtype)
     number = os.memfd_create("weights")
@@ -52,7 +52,7 @@ def staged(weights: Iterable[tuple[str, Tensor]], shapes: Shapes, dtype: torch.d
 
 
 def _layout(shapes: Shapes, dtype: torch.dtype) -> tuple[bytes, dict[str, int]]:
-    """The head of a safetensors file, and where behind it each weight begins."""
+    """The header of a safetensors file, and each weight's offset after it."""
     entries, offsets, end = {}, {}, 0
     for name, shape in shapes.items():
         start, end = end, end + math.prod(shape) * dtype.itemsize

@@ -1,13 +1,13 @@
 """The obvious generator: a transformers model, one process, its own decode loop.
 
-Each prompt is read once and its key-value cache copied to the rows of its group; the cache is kept across
-turns, so an observation costs its own length only; a finished row leaves the batch at once. Rows live in
-one buffer, right-padded, active rows first: a row that stops is swapped behind the last active one, so
-every forward reads a view and copies nothing. Draws are a function of (seed, row, position): which other
-rows are still playing does not matter to them.
+Each prompt is read once, and its key-value cache is copied to all its rows. The cache is kept across turns, so that an
+observation costs only its own length, and a finished row leaves the batch at once. Rows live in one buffer,
+right-padded, active rows first: a row that stops is swapped behind the last active one, so that every forward pass
+reads a view and copies nothing. A draw is a function of (seed, row, position) and does not depend on which other rows
+are still active.
 
-Refuses architectures whose head is not `output_embeddings(decoder(...))` (logit scaling, soft caps), and
-attention it cannot give its mask to (sliding windows, implementations other than sdpa).
+It refuses architectures whose logits are not `output_embeddings(decoder(...))` (logit scaling, soft caps), and
+attention that would not use its mask (sliding windows, implementations other than sdpa).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tasks.generate import Call, Sampling, Trainee, Weights, checked, not_open
+from tasks.generate import Call, Sampling, Trainee, Weights, checked, not_open, require_prompts
 from tasks.model import Dtype, load_policy, load_tokenizer, pick_device
 
 if TYPE_CHECKING:
     from tasks.generate.row_cache import RowCache
 
-_STOP_TOKENS = 32  # more than the bytes of any stop string, so that it fits however it was split
+_STOP_TOKENS = 32  # More than the bytes of any stop string, so that it fits however it is split into tokens.
 
 
 class PlainGenerator:
-    """Generates with a model that the trainer may hold too; then new weights are there without a copy.
+    """Generates with a transformers model, which may be the one under training.
 
     Args:
         model: a Hugging Face causal LM.
@@ -39,12 +39,14 @@ class PlainGenerator:
         shares_weights: the trainer updates this very module, so `update_weights` has nothing to do.
 
     Raises:
-        ValueError: an architecture that would be read wrongly here.
+        ValueError: an architecture whose logits would be wrong here.
     """
 
     def __init__(self, model: Any, tokenizer: Any, shares_weights: bool = False) -> None:
         _require_supported(model)
-        self.model, self.tokenizer, self.shares_weights = model, tokenizer, shares_weights
+        self.model = model
+        self.tokenizer = tokenizer
+        self.shares_weights = shares_weights
         self.eos_ids = end_ids(model, tokenizer)
 
     def open(
@@ -59,20 +61,20 @@ class PlainGenerator:
             return
         parameters = dict(self.model.named_parameters())
         shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-        # All of them before one is changed; copies, because a source may use its memory again.
-        fresh = {name: tensor.clone() for name, tensor in checked(weights, shapes)}
+        # Check all weights before the first one is changed. Clone them, because the source may reuse its memory.
+        new_weights = {name: tensor.clone() for name, tensor in checked(weights, shapes)}
         with torch.no_grad():
-            for name, tensor in fresh.items():
+            for name, tensor in new_weights.items():
                 parameters[name].copy_(tensor)
 
     def sleep(self) -> None:
-        """Nothing to free: a shared model is the trainer's, and an own copy stays where it is."""
+        """Does nothing: a shared model belongs to the trainer, and a copy of its own stays in memory."""
 
     def wake(self) -> None:
-        """Nothing to take again."""
+        """Does nothing, because `sleep` frees nothing."""
 
     def shutdown(self) -> None:
-        """Nothing to stop."""
+        """Does nothing: there is no process to stop."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class PlainConf:
     """The plain generator has no settings."""
 
     def start(self, folder: Path, dtype: Dtype, trainee: Trainee | None = None) -> PlainGenerator:
-        """See `GeneratorConf.start`; its own copy of a model computes in float32, whatever `dtype` is."""
+        """See `GeneratorConf.start`; a copy of its own computes in float32, whatever `dtype` is."""
         if trainee is not None and trainee.causal_lm is not None:
             return PlainGenerator(trainee.causal_lm, load_tokenizer(folder), shares_weights=True)
         model, tokenizer = load_policy(folder)
@@ -93,8 +95,8 @@ PART = PlainConf
 def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """Ids that end a call: the tokenizer's end of text and those of the generation settings."""
     listed = getattr(model.generation_config, "eos_token_id", None)
-    found = [*(listed if isinstance(listed, list) else [listed]), tokenizer.eos_token_id]
-    return frozenset(i for i in found if i is not None)
+    ids = [*(listed if isinstance(listed, list) else [listed]), tokenizer.eos_token_id]
+    return frozenset(i for i in ids if i is not None)
 
 
 @torch.inference_mode()
@@ -110,10 +112,11 @@ def _require_supported(model: Any) -> None:
             f"sliding_window={config.sliding_window}: the plain generator attends to all tokens. "
             f"Set generator: vllm in params.yaml."
         )
+
     probe = torch.arange(min(4, config.vocab_size), device=model.device)[None]
     expected = model(input_ids=probe, use_cache=False).logits
-    found = model.get_output_embeddings()(model.get_decoder()(input_ids=probe, use_cache=False).last_hidden_state)
-    if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3):
+    logits = model.get_output_embeddings()(model.get_decoder()(input_ids=probe, use_cache=False).last_hidden_state)
+    if not torch.allclose(logits, expected, rtol=1e-3, atol=1e-3):
         raise ValueError(
             f"{type(model).__name__}: its logits are not head(decoder(ids)) (scaled or capped), which generator and "
             f"trainer expect. Use a model of another architecture, such as Qwen2."
@@ -122,7 +125,7 @@ def _require_supported(model: Any) -> None:
 
 @dataclass
 class _Writing:
-    """What a row has written in the call under way; `budget` is the most tokens it may write."""
+    """What a row has written in its current call; `budget` is the most tokens it may write."""
 
     budget: int
     ids: list[int] = field(default_factory=list)
@@ -134,33 +137,36 @@ class _Writing:
 
 
 class PlainSession:
-    """See `Session`. Slots are positions in the cache; `slot[row]` says where a row lives now.
+    """See `Session`. A slot is a place in the cache, and `slot[row]` is the current place of a row.
 
-    A row's newest token is never in the cache: the row reads it with its next draw. So the rows of a group and the
-    forks of a row share everything but that one token.
+    A row's newest token is never in the cache, because the row reads it with its next draw. So the rows of a prompt and
+    the forks of a row share everything except that one token.
     """
 
     def __init__(
-        self, owner: PlainGenerator, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling,
+        self,
+        owner: PlainGenerator,
+        prompts: Sequence[Sequence[int]],
+        copies: int,
+        sampling: Sampling,
         max_total_tokens: int,
-    ) -> None:  # fmt: skip
-        for number, prompt in enumerate(prompts):
-            if not 0 < len(prompt) < max_total_tokens:
-                raise ValueError(
-                    f"prompt {number}: found {len(prompt)} tokens, expected 1 to {max_total_tokens - 1}, so that at "
-                    f"least one token can be written. Shorten the prompt or raise max_total_tokens."
-                )
-        self.model, self.tokenizer, self.eos_ids = owner.model, owner.tokenizer, owner.eos_ids
-        self.sampling, self.max_total_tokens = sampling, max_total_tokens
+    ) -> None:
+        require_prompts(prompts, max_total_tokens)
+        self.model = owner.model
+        self.tokenizer = owner.tokenizer
+        self.eos_ids = owner.eos_ids
+        self.sampling = sampling
+        self.max_total_tokens = max_total_tokens
         self.num_prefilled = self.num_generated = 0
 
         rows = len(prompts) * copies
-        self.row_of, self.slot = list(range(rows)), list(range(rows))
-        self.length = np.zeros(rows, dtype=np.int64)  # [slots] tokens in the cache
-        self.pending: list[list[int]] = [[p[-1]] for p in prompts for _ in range(copies)]  # by row
+        self.row_of = list(range(rows))  # by slot
+        self.slot = list(range(rows))  # by row
+        self.length = np.zeros(rows, dtype=np.int64)  # by slot, tokens in the cache
+        self.pending: list[list[int]] = [[p[-1]] for p in prompts for _ in range(copies)]  # by row, tokens to read
         self.written: list[list[int]] = [[] for _ in range(rows)]  # by row, since its last observation
         self.closed: set[int] = set()
-        self._free: list[int] = []  # Closed rows whose slot nobody has taken yet.
+        self._free: list[int] = []  # Closed rows whose slot can be given to a new row.
         self.cache = self._empty_cache()
 
         self._random = torch.Generator().manual_seed(sampling.seed)
@@ -168,15 +174,16 @@ class PlainSession:
         self._prefill(prompts, copies)
 
     def _empty_cache(self) -> RowCache:
-        from tasks.generate.row_cache import RowCache  # Takes seconds; who reads settings alone does not need it.
+        # This import takes seconds, for which a process that only reads settings should not wait.
+        from tasks.generate.row_cache import RowCache
 
         return RowCache(self.model.config.num_hidden_layers, self.max_total_tokens)
 
     def _draw_uniforms(self, rows: int) -> np.ndarray:
-        """The next rows of the table of draws.
+        """Random numbers for the next rows, one per position.
 
         torch fills a table on the CPU row by row from one stream, so a row that is added later gets the numbers that it
-        would have had from the start.
+        would have had in a larger table.
         """
         table: np.ndarray = torch.rand(rows, self.max_total_tokens + 1, generator=self._random).numpy()
         return table
@@ -217,7 +224,7 @@ class PlainSession:
                 self.closed.add(row)
                 self._free.append(row)
         if len(self.closed) == len(self.slot):
-            self.cache = self._empty_cache()  # Nobody can read the old one any more.
+            self.cache = self._empty_cache()  # No row can read the old cache any more, so its memory is freed.
 
     @torch.inference_mode()
     def fork(self, row: int, times: int) -> list[int]:
@@ -245,7 +252,7 @@ class PlainSession:
         return new_rows
 
     def _read_ahead(self, row: int) -> None:
-        """Bring all but the newest token of a row into the cache, so that its forks need not read them again."""
+        """Read all but the newest token of a row into the cache, so that its forks need not read them again."""
         unread = self.pending[row][:-1]
         if unread:
             self._swap(0, self.slot[row])
@@ -254,7 +261,7 @@ class PlainSession:
             del self.pending[row][:-1]
 
     def _give_slot(self, row: int) -> None:
-        """A slot for a new row: one that a closed row left, else one more."""
+        """Give a new row the slot of a closed row, or else an additional one."""
         if self._free:
             slot = self.slot[self._free.pop()]
             self.row_of[slot] = row
@@ -269,8 +276,8 @@ class PlainSession:
         """See `Session.generate`.
 
         Raises:
-            ValueError: a closed or repeated row, a budget below 1, a full row, or one that ended its text and was given
-                nothing.
+            ValueError: a closed or repeated row, a budget below 1, a full row, or a row that ended its text and got no
+                observation since.
         """
         self._require_playable(rows, max_new_tokens)
         writings = {row: _Writing(min(most, self._room(row))) for row, most in zip(rows, max_new_tokens, strict=True)}
@@ -291,7 +298,7 @@ class PlainSession:
         return [writings[row].call() for row in rows]
 
     def _next_tokens(self, playing: list[int]) -> tuple[list[int], list[float]]:
-        """One token of each playing row, which live in the first slots; all that was pending is then in the cache."""
+        """Draw one token for each playing row, which are in the first slots; their pending tokens enter the cache."""
         active = len(playing)
         chunks = [self.pending[row] for row in playing]
         hidden = self._forward(chunks, self.length[:active])
@@ -332,7 +339,9 @@ class PlainSession:
 
     def _completes_stop(self, written: list[int]) -> bool:
         """Whether the last token completes a stop string, which may begin in an earlier call of the same turn."""
-        stops, piece = self.sampling.stop, self.tokenizer.convert_ids_to_tokens(written[-1])
+        stops = self.sampling.stop
+        piece = self.tokenizer.convert_ids_to_tokens(written[-1])
+        # Decoding is slow. A token that lacks the last character of every stop string cannot complete one.
         if not any(stop[-1] in piece or not stop[-1].isascii() for stop in stops):
             return False
         recent = written[-_STOP_TOKENS:]
@@ -349,17 +358,19 @@ class PlainSession:
         self.slot[self.row_of[a]], self.slot[self.row_of[b]] = a, b
 
     def _forward(self, chunks: list[list[int]], starts: np.ndarray) -> Tensor:
-        """Read ragged chunks [n][<=c] into slots 0..n-1 from positions `starts`; each last token's state [n, d]."""
+        """Read ragged chunks [n][<=c] into slots 0..n-1 from positions `starts`; returns the last states [n, d]."""
         device = self.model.device
         sizes = np.array([len(c) for c in chunks])
         width = int(sizes.max())
         filled = np.zeros((len(chunks), width), dtype=np.int64)
         for i, chunk in enumerate(chunks):
             filled[i, : len(chunk)] = chunk
+
         positions = torch.from_numpy(starts[:, None] + np.arange(width)).to(device)  # [n, c]
         used = int(starts.max()) + width
         self.cache.place(positions, used)
         seen = torch.arange(used, device=device) <= positions[:, None, :, None]  # [n, 1, c, used]
+
         out: Tensor = self.model.get_decoder()(
             input_ids=torch.from_numpy(filled).to(device),
             attention_mask=seen,
@@ -370,24 +381,27 @@ class PlainSession:
         return out[torch.arange(len(chunks)), torch.from_numpy(sizes).to(out.device) - 1]
 
     def _sample(self, logits: Tensor, rows: list[int]) -> tuple[list[int], list[float]]:
-        logprobs = logits.log_softmax(-1)  # [n, V]
-        if self.sampling.temperature == 0:
-            tokens = logits.argmax(-1)
-        else:
-            probs = (logits / self.sampling.temperature).softmax(-1)
-            if self.sampling.top_p < 1:
-                probs = _nucleus(probs, self.sampling.top_p)
-            draws = self.uniforms[rows, self.length[: len(rows)]]
-            tokens = inverse_cdf(probs, torch.from_numpy(draws).to(probs.device))
-        chosen = logprobs.gather(-1, tokens[:, None])[:, 0]
-        return tokens.tolist(), chosen.tolist()
+        return _draw(logits, self.sampling, self.uniforms[rows, self.length[: len(rows)]])
+
+
+def _draw(logits: Tensor, sampling: Sampling, uniforms: np.ndarray) -> tuple[list[int], list[float]]:
+    """One token per row of logits [n, V], by one uniform number each, and its log-probability at temperature 1."""
+    logprobs = logits.log_softmax(-1)
+    if sampling.temperature == 0:
+        tokens = logits.argmax(-1)
+    else:
+        probs = (logits / sampling.temperature).softmax(-1)
+        if sampling.top_p < 1:
+            probs = _nucleus(probs, sampling.top_p)
+        tokens = inverse_cdf(probs, torch.from_numpy(uniforms).to(probs.device))
+    return tokens.tolist(), logprobs.gather(-1, tokens[:, None])[:, 0].tolist()
 
 
 def inverse_cdf(probs: Tensor, uniforms: Tensor) -> Tensor:
     """One draw per row: the first token whose cumulative probability exceeds the uniform; [n, V], [n] -> [n].
 
-    The uniform is scaled by the row's total, so rounding in the sum can never select past the last
-    token, and a token of probability 0 is never drawn.
+    The uniform is scaled by the row's total. Without that, rounding in the sum could select past the last token. A
+    token of probability 0 is never drawn.
 
     >>> inverse_cdf(torch.tensor([[0.0, 0.5, 0.5]]), torch.tensor([0.4]))
     tensor([1])
@@ -398,7 +412,7 @@ def inverse_cdf(probs: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """Zero outside the smallest set of tokens whose mass reaches top_p; [n, V]."""
+    """Probabilities [n, V] with zeros outside the smallest set of tokens whose mass reaches top_p."""
     order = probs.sort(dim=-1, descending=True, stable=True)
     kept = order.values.cumsum(-1) - order.values < top_p
     return torch.zeros_like(probs).scatter(-1, order.indices, order.values * kept)

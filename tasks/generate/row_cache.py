@@ -1,7 +1,7 @@
-"""Keys and values of the plain generator's rows: one buffer a layer, one slot a row.
+"""Keys and values of the plain generator's rows, in one buffer per layer with one slot per row.
 
 A slot fills from position 0 and is right-padded, so slots of different lengths lie side by side and the first n of
-them are a view. This module knows neither rows nor tokens; `plain.py` says which row lives in which slot.
+them are a view. This module knows neither rows nor tokens; `plain.py` decides which row is in which slot.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class RowCache(Cache):
 
     Args:
         num_layers: of the model.
-        longest: positions that a row may come to have.
+        longest: most positions that a row may reach.
     """
 
     def __init__(self, num_layers: int, longest: int) -> None:
@@ -39,7 +39,7 @@ class RowCache(Cache):
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write [n, heads, c, d] at the placed positions; views of everything read so far."""
+        """Write [n, heads, c, d] at the placed positions; returns views of everything read so far."""
         slots, positions = self.index
         views = []
         for buffers, states in ((self.keys, key_states), (self.values, value_states)):
@@ -49,13 +49,13 @@ class RowCache(Cache):
         return views[0], views[1]
 
     def _room(self, buffer: Tensor | None, states: Tensor) -> Tensor:
-        """The buffer, grown where it lacks slots or positions; it never shrinks."""
+        """The buffer, enlarged if it lacks slots or positions; it never shrinks."""
         old_slots, old_width = (0, 0) if buffer is None else (len(buffer), buffer.shape[2])
         slots, width = max(self.slots, len(states)), self.used
         if buffer is not None and old_slots >= slots and old_width >= width:
             return buffer
         rounded = -(-width // _GROW) * _GROW
-        # By half at least, up to the longest row: each growth copies the whole buffer.
+        # Grow by at least half, up to the longest row, because each growth copies the whole buffer.
         wide = max(rounded, min(old_width * 3 // 2, self.longest), old_width) if width > old_width else old_width
         grown = states.new_zeros(max(slots, old_slots), states.shape[1], wide, states.shape[3])
         if buffer is not None:
@@ -73,16 +73,16 @@ class RowCache(Cache):
         for buffers in (self.keys, self.values):
             for layer, buffer in enumerate(buffers):
                 if buffer is None:
-                    continue  # No layer has read anything yet: there is nothing to copy.
+                    continue  # Nothing was read yet, so there is nothing to copy.
                 if len(buffer) < self.slots:
-                    # By half at least: a sampler forks row after row, and each growth copies the whole buffer.
+                    # Grow by at least half: a sampler forks row after row, and each growth copies the whole buffer.
                     more = max(self.slots - len(buffer), len(buffer) // 2)
                     buffer = torch.cat([buffer, buffer.new_zeros(more, *buffer.shape[1:])])
                     buffers[layer] = buffer
                 buffer[targets, :, :length] = buffer[source, :, :length]
 
     def swap(self, a: int, b: int, length: int) -> None:
-        """Exchange two slots, of which the first `length` positions matter."""
+        """Exchange the first `length` positions of two slots."""
         for buffer in (*self.keys, *self.values):
             if buffer is not None and max(a, b) < len(buffer):
                 kept = buffer[a, :, :length].clone()
@@ -90,5 +90,5 @@ class RowCache(Cache):
                 buffer[b, :, :length] = kept
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Positions read by the coming forward (transformers asks; masks and positions are ours)."""
+        """Positions that the next forward pass reads; transformers calls this, but our masks and positions decide."""
         return self.used

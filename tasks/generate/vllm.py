@@ -1,13 +1,14 @@
-"""The vLLM generator: the same protocol as `plain.py`, fast on GPUs, run on CPU by the tests.
+"""The vLLM generator has the protocol of `plain.py` and is fast on GPUs; tests run it on a CPU.
 
-Token ids go in and come out; no text is ever tokenised here. New weights are proved, not believed: after
-each update (and at load) the engine's logprobs are compared with a reference, and a generator whose last
-update was not proved refuses to play. It knows nothing of questions, tags, retrieval or rewards.
+Token ids go in and come out; no text is tokenised here. After loading and after each update the engine's logprobs are
+compared with a reference, and a generator that did not pass the comparison refuses to play: an update that vLLM dropped
+in silence would make all samples off-policy. It knows nothing of questions, tags, retrieval or rewards.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import torch
 from safetensors import safe_open
 
 from tasks.conf import require
-from tasks.generate import Call, Sampling, Trainee, Weights, WeightsError, checked, handover, not_open
+from tasks.generate import Call, Sampling, Trainee, Weights, WeightsError, checked, handover, not_open, require_prompts
 from tasks.model import Dtype, computes_in, pick_device
 from tasks.store import read_json
 
@@ -40,11 +41,11 @@ class VllmConf:
 
     Attributes:
         max_model_len: longest prompt + response in tokens that a session may ask for.
-        gpu_memory_utilization: share of a GPU's memory that vLLM takes; lower it where a trainer shares the GPU.
+        gpu_memory_utilization: share of a GPU's memory that vLLM takes; lower it if a trainer uses the same GPU.
         cpu_kv_cache_gib: size of the KV cache where vLLM runs on CPU; unused on GPUs.
         tensor_parallel_size: GPUs (on CPU: processes) that share one copy of the model.
         enforce_eager: True starts faster, False decodes faster on GPUs (CUDA graphs).
-        block_size: tokens a prefix-cache block; only whole blocks are reused, so small is good for short turns.
+        block_size: tokens per block of the prefix cache; only whole blocks are reused, so short turns want small ones.
     """
 
     max_model_len: int
@@ -55,8 +56,8 @@ class VllmConf:
     block_size: int
 
     def __post_init__(self) -> None:
-        least = max(_PROBE_LENGTHS) + 1
-        require(self.max_model_len >= least, "max_model_len", self.max_model_len, f"at least {least}")
+        smallest = max(_PROBE_LENGTHS) + 1
+        require(self.max_model_len >= smallest, "max_model_len", self.max_model_len, f"at least {smallest}")
         share = self.gpu_memory_utilization
         require(0 < share <= 1, "gpu_memory_utilization", share, "more than 0, at most 1")
         require(self.cpu_kv_cache_gib > 0, "cpu_kv_cache_gib", self.cpu_kv_cache_gib, "more than 0")
@@ -65,7 +66,7 @@ class VllmConf:
         require(block >= 16 and block % 16 == 0, "block_size", block, "a multiple of 16")
 
     def start(self, folder: Path, dtype: Dtype, trainee: Trainee | None = None) -> VllmGenerator:
-        """See `GeneratorConf.start`; what vLLM computes is proved against the trainee's own logprobs."""
+        """See `GeneratorConf.start`; vLLM's logprobs are compared with the trainee's."""
         computed = computes_in(dtype, pick_device(self.tensor_parallel_size))
         precision: Precision = "bfloat16" if computed == torch.bfloat16 else "float32"
         return VllmGenerator(folder, self, precision, None if trainee is None else trainee.sequence_logprobs)
@@ -75,26 +76,26 @@ PART = VllmConf
 
 
 class WeightsExtension:
-    """What vLLM mixes into its worker (`worker_extension_cls`), so that an update is one named call with a path."""
+    """Methods that vLLM adds to its worker (`worker_extension_cls`), so that an update is one call with a path."""
 
     def load_policy(self, path: str) -> None:
-        """Reload all weights from a safetensors file, then renew every packed copy made of them.
+        """Reload all weights from a safetensors file, then renew the packed copies that vLLM made of them.
 
-        On CPU vLLM multiplies with a packed copy of each matrix. Reloading renews the copy of every layer that
-        appears in the checkpoint; a tied output head does not, and would go on with the old weights.
+        On a CPU vLLM multiplies with a packed copy of each matrix. Reloading renews the copy of every layer that
+        appears in the checkpoint. A tied output head does not appear there, and would go on with the old weights.
         """
         with safe_open(path, framework="pt") as file:
             self.reload_weights(weights_iterator=((name, file.get_tensor(name)) for name in file.keys()))  # type: ignore[attr-defined] # noqa: SIM118
         packed = [m for m in self.get_model().modules() if hasattr(m, "cpu_linear")]  # type: ignore[attr-defined]
         for module in packed:
-            if module.weight.numel():  # Layers that gave their weight away were packed by the reload itself.
+            if module.weight.numel():  # The reload has packed all other layers, and emptied their weight.
                 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
                 dispatch_cpu_unquantized_gemm(module, remove_weight=False)
 
 
 class VllmGenerator:
-    """A policy folder served by vLLM in processes of its own.
+    """A model folder that vLLM serves in processes of its own.
 
     The calling script needs the main-module guard, because vLLM starts its processes by spawning.
 
@@ -102,9 +103,10 @@ class VllmGenerator:
         folder: Hugging Face model folder with its tokenizer.
         conf: engine options.
         precision: dtype of weights and activations.
-        reference: `probes -> logprobs` of `probe[1:]` under the policy that is or becomes this generator's, computed
-            in `precision`. None loads the folder with transformers (float32, CPU), exact but slow for large models.
-        probes: token sequences that are compared; None takes two fixed pseudo-random ones.
+        reference: maps probes to the logprobs of `probe[1:]` under the policy whose weights this generator holds or is
+            given, computed in `precision`. None loads the folder with transformers (float32, CPU), exact but slow for
+            large models.
+        probes: token sequences whose logprobs are compared; None takes two fixed pseudo-random ones.
 
     Raises:
         ValueError: the folder is not a model folder with a tokenizer.
@@ -122,17 +124,20 @@ class VllmGenerator:
         probes: Sequence[Sequence[int]] | None = None,
     ) -> None:
         _require_model(folder)
-        self.conf, self.precision = conf, precision
+        self.conf = conf
+        self.precision = precision
         self._reference = reference or partial(folder_logprobs, folder)
         self._shapes = handover.stored_shapes(folder)
         self._version = 0
-        self._proved = self._sleeps = False
+        self._is_checked = False
+        self._sleeps = False
+
         self._llm = _start(folder, conf, precision)
         self._end_ids = end_ids(folder, self._llm.get_tokenizer())
         size = self._llm.llm_engine.model_config.get_vocab_size()
         self._probes = [list(p) for p in probes] if probes is not None else _default_probes(size)
         try:
-            self._prove()
+            self._check()
         except BaseException:
             self.shutdown()
             raise
@@ -143,47 +148,42 @@ class VllmGenerator:
         """Start `len(prompts) * copies` rows; prompt + response never exceed `max_total_tokens` per row.
 
         Raises:
-            WeightsError: it sleeps, lost its weights asleep, or its last update failed or was not proved.
-            ValueError: a budget that the engine or a prompt cannot keep.
+            WeightsError: it sleeps, lost its weights in sleep, or its last update failed or gave other logprobs.
+            ValueError: a budget above the engine's, or a prompt that does not fit it.
         """
         if self._sleeps:
             raise WeightsError("the vLLM engine sleeps. Wake it, and give it the policy's weights.")
-        if not self._proved:
+        if not self._is_checked:
             raise WeightsError(
-                "the vLLM engine holds unknown weights: it slept, or its last update failed. Give it the policy's."
+                "the vLLM engine holds unknown weights: it slept, or its last update failed. Give it new weights."
             )
         if max_total_tokens > self.conf.max_model_len:
             raise ValueError(
                 f"conf/generator/vllm.yaml: max_model_len={self.conf.max_model_len} is below the {max_total_tokens} "
                 "tokens (prompt + response) asked for. Raise it."
             )
-        for number, prompt in enumerate(prompts):
-            if not 0 < len(prompt) < max_total_tokens:
-                raise ValueError(
-                    f"prompt {number}: found {len(prompt)} tokens, expected 1 to {max_total_tokens - 1}, so that "
-                    "at least one token can be written. Shorten the prompt or raise the budget."
-                )
+        require_prompts(prompts, max_total_tokens)
         return VllmSession(self, prompts, copies, sampling, max_total_tokens)
 
     def update_weights(self, weights: Weights) -> None:
-        """See `Generator.update_weights`; the weights go through memory, and the result is proved.
+        """See `Generator.update_weights`; the weights go through memory, and vLLM's logprobs are checked after it.
 
         Raises:
-            WeightsError: as there; or vLLM could not load them, or its logprobs differ from the reference by more than
+            WeightsError: as there, or vLLM could not load them, or its logprobs differ from the reference by more than
                 rounding explains. The generator then refuses to open sessions until an update succeeds.
         """
         if self._sleeps:
             raise WeightsError("the vLLM engine sleeps and cannot take weights. Wake it first.")
         with handover.staged(checked(weights, self._shapes), self._shapes, _TORCH[self.precision]) as path:
-            self._proved = False
+            self._is_checked = False
             self._version += 1
             try:
                 self._llm.collective_rpc("load_policy", args=(path,))
-            except Exception as error:  # vLLM raises whatever its worker met, as a bare Exception.
+            except Exception as error:  # vLLM wraps every error of its worker in a bare Exception.
                 raise WeightsError(f"vLLM could not load the new weights: {' '.join(str(error).split())}") from error
         if self._llm.reset_prefix_cache() is False:
             raise WeightsError("vLLM took the new weights but kept cached states of the old ones. Start it again.")
-        self._prove()
+        self._check()
 
     def sleep(self) -> None:
         """See `Generator.sleep`; on GPUs the weights are lost, on a CPU vLLM has nothing to free."""
@@ -191,7 +191,7 @@ class VllmGenerator:
             return
         self._sleeps = True
         if self._frees_memory:
-            self._proved = False
+            self._is_checked = False
             self._version += 1
             self._llm.sleep(level=2)
 
@@ -207,7 +207,7 @@ class VllmGenerator:
         return bool(self._llm.llm_engine.model_config.enable_sleep_mode)
 
     def probe(self, token_ids: Sequence[int]) -> list[float]:
-        """Logprob of `token_ids[1:]`, each given all tokens before it, by the engine's current weights."""
+        """Logprobs of `token_ids[1:]`, each given all tokens before it, under the engine's current weights."""
         from vllm import SamplingParams, TokensPrompt
 
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
@@ -217,17 +217,17 @@ class VllmGenerator:
     def parity_gap(self) -> float:
         """Largest |engine - reference| logprob over all probe tokens."""
         expected = self._reference(self._probes)
-        pairs = [
-            (found, wanted)
-            for probe, values in zip(self._probes, expected, strict=True)
-            for found, wanted in zip(self.probe(probe), values, strict=True)
+        gaps = [
+            abs(logprob - reference)
+            for probe, of_reference in zip(self._probes, expected, strict=True)
+            for logprob, reference in zip(self.probe(probe), of_reference, strict=True)
         ]
-        # A nan must count as a gap; max() alone could drop it.
-        return max(gap if (gap := abs(found - wanted)) == gap else float("inf") for found, wanted in pairs)
+        # max() alone could drop a nan, which must count as a gap.
+        return max(float("inf") if math.isnan(gap) else gap for gap in gaps)
 
     def shutdown(self) -> None:
         """Free the model and end vLLM's processes; calling it again does nothing."""
-        self._proved = False
+        self._is_checked = False
         llm, self._llm = self._llm, None
         if llm is not None:
             llm.llm_engine.engine_core.shutdown()
@@ -237,7 +237,7 @@ class VllmGenerator:
         on_gpu = pick_device().type != "cpu"
         return _GPU_FLOAT32_TOLERANCE if on_gpu and self.precision == "float32" else _TOLERANCE[self.precision]
 
-    def _prove(self) -> None:
+    def _check(self) -> None:
         gap = self.parity_gap()
         if gap > self._tolerance:
             raise WeightsError(
@@ -246,7 +246,7 @@ class VllmGenerator:
                 f"{self.precision}. It did not take the new weights, or computes this architecture in another way; "
                 f"check with generator=plain."
             )
-        self._proved = True
+        self._is_checked = True
 
     def _play(self, prompts: list[list[int]], params: list[Any]) -> list[Any]:
         from vllm import TokensPrompt
@@ -255,11 +255,11 @@ class VllmGenerator:
 
 
 class VllmSession:
-    """Rows kept as token ids on this side; vLLM's prefix cache makes the next turn of a row cheap.
+    """Rows are kept as token ids on this side; vLLM's prefix cache makes the next turn of a row cheap.
 
-    `num_prefilled` is the sum over calls of row length minus `num_cached_tokens`, as vLLM reports it: whole
-    blocks found in its prefix cache are not read again, the rest (at most one block, the observation, and what
-    was evicted) is. Tokens that vLLM recomputes after preempting a request are not in its report.
+    `num_prefilled` is the sum over calls of row length minus `num_cached_tokens`, as vLLM reports it. Whole blocks in
+    its prefix cache are not read again; the rest is (at most one block, the observation, and evicted blocks). Tokens
+    that vLLM recomputes after preempting a request are not in its report.
     `num_generated` counts every sampled token, an end-of-text token included.
     """
 
@@ -315,7 +315,8 @@ class VllmSession:
     def fork(self, row: int, times: int) -> list[int]:
         """`times` new rows that continue `row`; vLLM finds the whole blocks of their common text in its prefix cache.
 
-        A new row inherits the number of calls made so far: its draws are those that a row of its number would have.
+        A new row inherits the number of calls made so far, because draws depend on the row and on the number of its
+        call.
 
         Raises:
             ValueError: a closed row, or `times` below 1.
@@ -332,7 +333,7 @@ class VllmSession:
         return new_rows
 
     def close(self, rows: Sequence[int]) -> None:
-        """These rows are finished; their cached blocks are evicted by vLLM when it needs the room."""
+        """End these rows; vLLM evicts their cached blocks when it needs memory."""
         for row in rows:
             self._ids.pop(row, None)
 
@@ -354,7 +355,8 @@ class VllmSession:
                 f"row {row}: budget {budget} with room for {room} tokens below max_total_tokens="
                 f"{self._max_total_tokens}; expected at least 1 of each. Close the row instead."
             )
-        sampling, greedy = self._sampling, self._sampling.temperature == 0
+        sampling = self._sampling
+        greedy = sampling.temperature == 0
         return SamplingParams(
             temperature=sampling.temperature,
             top_p=1.0 if greedy else sampling.top_p,
@@ -372,10 +374,12 @@ class VllmSession:
         ids = list(completion.token_ids)
         self.num_prefilled += len(self._ids[row]) - (output.num_cached_tokens or 0)
         self.num_generated += len(ids)
+
         stopped = completion.finish_reason == "stop" and isinstance(completion.stop_reason, str)
         if completion.finish_reason == "stop" and not stopped:
             ids.pop()  # The end-of-text token.
         assert completion.finish_reason in ("stop", "length"), completion.finish_reason
+
         logprobs = tuple(entry[token].logprob for token, entry in zip(ids, completion.logprobs, strict=False))
         assert len(logprobs) == len(ids), "vLLM returned fewer logprobs than tokens"
         self._ids[row].extend(ids)
@@ -384,7 +388,7 @@ class VllmSession:
 
 
 def folder_logprobs(folder: Path, probes: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Logprobs of `probe[1:]` by transformers in float32 on CPU: the reference nobody has to trust a trainer for."""
+    """Logprobs of `probe[1:]` by transformers in float32 on the CPU, a reference that needs no trainer."""
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -402,8 +406,8 @@ def end_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
     """Ids that end a call: the tokenizer's end of text and those of the folder's generation settings."""
     settings = folder / "generation_config.json"
     listed = read_json(settings if settings.is_file() else folder / "config.json").get("eos_token_id")
-    found = [*(listed if isinstance(listed, list) else [listed]), tokenizer.eos_token_id]
-    return frozenset(i for i in found if i is not None)
+    ids = [*(listed if isinstance(listed, list) else [listed]), tokenizer.eos_token_id]
+    return frozenset(i for i in ids if i is not None)
 
 
 def _start(folder: Path, conf: VllmConf, precision: Precision) -> Any:
@@ -442,7 +446,7 @@ def _require_model(folder: Path) -> None:
 
 
 def _default_probes(vocab_size: int) -> list[list[int]]:
-    """Fixed pseudo-random ids: every layer and many rows of embedding and head take part."""
+    """Fixed pseudo-random ids, so that many rows of embedding and head take part in the comparison."""
     return [[int.from_bytes(_hash(n, i)[:4], "big") % vocab_size for i in range(n)] for n in _PROBE_LENGTHS]
 
 

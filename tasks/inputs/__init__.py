@@ -1,7 +1,7 @@
-"""What a method trains on: questions with the hops and gold passages that its rewards read, and with nothing else.
+"""The questions that a method trains on, with only those hops and gold passages that its rewards read.
 
-A training run reads this and neither the augmentation nor the corpus, so that a change of what its rewards do not read
-changes nothing for it.
+A training run reads these files and neither the augmentation nor the corpus. So a change of data that its rewards do
+not read does not make it run again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Inputs:
 
     Attributes:
         training, validation: in the order of `questions.jsonl`.
-        missing: what rewards read -> how many training questions lack it.
+        missing: field that rewards read -> number of training questions that lack it.
     """
 
     training: list[Question]
@@ -40,11 +40,13 @@ def write(inputs: Inputs, folder: Path) -> None:
 
 
 def read(folder: Path) -> Inputs:
-    """What `write` wrote.
+    """Read what `write` has written.
 
     Raises:
         DataError: a file is missing, or a row breaks the schema.
     """
-    training, validation = ([one for _, one in schema.read(Question, folder / name)] for name in (TRAINING, VALIDATION))
+    training, validation = (
+        [question for _, question in schema.read(Question, folder / name)] for name in (TRAINING, VALIDATION)
+    )
     summary: dict[str, Any] = read_json(folder / SUMMARY)
     return Inputs(training, validation, summary["missing"])

@@ -1,4 +1,4 @@
-"""Joins to questions what a method's rewards read: resolved hops of the augmentation, gold passages of the corpus."""
+"""Joins to questions what rewards read: hops resolved by the augmentation, and gold passages of the corpus."""
 
 from __future__ import annotations
 
@@ -16,31 +16,33 @@ HOPS, CORPUS = Path("artifacts/augment/hops.jsonl"), Path("artifacts/data/corpus
 
 
 def join(questions: Sequence[Question], reads: Sequence[str], validation_split: str, root: Path) -> Inputs:
-    """Join to the training questions what `reads` names, and take from all questions what it does not name.
+    """Join the fields that `reads` names to the training questions, and remove all others from all questions.
 
     Raises:
         DataError: a row of the hops or of the corpus breaks its schema.
     """
     training = [replace(question, decomposition=()) for question in questions if question.split == "train"]
     validation = [replace(question, decomposition=()) for question in questions if question.split == validation_split]
+
     if "decomposition" in reads or "queries" in reads:
         hops = read_hops(root / HOPS)
         training = [replace(question, decomposition=hops.get(question.id, ())) for question in training]
     if "gold_passages" in reads:
         passages = _gold_passages(training, root / CORPUS)
-        training = [replace(question, gold_passages=_found(question, passages)) for question in training]
+        training = [replace(question, gold_passages=_present(question, passages)) for question in training]
+
     return Inputs(training, validation, {name: sum(map(_LACKS[name], training)) for name in reads})
 
 
 def check(inputs: Inputs, where: str) -> None:
-    """Say how many training questions lack something, and refuse data in which none has it.
+    """Print how many training questions lack a field, and refuse data in which all lack it.
 
     Args:
         inputs: of one method.
         where: the file that describes the method, for messages.
 
     Raises:
-        DataError: not one training question has what a reward reads.
+        DataError: no training question has a field that a reward reads.
     """
     total = len(inputs.training)
     for name, count in inputs.missing.items():
@@ -52,15 +54,15 @@ def check(inputs: Inputs, where: str) -> None:
                 f"{source}{why}. Train it on data that has them (the generated world, MuSiQue)."
             )
         if count:
-            print(f"{count} of {total} training questions have no {name}: these earn nothing by it", flush=True)
+            print(f"{count} of {total} training questions have no {name}: these earn no reward for it", flush=True)
 
 
 def _gold_passages(questions: Sequence[Question], corpus: Path) -> dict[str, Passage]:
-    wanted = {name for question in questions for name in question.gold_passage_ids}
-    return {passage.id: passage for passage in read_passages(corpus) if passage.id in wanted}
+    gold_ids = {name for question in questions for name in question.gold_passage_ids}
+    return {passage.id: passage for passage in read_passages(corpus) if passage.id in gold_ids}
 
 
-def _found(question: Question, passages: Mapping[str, Passage]) -> tuple[Passage, ...]:
+def _present(question: Question, passages: Mapping[str, Passage]) -> tuple[Passage, ...]:
     return tuple(passages[name] for name in question.gold_passage_ids if name in passages)
 
 

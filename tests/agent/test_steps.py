@@ -76,7 +76,7 @@ def test_candidates_of_one_row(tokenizer: Any) -> None:
     assert all(t.turns[0] == row.turns[0] for t in so_far)
 
     kept = candidates[1]
-    with pytest.raises(ValueError, match=r"question 'q0', row 2: its last call is unanswered. Call observe first"):
+    with pytest.raises(ValueError, match=r"question 'q0', row 2: its last call has no observation. Call observe first"):
         player.act([kept])
     player.observe([kept], [actions[1]])
     with pytest.raises(ValueError, match=r"question 'q0', row 2: it has not acted. Call act first"):
@@ -100,7 +100,7 @@ def test_rows_that_may_not_be_asked(tokenizer: Any) -> None:
     assert len(done.turns) == 1
     for request in (lambda: player.act([going, done]), lambda: player.fork(done, 2)):
         with pytest.raises(
-            ValueError, match=r"question 'q0', row 0: it is over \(answered\), expected a row under way"
+            ValueError, match=r"question 'q0', row 0: it is over \(answered\), expected a row that is being played"
         ):
             request()
     player.finish([going])

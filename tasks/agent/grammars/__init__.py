@@ -10,10 +10,10 @@ from tasks.agent.grammar import SearchGrammar
 
 
 def make(tree: Mapping[str, Any], tokenizer: Any, where: str) -> SearchGrammar:
-    """The grammar that settings describe, for one tokenizer; None leaves its special tokens out.
+    """The grammar that settings describe, fitted to a tokenizer; None leaves it without special tokens.
 
     Raises:
-        ValueError: unknown kind or settings; `where` says in which file and key.
+        ValueError: unknown kind or wrong settings; starts with `where`, the file and key.
     """
     grammar: SearchGrammar = parts.make("agent.grammars", tree, where)
     return grammar if tokenizer is None else grammar.fitted(tokenizer)

@@ -10,7 +10,7 @@ from tasks.types import Action
 
 @dataclass(frozen=True)
 class ResearchGrammar(SearchGrammar):
-    """The answer is what stands in the last `\\boxed{...}` of the answer pair, nothing where there is none."""
+    """The answer is the content of the last `\\boxed{...}` in the answer pair, and empty without a box."""
 
     opening: str = "\n\n<result>\n"
     closing: str = "</result>\n\n"
@@ -27,14 +27,14 @@ class ResearchGrammar(SearchGrammar):
 
 
 def boxed(text: str) -> str | None:
-    """What stands in the last `\\boxed{...}`, braces inside it balanced; None where there is none.
+    """The content of the last `\\boxed{...}`, with balanced braces inside; None without a box.
 
     >>> boxed(r"it is \\boxed{a {b}}")
     'a {b}'
     """
-    _, found, tail = text.rpartition("\\boxed{")
+    _, opening, tail = text.rpartition("\\boxed{")
     depth = 1
-    for i, character in enumerate(tail if found else ""):
+    for i, character in enumerate(tail if opening else ""):
         depth += (character == "{") - (character == "}")
         if not depth:
             return tail[:i].strip()

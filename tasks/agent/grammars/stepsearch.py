@@ -1,6 +1,6 @@
 """StepSearch: Search-R1's tags, documents with marked titles, and warnings (arXiv:2505.15107).
 
-Its variant with sub-answers writes further tags, which are no actions; they differ in the prompt alone.
+The variant with sub-answers differs in its prompt alone: the policy writes further tags, which are no actions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DSPO: a search is a tool call, JSON with a list of queries, and documents are its response."""
+"""DSPO: a search is a tool call, which is JSON with a list of queries; documents come as its response."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _RESULT = ('{"result": "', '"}')
 class ToolCallGrammar(SearchGrammar):
     """See the module and `SearchGrammar`.
 
-    A call that cannot be read is answered by what is wrong with it. At most `MAX_QUERIES` queries of a call are
-    asked, and the response says so. A bare string counts as a list of one.
+    The response to a call that cannot be read says what is wrong with it. At most `MAX_QUERIES` queries of a call are
+    searched, and the response says so. A bare string counts as a list of one query.
     """
 
     invalid_message: str = (
@@ -41,14 +41,14 @@ class ToolCallGrammar(SearchGrammar):
 
     @property
     def tools(self) -> list[dict[str, Any]] | None:
-        """The one function there is."""
+        """The only tool is the function `search`."""
         queries = {"type": "array", "items": {"type": "string"}, "description": "What to search for."}
         parameters = {"type": "object", "properties": {"query_list": queries}, "required": ["query_list"]}
         function = {"name": "search", "description": "Searches for passages.", "parameters": parameters}
         return [{"type": "function", "function": function}]
 
     def fitted(self, tokenizer: Any) -> Self:
-        """Its special tokens are reserved, and the response stands where its chat template puts it."""
+        """Reserves the tokenizer's special tokens and frames responses as its chat template does."""
         before, after = tool_frame(tokenizer)
         return replace(super().fitted(tokenizer), opening=f"{before}{_RESULT[0]}", closing=f"{_RESULT[1]}{after}")
 
@@ -60,16 +60,16 @@ class ToolCallGrammar(SearchGrammar):
         return f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
 
     def complaint(self, action: Action) -> str:
-        """What is wrong with a call, as its response; the general message where there was no call."""
+        """What is wrong with the call, framed as its response; without a call, the general message."""
         return f"{self.opening}{_escaped(action.note)}{self.closing}" if action.note else self.invalid_message
 
-    def body(self, action: Action, found: Sequence[Sequence[Hit]]) -> str:
-        """The inside of a JSON string: blank lines between documents, dashes between queries."""
-        shown = ["\n\n".join(documents(self, hits)) for hits in found]
-        return _escaped("\n---\n".join([*([action.note] * bool(action.note)), *shown]))
+    def body(self, action: Action, hits: Sequence[Sequence[Hit]]) -> str:
+        """The documents as the inside of a JSON string, with blank lines between them and dashes between queries."""
+        blocks = ["\n\n".join(documents(self, of_query)) for of_query in hits]
+        return _escaped("\n---\n".join([action.note, *blocks] if action.note else blocks))
 
     def may_end(self, body: str) -> bool:
-        """Not inside an escape sequence: what follows is the end of a JSON string."""
+        """False inside an escape sequence: it would swallow the quote that ends the JSON string."""
         tail = re.search(r"\\(u[0-9a-f]{0,3})?$", body)
         return tail is None or (len(body[: tail.start() + 1]) - len(body[: tail.start() + 1].rstrip("\\"))) % 2 == 0
 
@@ -80,24 +80,27 @@ class ToolCallGrammar(SearchGrammar):
     def _action(self, kind: str, content: str) -> Action:
         if kind == "answer":
             return Action("answer", content)
+
         try:
             call = json.loads(content)
         except (ValueError, RecursionError):
             return Action("invalid", note="Error: the call is not valid JSON.")
         if not isinstance(call, Mapping) or call.get("name") != "search":
             return Action("invalid", note='Error: expected an object whose "name" is "search".')
+
         arguments = call.get("arguments")
         queries = arguments.get("query_list") if isinstance(arguments, Mapping) else None
         queries = [queries] if isinstance(queries, str) else queries
         if not isinstance(queries, list) or not queries or not all(isinstance(query, str) for query in queries):
             return Action("invalid", note='Error: expected "arguments" with "query_list", a list of texts, not empty.')
+
         note = f"Only the first {MAX_QUERIES} queries were searched." if len(queries) > MAX_QUERIES else ""
-        asked = tuple(_storable(query).strip() for query in queries[:MAX_QUERIES])
-        return Action("search", "; ".join(asked), asked, note)
+        searched = tuple(_storable(query).strip() for query in queries[:MAX_QUERIES])
+        return Action("search", "; ".join(searched), searched, note)
 
 
 def tool_frame(tokenizer: Any) -> tuple[str, str]:
-    """What stands before and after a tool's response in the conversation: tags, and the chat template's own marks."""
+    """Text before and after a tool's response in the conversation: tags, and the marks of the chat template."""
     if not getattr(tokenizer, "chat_template", None):
         return _FRAME
     call, response = "~~call~~", "~~response~~"
@@ -107,17 +110,17 @@ def tool_frame(tokenizer: Any) -> tuple[str, str]:
         {"role": "tool", "content": response},
     ]
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    before, found, after = text.partition(call)[2].partition(response)
-    return (before, after) if found and "<tool_response>" in before else _FRAME
+    before, shown, after = text.partition(call)[2].partition(response)
+    return (before, after) if shown and "<tool_response>" in before else _FRAME
 
 
 def _escaped(text: str) -> str:
-    """As the inside of a JSON string."""
+    """The text as the inside of a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _storable(text: str) -> str:
-    """Without halves of surrogate pairs, which JSON can spell and no file or search engine can hold."""
+    """The text without halves of surrogate pairs: JSON can write them, but no file or search engine can store them."""
     return text.encode("utf-8", "replace").decode()
 
 
