@@ -2,7 +2,7 @@
 
 An honest expert earns the most its method's specification allows. A cheat earns less, or stands in `WEAKNESSES` with
 both values and the reason: a weakness of the published reward, kept because we retrain that method. The same table
-stands in tasks/rewards/README.md.
+stands in docs/cheating.md.
 """
 
 from __future__ import annotations
