@@ -96,6 +96,7 @@ def execute(name: str, root: Path, key: str, force: bool, say: Say, stopper: Sto
     """
     if stopper.is_stopped:
         return Outcome(name, "skipped", message="the run was stopped")
+
     started = time.monotonic()
     words = ["--wait-for-lock", "repro", "--single-item", *(["--force"] if force else []), name]
     bin_folder, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")
@@ -107,6 +108,7 @@ def execute(name: str, root: Path, key: str, force: bool, say: Say, stopper: Sto
         "PYTHONPATH": _python_path(),
         "PYTHONUNBUFFERED": "1",
     }
+
     child = subprocess.Popen(
         [sys.executable, "-m", "flows.dvc_command", *words],
         cwd=root,
@@ -119,6 +121,7 @@ def execute(name: str, root: Path, key: str, force: bool, say: Say, stopper: Sto
         errors="replace",
     )
     stopper.add(child.pid)
+
     last: deque[str] = deque(maxlen=LAST_LINES)
     executed = False
     try:
@@ -132,6 +135,7 @@ def execute(name: str, root: Path, key: str, force: bool, say: Say, stopper: Sto
         child.wait()
     finally:
         stopper.remove(child.pid)
+
     seconds = time.monotonic() - started
     if stopper.is_stopped and child.returncode:
         return Outcome(name, "skipped", seconds, "the run was stopped")

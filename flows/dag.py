@@ -69,12 +69,14 @@ def read(root: Path, force: tuple[str, ...] = (), done: Iterable[str] = ()) -> D
     except DvcException as error:
         cause = f" ({error.__cause__})" if error.__cause__ else ""
         raise ValueError(f"dvc.yaml: {error}{cause}") from error
-    for one in force:
-        found = {name for name in stages if one in (name, name.partition("@")[0])}
-        if not found:
-            raise ValueError(f"dvc.yaml: there is no stage {one!r} to force. Known: {', '.join(sorted(stages))}.")
-        changed |= found
+
+    for forced in force:
+        named = {name for name in stages if forced in (name, name.partition("@")[0])}
+        if not named:
+            raise ValueError(f"dvc.yaml: there is no stage {forced!r} to force. Known: {', '.join(sorted(stages))}.")
+        changed |= named
     changed -= set(done)
+
     written = _as_written(root, stages)
     needs = _in_order(edges, {name: position for position, name in enumerate(written)})
     stale: set[str] = set()

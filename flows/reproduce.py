@@ -186,6 +186,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--max-parallel", type=int, default=2, help="independent stages at once (2)")
     parser.add_argument("--no-prefect", action="store_true", help="run the stages without Prefect")
     given = parser.parse_args(words)
+
     try:
         answers = settings.parse(given.set, root)
         if given.compare:

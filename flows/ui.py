@@ -20,18 +20,19 @@ from typing import Any, NoReturn
 from flows.reproduce import UI_ADDRESS
 
 SECONDS_TO_START = 90.0
-SECONDS_TO_SETTLE = 2.0  # A server that cannot have its port ends sooner than this.
+SECONDS_TO_SETTLE = 2.0  # A server whose port is taken ends sooner than this.
 MLFLOW = Path(".scratch/mlflow")
 
 
 def main() -> int:
-    """Start both, say where they are, wait for Ctrl-C; start neither where a port is taken."""
+    """Start both servers, print their addresses and wait for Ctrl-C; start neither if a port is taken."""
     ports = {"Prefect": os.environ.get("PORT_PREFECT", "4200"), "MLflow": os.environ.get("PORT_MLFLOW", "5000")}
     try:
         _check_ports(ports)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+
     prefect, mlflow = ports["Prefect"], ports["MLflow"]
     MLFLOW.mkdir(parents=True, exist_ok=True)
     UI_ADDRESS.parent.mkdir(parents=True, exist_ok=True)
@@ -40,6 +41,7 @@ def main() -> int:
     quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     address = f"http://127.0.0.1:{prefect}/api"
     where = ["--backend-store-uri", database, "--artifacts-destination", artifacts]
+
     servers = {
         "Prefect": _start("prefect", ["server", "start", "--host", "127.0.0.1", "--port", prefect], address),
         "MLflow": _start(
@@ -50,6 +52,7 @@ def main() -> int:
         ),
     }
     signal.signal(signal.SIGTERM, _leave)
+
     try:
         _wait("Prefect", servers["Prefect"], f"{address}/health", prefect)
         UI_ADDRESS.write_text(address, encoding="utf-8")
@@ -57,6 +60,7 @@ def main() -> int:
         _wait("MLflow", servers["MLflow"], f"http://127.0.0.1:{mlflow}/health", mlflow)
         print(f"MLflow:  http://127.0.0.1:{mlflow}", flush=True)
         print("Ctrl-C ends both.", flush=True)
+
         while True:
             for name, server in servers.items():
                 if server.poll() is not None:

@@ -1,8 +1,8 @@
 """Benchmark runs: play every evaluation question with one system and score each episode.
 
-Greedy, and once sampled with a fixed seed. The full set is played, last batch included; finished chunks are
-kept in a scratch folder, so a killed evaluation plays only what is missing. An outage of the search is no property of
-a system: it ends the evaluation, and what it spoiled is played again. Statistics live elsewhere.
+Questions are played greedily, and once sampled with a fixed seed. Finished chunks are kept in a scratch folder, so a
+killed evaluation plays only the missing ones. An outage of the search says nothing about a system: it ends the
+evaluation, and chunks with failed episodes are played again. Statistics live elsewhere.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Evaluation:
 
 @schema.row
 class PlayedRow:
-    """One row of a finished chunk: `trajectory` only where it is recorded, `error` of a failed episode."""
+    """One row of a finished chunk, with the trajectory if it is recorded and the error if the episode failed."""
 
     score: ScoreRow
     trajectory: TrajectoryRow | None
@@ -54,17 +54,17 @@ def evaluate(
     """Play and score all questions.
 
     Args:
-        system: what plays.
+        system: plays the questions.
         questions: in order of id.
         sampled: also play at temperature 1.
         name, seed: written to every recorded trajectory; draws depend on the seed.
         num_recorded: trajectories kept per mode, spread evenly over the questions.
-        scratch: finished chunks.
-        max_failed_share: of all episodes, how many may fail because a search did; they score 0.
+        scratch: folder of finished chunks.
+        max_failed_share: largest share of episodes that may fail because of a search; they score 0.
         progress: receives (mode, questions done).
 
     Raises:
-        RetrievalError: more failed. Chunks with a failure are forgotten, the others are kept for the next attempt.
+        RetrievalError: more episodes failed. Chunks with a failure are deleted, the others kept for the next attempt.
     """
     modes = MODES if sampled else MODES[:1]
     num_recorded = min(num_recorded, len(questions))
@@ -77,7 +77,7 @@ def evaluate(
             chunk = questions[first : first + system.batch_questions]
             path = scratch / f"{mode}-{first:08d}.jsonl"
             if not path.is_file():
-                # A seed of its own for each chunk: a chunk's draws depend on nothing that was played before it.
+                # Each chunk has its own seed, so that its draws are the same after a kill.
                 episodes = list(system.play(chunk, mode, seed * 7919 + first))
                 shown = [first + i in recorded for i in range(len(chunk))]
                 schema.write(path, _rows(system, episodes, chunk, shown, name, seed, mode))
@@ -101,7 +101,8 @@ def _rows(
 ) -> list[PlayedRow]:
     rows = []
     for episode, question, is_shown in zip(episodes, questions, shown, strict=True):
-        score, trajectory = score_row(episode, question, mode), None
+        score = score_row(episode, question, mode)
+        trajectory = None
         if is_shown:
             trajectory = trajectory_row(
                 episode, question, policy=name, seed=seed, mode=mode, outcome=score.em, tokenizer=system.tokenizer
@@ -112,7 +113,7 @@ def _rows(
 
 @dataclass
 class _Failures:
-    """Chunks in which searches failed, and how many may."""
+    """Counts failed episodes and the chunks that contain them."""
 
     max_share: float
     num_episodes: int
@@ -127,13 +128,13 @@ class _Failures:
         self.num_failed += len(failed)
         self.chunks.append(path)
         if self.num_failed > self.max_share * self.num_episodes:
-            for spoiled in self.chunks:
-                spoiled.unlink(missing_ok=True)
+            for chunk in self.chunks:
+                chunk.unlink(missing_ok=True)
             raise RetrievalError(
                 f"evaluation: {self.num_failed} of {self.num_episodes} episodes could not search, at most a "
                 f"share of {self.max_share:g} may (evaluate.max_failed_share). Question "
-                f"{failed[0].score.question_id}: {failed[0].error} Mend the search and start again: what was "
-                "played without a failure is kept."
+                f"{failed[0].score.question_id}: {failed[0].error} Mend the search and start again; chunks "
+                "without a failure are kept."
             )
 
 
@@ -141,6 +142,9 @@ def score_row(episode: Episode, question: Question, mode: Mode) -> ScoreRow:
     """One question's scores; a failed episode scores 0 and is marked by its status."""
     gold = set(question.gold_passage_ids)
     retrieved = {hit.passage_id for turn in episode.turns for hit in turn.hits}
+    # Without all gold passages known, a recall would count unknown ones as missed.
+    recall = len(gold & retrieved) / len(gold) if gold and question.gold_complete else None
+
     return ScoreRow(
         question_id=question.id,
         dataset=question.dataset,
@@ -154,7 +158,7 @@ def score_row(episode: Episode, question: Question, mode: Mode) -> ScoreRow:
         searches=episode.num_searches,
         actions=len(episode.turns),
         valid_actions=sum(turn.action.kind != "invalid" for turn in episode.turns),
-        recall=len(gold & retrieved) / len(gold) if gold and question.gold_complete else None,
+        recall=recall,
         status=episode.status,
         generated_tokens=episode.cost.generated_tokens,
         prefill_tokens=episode.cost.prefill_tokens,

@@ -144,6 +144,7 @@ def _turn_row(
         logprobs = [round(episode.sampler_logprobs[i], 6) for i in written]
     else:
         text = turn.text
+
     return TurnRow(
         kind=turn.action.kind,
         content=turn.action.content,

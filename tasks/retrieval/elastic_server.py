@@ -87,6 +87,7 @@ def _address(text: str, number: int, given: str) -> tuple[str, tuple[str, str] |
         port = parts.port
     except ValueError:
         parts, port = urllib.parse.urlsplit(""), None
+
     if (
         parts.scheme not in ("http", "https")
         or not parts.hostname
@@ -100,6 +101,7 @@ def _address(text: str, number: int, given: str) -> tuple[str, tuple[str, str] |
             f"{URL}: address {number} {shown}: expected scheme://host:port such as {DEFAULT_URL}, several with commas "
             "between. Write special characters of a password as %xx."
         )
+
     name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     user = None
     if parts.username is not None:

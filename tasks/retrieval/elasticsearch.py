@@ -265,6 +265,7 @@ def _check_index(cluster: Cluster, index: str, manifest: Manifest, where: Path) 
             f"{where}: the server at {cluster.hosts} has no index {index}: it was deleted, or {elastic_server.URL} "
             f"names another cluster. {_RELOAD}"
         )
+
     meta = found.body[index]["mappings"].get("_meta", {})
     if meta.get("corpus_sha256") != manifest.corpus_sha256:
         raise DataError(

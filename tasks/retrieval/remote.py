@@ -286,7 +286,7 @@ class Breaker:
 
 
 class _OutageError(Exception):
-    """A failure that may pass; `retry_after_s` is what the server asked for."""
+    """A failure that a later try may not meet; the server asked to wait `retry_after_s`."""
 
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -381,7 +381,9 @@ class Client:
             ValueError: the body is larger than allowed, or the server points elsewhere.
         """
         headers = {} if content is None else {"content-type": "application/json"}
-        limit, self._deadline.until = self.settings.max_response_bytes, time.monotonic() + self.settings.timeout_s
+        limit = self.settings.max_response_bytes
+        self._deadline.until = time.monotonic() + self.settings.timeout_s
+
         try:
             with self._http.stream(method, path, content=content, headers=headers) as response:
                 if 300 <= response.status_code < 400:
@@ -391,12 +393,13 @@ class Client:
                     body += block
                     if len(body) > limit:
                         raise ValueError(f"found more than {limit} bytes, expected at most max_response_bytes")
+
                 served = response.headers.get(INDEX_HEADER)
                 if self.index_sha256 and served and served != self.index_sha256:
                     raise ValueError(f"found index {served[:12]}, expected {self.index_sha256[:12]} as at the start")
                 if response.status_code in _OUTAGE:
-                    told = f"status {response.status_code}: {_detail(bytes(body))}"
-                    raise _OutageError(told, _seconds(response.headers.get("retry-after")))
+                    reason = f"status {response.status_code}: {_detail(bytes(body))}"
+                    raise _OutageError(reason, _seconds(response.headers.get("retry-after")))
                 return response.status_code, bytes(body)
         except self._transport_error as error:
             if time.monotonic() >= self._deadline.until:
@@ -405,8 +408,8 @@ class Client:
 
     def _pause(self, attempt: int, asked_s: float) -> None:
         longest = self.settings.max_backoff_s
-        own = min(longest, self.settings.backoff_s * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)
-        self._sleep(max(own, min(asked_s, longest)))
+        backoff_s = min(longest, self.settings.backoff_s * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)
+        self._sleep(max(backoff_s, min(asked_s, longest)))
 
 
 def _detail(answer: bytes) -> str:

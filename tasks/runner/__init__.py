@@ -61,6 +61,7 @@ def run(
     process.begin()
     started = time.monotonic()
     status, context, made = "FAILED", None, {}
+
     try:
         wait_for_turn(root, name)
         code = read_commit(root)  # Before the work: a commit made meanwhile is not the code that runs.

@@ -165,12 +165,14 @@ def start(name: str, params: Row, root: Path = Path("."), code: Commit | None = 
     is_on = os.environ.get("BREADCRUMB_TRACKING", "on") != "off"
     track = Track(name, path, root, is_on)
     key, owner = _pipeline()
+
     with track._guard():
         _forget_sent(root, name)
         if is_on and (reason := _reason_down(root)):
             track._is_sent = False
             if _note_told(root):
                 _warn(reason)
+
     code = code or read_commit(root)
     group, _, item = name.partition("@")
     seed = tail if (tail := item.rpartition("-")[2]).isdecimal() else ""
@@ -188,8 +190,10 @@ def start(name: str, params: Row, root: Path = Path("."), code: Commit | None = 
         }
     )
     track.log_params({"params": params})
+
     with track._guard():
-        if track._is_sent and not _has_sender(root):  # After the first row is written; see `_follow`.
+        # After the first row is written; see `_follow`.
+        if track._is_sent and not _has_sender(root):
             start_sender(root, key, owner)
     return track
 

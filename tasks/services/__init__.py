@@ -1,8 +1,8 @@
-"""Models behind a service: what the parts of a method may call besides the policy they train.
+"""Services: models and simulators that the parts of a method may call besides the policy under training.
 
 A part names the roles it calls, a file of `conf/service/` says which kind of service plays a role, and `opened` starts
-them for a run. A kind is a file of this folder; its `PART` is the dataclass of its settings. This file holds protocols
-only, so that a part may name a role without depending on any kind.
+them for a run. A kind is a file of this folder; its `PART` is the dataclass of its settings. This file holds only
+protocols, so that a part may name a role without depending on any kind.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Pair = tuple[Sequence[int], Sequence[int]]
 
 
 class ServiceError(ValueError):
-    """A service cannot be used now; the message says why, and what of the work done so far is kept."""
+    """A service cannot be used now; the message says why, and where finished work is kept."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a chat model wrote, why it stopped, and the tokens of prompt and reply together."""
+    """The text of a chat model, why it stopped, and the number of tokens of prompt and reply together."""
 
     content: str
     finish_reason: str
@@ -43,7 +43,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Refusal:
-    """The server will not answer this conversation, and said why; it may answer others."""
+    """The server refuses to answer this conversation, for the reason in `detail`; it may answer others."""
 
     detail: str
 
@@ -57,21 +57,21 @@ class Chat(Protocol):
         ...
 
     def replies(self, conversations: Iterable[Messages]) -> Generator[Reply | Refusal, None, None]:
-        """One answer a conversation, in order. Conversations are read ahead of the answers, several are asked at once.
+        """One answer per conversation, in order. Conversations are read ahead, because several are sent at once.
 
-        Closing the generator asks nothing more and waits for the answers under way.
+        Closing the generator sends nothing more and waits for the requests in flight.
 
         Raises:
-            ServiceError: no answer can be had now.
+            ServiceError: the service cannot answer now.
         """
         ...
 
 
 class LogProbs(Protocol):
-    """A frozen language model that says how likely a continuation is."""
+    """A frozen language model that gives the likelihood of continuations."""
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, without special tokens at its ends."""
+        """Token ids of a text, without special tokens before or after it."""
         ...
 
     def mean_logprobs(self, pairs: Sequence[Pair]) -> list[float]:
@@ -83,7 +83,7 @@ class TurnScores(Protocol):
     """A model that judges the turns of trajectories, such as a process reward model."""
 
     def score(self, trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[list[float]]:
-        """For each trajectory one value a turn, in order."""
+        """For each trajectory, one value per turn, in order."""
         ...
 
 
@@ -91,11 +91,11 @@ class Documents(Protocol):
     """A simulator that answers searches in place of an index: a `tasks.retrieval.Retriever`."""
 
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
-        """`top_k` hits for each query; they depend on the query and on what was announced last."""
+        """`top_k` hits for each query; they depend on the query and on the last `announce`."""
         ...
 
     def announce(self, noise: float, seed: str) -> None:
-        """From now on the share `noise` of queries gets noisy documents, drawn by `seed`."""
+        """From now on, a share `noise` of the queries gets noisy documents; `seed` decides which."""
         ...
 
 
@@ -113,12 +113,12 @@ NO_SERVICES: Services = {}
 
 @dataclass(frozen=True)
 class Resources:
-    """What a service may use of the run that starts it.
+    """The things of a run that a service may use.
 
     Attributes:
         root: root of the clone.
         scratch: folder for files of this run.
-        policy: the engine's policy, None outside training; its reference is there where a service `needs_reference`.
+        policy: the engine's policy, None outside training; it has a reference if a service `needs_reference`.
         tokenizer: the policy's.
         max_batch_tokens: tokens of one forward, padding included.
     """
@@ -135,7 +135,7 @@ class Kind(Protocol):
 
     @property
     def role(self) -> Role:
-        """What it can be called for."""
+        """The role that it plays."""
         ...
 
     @property

@@ -1,10 +1,10 @@
 """A chat model behind an OpenAI-compatible server: replies from a cache on the disk or over HTTP.
 
-A reply is kept before anybody reads it, in a file named by a hash of address and request, written beside and renamed:
-a second run asks nothing, and a killed one loses the requests in flight at most. What was asked and what it has cost
-is counted in one file for all processes that share the folder, and the budget ends a run before it is exceeded. (Two
-that ask the same at the same moment both pay for it.) The key comes from an environment variable and goes into one
-header; wherever a server repeats it, it is cut out before anything is kept or shown.
+Every reply is stored before it is used, in a file whose name is a hash of address and request. So a second run sends no
+request, and a killed run loses at most the requests in flight. Requests and tokens are counted in one file for all
+processes that share the folder, and a run ends before it exceeds the budget. (Two processes that send the same request
+at the same moment both pay for it.) The key comes from an environment variable and goes into one header. If a server
+repeats it, it is cut out before anything is stored or shown.
 """
 
 from __future__ import annotations
@@ -35,25 +35,26 @@ from tasks.services import Messages, Refusal, Reply, Resources, Role, ServiceErr
 from tasks.store import DataError, Row, dump
 
 CACHE = Path(".scratch/replies")
-"""Replies of models, and what they cost; they stay, because they were paid for."""
+"""Replies of models and the count of their costs. Nothing deletes them, because they were paid for."""
 WHERE = "the file of conf/service/"
 _OWN_FIELDS = ("model", "messages", "stream", "n")
-_AHEAD = 4  # Conversations under way or waiting, for each request in flight: a slow reply should not hold up others.
+# Conversations that wait or are in flight, per allowed request in flight, so that a slow reply does not hold up others.
+_AHEAD = 4
 _PATH = "/chat/completions"
 _PASSING = (408, 429)
 _FATAL = (401, 402, 403, 404, 405)
 _CONNECT_S = 10.0
 _MAX_BYTES = 16 << 20
 _SHOWN = 200
-_CHARS_A_TOKEN = 4  # Where a server tells no usage.
+_CHARS_A_TOKEN = 4  # An estimate for servers that report no usage.
 
 
 class _RefusedError(Exception):
-    """The server does not answer this request and will not; others it may."""
+    """The server refuses this request for good; it may answer others."""
 
 
 class _PassingError(Exception):
-    """A failure that may pass; `retry_after_s` is what the server asked for."""
+    """A failure that a later try may not meet; the server asked to wait `retry_after_s`."""
 
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -65,20 +66,21 @@ class Endpoint:
     """A server that speaks the chat-completions protocol.
 
     Attributes:
-        base_url: up to and without `/chat/completions`.
-        model: as the server calls it.
-        key_variable: the environment variable that holds the key; empty where the server wants none. The key itself
-            stands in no file.
-        request: further fields of the request, as the server calls them (temperature, max_tokens, response_format).
-        max_in_flight: requests at once.
+        base_url: the address without `/chat/completions`.
+        model: the server's name of the model.
+        key_variable: the environment variable that holds the key; empty if the server needs none. The key itself is in
+            no file.
+        request: further fields of the request, by the server's names (temperature, max_tokens, response_format).
+        max_in_flight: most requests at the same time.
         timeout_s: for the whole body of an answer, and for each wait for its headers.
-        retries: further tries of a request that met status 408, 429 or 5xx, no connection or no answer in time.
-        backoff_s: pause before the first of them, doubled for each further one, times a random number in [0.5, 1].
-        max_backoff_s: longest pause of our own; a server that asks for a longer one (Retry-After) gets it.
-        max_retry_after_s: a server that asks for more than this ends the run.
-        max_refused_in_a_row: requests that the server refuses (a status such as 400) one after another; more end it.
-        max_requests: over all runs of this endpoint and model, further tries included.
-        max_total_tokens: of prompts and replies, over all such runs. Replies in flight may exceed it.
+        retries: how often a request is repeated after status 408, 429 or 5xx, no connection or no answer in time.
+        backoff_s: pause before the first repetition, doubled for each further one, times a random number in [0.5, 1].
+        max_backoff_s: longest such pause; a server that asks for a longer one (Retry-After) gets it.
+        max_retry_after_s: if a server asks for a longer pause than this, the run ends.
+        max_refused_in_a_row: if the server refuses more requests than this in a row (a status such as 400), the run
+            ends.
+        max_requests: budget over all runs of this endpoint and model, repetitions included.
+        max_total_tokens: budget of prompts and replies over all such runs; replies in flight may exceed it.
     """
 
     role: ClassVar[Role] = "chat"
@@ -100,13 +102,14 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         url = urlsplit(self.base_url)
-        plain = url.scheme in ("http", "https") and url.hostname and not (url.username or url.query or url.fragment)
-        # Not shown: an address with a user name in it may hold a password.
-        require(bool(plain), "base_url", "...", "http(s)://host/path without user name, query and fragment")
+        is_plain = url.scheme in ("http", "https") and url.hostname and not (url.username or url.query or url.fragment)
+        # The address is not shown, because one with a user name in it may hold a password.
+        require(bool(is_plain), "base_url", "...", "http(s)://host/path without user name, query and fragment")
         require(bool(self.model), "model", self.model, "a name")
         is_name = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*|", self.key_variable)
-        found = self.key_variable if is_name else "..."  # Not shown: it may be the key.
-        require(bool(is_name), "key_variable", found, "the name of an environment variable, never a key")
+        shown = self.key_variable if is_name else "..."  # It may be the key itself, pasted in the wrong place.
+        require(bool(is_name), "key_variable", shown, "the name of an environment variable, never a key")
+
         for field in _OWN_FIELDS:
             require(field not in self.request, "request", field, "fields that the service does not set itself")
         for name in ("max_in_flight", "max_requests", "max_total_tokens"):
@@ -118,7 +121,7 @@ class Endpoint:
 
     @contextlib.contextmanager
     def opened(self, resources: Resources) -> Iterator[ChatEndpoint]:
-        """The server itself is not ours to start: this opens connections and closes them."""
+        """Open connections to the server and close them; starting the server is the user's task."""
         with closing(ChatEndpoint(self, resources.root / CACHE)) as chat:
             yield chat
             print(
@@ -127,14 +130,14 @@ class Endpoint:
 
 
 class _Batch:
-    """The conversations of one call: after the first failure, or once stopped, nothing more is sent for them."""
+    """The conversations of one call; after a failure, or once stopped, no further request is sent for them."""
 
     def __init__(self) -> None:
         self.stopped = threading.Event()
         self.error: ServiceError | None = None
 
     def stop(self, error: ServiceError | None = None) -> None:
-        """What is in flight ends; whoever would send meets the first error given here."""
+        """Send nothing more; threads that would send raise the first error that was given here."""
         self.error = self.error or error
         self.stopped.set()
 
@@ -145,15 +148,15 @@ class _Batch:
 
 
 class ChatEndpoint:
-    """See `tasks.services.Chat`; safe to share between threads, which together have `max_in_flight` requests under way.
+    """See `tasks.services.Chat`. Threads may share it; together they have at most `max_in_flight` requests in flight.
 
     Attributes:
-        num_asked: requests sent by this object, further tries included.
-        num_cached: replies it found in the cache.
+        num_asked: requests sent by this object, repetitions included.
+        num_cached: replies found in the cache.
     """
 
     def __init__(self, conf: Endpoint, cache: Path) -> None:
-        """Nothing is asked and no key is read yet; replies are kept in a folder of `cache`."""
+        """Keep replies in a folder of `cache`; this sends no request and reads no key."""
         import httpx
 
         self.conf = conf
@@ -162,10 +165,12 @@ class ChatEndpoint:
         self.num_asked = self.num_cached = 0
         self._refused_in_a_row = 0
         self._lock = threading.Lock()
+
         try:
             httpx.URL(self.address)
         except httpx.InvalidURL as error:
             raise ServiceError(f"{WHERE}: base_url: not an address ({error}).") from None
+
         self._http = httpx.Client(timeout=httpx.Timeout(conf.timeout_s, connect=min(conf.timeout_s, _CONNECT_S)))
         self._request_error = httpx.RequestError
         self._pool = ThreadPoolExecutor(conf.max_in_flight, thread_name_prefix="chat")
@@ -194,7 +199,7 @@ class ChatEndpoint:
             batch.stop()
             for future in waiting:
                 future.cancel()
-            wait(waiting)  # What is in flight is paid for: let it reach the cache.
+            wait(waiting)  # Requests in flight are paid for, so their replies should reach the cache.
 
     def _answer(self, messages: Messages, batch: _Batch) -> Reply | Refusal:
         try:
@@ -202,7 +207,8 @@ class ChatEndpoint:
         except _RefusedError as error:
             return Refusal(str(error))
         except ServiceError as error:
-            batch.stop(error)  # Before this thread takes the next conversation.
+            # Here, because this thread would send its next conversation before anybody reads the error.
+            batch.stop(error)
             raise
 
     def _complete(self, messages: Messages, batch: _Batch) -> Reply:
@@ -218,9 +224,11 @@ class ChatEndpoint:
             with self._lock:
                 self.num_cached += 1
             return cached
+
         key = self._key()
         reply = self._ask(dump(body).encode(), key, batch)
         store.write_json(path, asdict(reply))
+
         with self._lock:
             self._refused_in_a_row = 0
             with self._ledger() as spent:
@@ -228,27 +236,30 @@ class ChatEndpoint:
         return reply
 
     def close(self) -> None:
-        """Wait for what is under way and close the connections."""
+        """Wait for the requests in flight and close the connections."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._http.close()
 
     @contextlib.contextmanager
     def _ledger(self) -> Iterator[dict[str, int]]:
-        """What all processes have spent, locked while the block runs and written when it ends well.
+        """The counts of all processes, locked inside the block and written if it ends without an error.
 
-        Without a readable file it is what the replies in the folder have cost.
+        If their file cannot be read, they are counted again from the replies in the folder.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        path, names = self.folder / "spent", ("max_requests", "max_total_tokens")
+        path = self.folder / "spent"
+        names = ("max_requests", "max_total_tokens")
         with (self.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
-                first, second = map(int, path.read_text(encoding="ascii").split())
+                num_requests, num_tokens = map(int, path.read_text(encoding="ascii").split())
             except (OSError, ValueError):
-                replies = [reply for one in self.folder.glob("*.json") if (reply := _cached(one)) is not None]
-                first, second = len(replies), sum(reply.tokens for reply in replies)
-            spent = {names[0]: first, names[1]: second}
+                replies = [reply for file in self.folder.glob("*.json") if (reply := _cached(file)) is not None]
+                num_requests, num_tokens = len(replies), sum(reply.tokens for reply in replies)
+
+            spent = {names[0]: num_requests, names[1]: num_tokens}
             yield spent
+
             new = path.with_suffix(".new")
             new.write_text(" ".join(str(spent[name]) for name in names), encoding="ascii")
             os.replace(new, path)
@@ -259,14 +270,14 @@ class ChatEndpoint:
         if name and not key:
             raise ServiceError(
                 f"environment variable {name} is empty, expected the key of {self.address}. Set it, or name another "
-                f"in key_variable of {WHERE} (empty: the server wants none)."
+                f"in key_variable of {WHERE} (empty if the server needs none)."
             )
         if not (key.isascii() and key.isprintable() and key == key.strip()):
             raise ServiceError(f"environment variable {name}: found characters that a header cannot hold.")
         return key
 
     def _ask(self, content: bytes, key: str, batch: _Batch) -> Reply:
-        """The reply after as many tries as are allowed."""
+        """The reply; the request is sent at most `retries + 1` times."""
         tries = self.conf.retries + 1
         for number in range(1, tries + 1):
             batch.check()
@@ -280,7 +291,7 @@ class ChatEndpoint:
         raise AssertionError("unreachable")
 
     def _reserve(self) -> None:
-        """Count one request, unless that is more than the budget allows."""
+        """Count one request, or raise the ServiceError of a spent budget."""
         conf = self.conf
         with self._lock:
             with self._ledger() as spent:
@@ -295,10 +306,10 @@ class ChatEndpoint:
             self.num_asked += 1
 
     def _try(self, content: bytes, key: str) -> Reply:
-        """One try.
+        """Send the request once.
 
         Raises:
-            _PassingError: no connection, no complete answer in time, or a status that says so.
+            _PassingError: no connection, no complete answer in time, or a status of a passing failure.
             _RefusedError, ServiceError: as `_complete`.
         """
         status, headers, answer = self._send(content, key)
@@ -310,34 +321,35 @@ class ChatEndpoint:
                 f"{self.conf.key_variable or 'key_variable'}. {self._kept()}"
             )
         if status != 200:
-            told = f"status {status}: {_detail(answer, key)}"
-            self._count_refusal(told)
-            raise _RefusedError(told)
+            reason = f"status {status}: {_detail(answer, key)}"
+            self._count_refusal(reason)
+            raise _RefusedError(reason)
         return _reply(answer, len(content), key)
 
     def _send(self, content: bytes, key: str) -> tuple[int, Mapping[str, str], str]:
         """Status, headers and text of one answer, without the key."""
         headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
-        until, body = time.monotonic() + self.conf.timeout_s, bytearray()
+        deadline = time.monotonic() + self.conf.timeout_s
+        body = bytearray()
         try:
             with self._http.stream("POST", self.address, content=content, headers=headers) as response:
                 for block in response.iter_bytes():
                     body += block
-                    if len(body) > _MAX_BYTES or time.monotonic() > until:
+                    if len(body) > _MAX_BYTES or time.monotonic() > deadline:
                         raise _PassingError(f"no answer of at most {_MAX_BYTES >> 20} MiB in {self.conf.timeout_s:g} s")
                 text = bytes(body).decode("utf-8", "replace")
                 return response.status_code, response.headers, _shown(text, key)
         except self._request_error as error:
-            told = f"{type(error).__name__}: {error}".rstrip(": ")
-            raise _PassingError(_shown(told, key)) from None
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
+            raise _PassingError(_shown(reason, key)) from None
 
-    def _count_refusal(self, told: str) -> None:
+    def _count_refusal(self, reason: str) -> None:
         with self._lock:
             self._refused_in_a_row += 1
             if self._refused_in_a_row > self.conf.max_refused_in_a_row:
                 raise ServiceError(
                     f"{self.address}: {self._refused_in_a_row} requests in a row were refused, the last with "
-                    f"{told}. Correct model or request in {WHERE}. {self._kept()}"
+                    f"{reason}. Correct model or request in {WHERE}. {self._kept()}"
                 )
 
     def _pause(self, number: int, error: _PassingError, batch: _Batch) -> None:
@@ -347,19 +359,20 @@ class ChatEndpoint:
                 f"{self.address}: {error}: asks to wait {error.retry_after_s:.0f} s, more than max_retry_after_s="
                 f"{conf.max_retry_after_s:g}. Run again later. {self._kept()}"
             ) from None
-        own = min(conf.max_backoff_s, conf.backoff_s * 2 ** (number - 1)) * random.uniform(0.5, 1.0)
-        batch.stopped.wait(max(own, error.retry_after_s))
+        backoff_s = min(conf.max_backoff_s, conf.backoff_s * 2 ** (number - 1)) * random.uniform(0.5, 1.0)
+        batch.stopped.wait(max(backoff_s, error.retry_after_s))
 
     def _kept(self) -> str:
         return f"Every finished reply is kept in .scratch ({self.folder.name}); a new run goes on from there."
 
 
 def _cached(path: Path) -> Reply | None:
-    """The reply in a file of the cache, None where there is no whole one."""
+    """The reply in a file of the cache, None if the file is missing or damaged."""
     try:
         row = store.read_json(path)
         reply = Reply(**row)
-    except (DataError, OSError, TypeError, ValueError, RecursionError):  # The last two: digits or brackets without end.
+    # Also a number of thousands of digits, or too deep brackets.
+    except (DataError, OSError, TypeError, ValueError, RecursionError):
         return None
     is_whole = isinstance(reply.content, str) and isinstance(reply.finish_reason, str)
     return reply if is_whole and type(reply.tokens) is int and reply.tokens >= 0 else None
@@ -369,7 +382,7 @@ def _reply(answer: str, num_sent: int, key: str) -> Reply:
     """The first choice of a chat completion.
 
     Raises:
-        _PassingError: it is none.
+        _PassingError: the answer is no chat completion.
     """
     try:
         tree: Any = json.loads(answer)
@@ -386,23 +399,23 @@ def _reply(answer: str, num_sent: int, key: str) -> Reply:
 
 
 def _shown(text: str, key: str) -> str:
-    """The text without the key, and without halves of surrogate pairs, which no file can hold."""
+    """The text without the key, and without halves of surrogate pairs, which no file can store."""
     text = text.replace(key, "[key]") if key else text
     return text.encode("utf-8", "replace").decode()
 
 
 def _detail(answer: str, key: str) -> str:
-    """What an error answer says, short."""
+    """The message of an error answer, shortened."""
     try:
         tree: Row = json.loads(answer)
-        found = tree["error"]
-        return _shown(str(found["message"] if isinstance(found, dict) else found), key)[:_SHOWN]
+        error = tree["error"]
+        return _shown(str(error["message"] if isinstance(error, dict) else error), key)[:_SHOWN]
     except (ValueError, RecursionError, LookupError, TypeError):
         return repr(answer[:_SHOWN])
 
 
 def _seconds(header: str | None) -> float:
-    """Retry-After in seconds from now: a number, or a date; 0 where there is none that can be read.
+    """Retry-After, a number or a date, in seconds from now; 0 if it is missing or cannot be read.
 
     >>> _seconds("2"), _seconds(None), _seconds("soon")
     (2.0, 0.0, 0.0)

@@ -1,9 +1,9 @@
 """A language model that plays the search engine of training (ZeroSearch), behind an OpenAI-compatible server.
 
-It is told the query and whether its documents are to be useful or noisy, and gives back JSON:
-`{"documents": [{"title": text, "text": text}, ...]}`. It never sees question or answer: it stands where a search
-engine stands. (ZeroSearch's own simulator is told both.) A reply that cannot be read is asked for again; after the
-last attempt the search has failed, which is no empty observation.
+Its prompt holds the query and whether documents shall be useful or noisy, and it replies with JSON:
+`{"documents": [{"title": text, "text": text}, ...]}`. It never sees question or answer, because a search engine does
+not see them either. (ZeroSearch's own simulator sees both.) If a reply cannot be read, the request is sent again; after
+the last attempt the search has failed, which is no empty observation.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class EndpointDocuments:
     """The model that writes documents.
 
     Attributes:
-        useful, noisy: what stands for `{kind}`.
-        attempts: requests for a query until one reply can be read.
+        useful, noisy: the words that replace `{kind}`.
+        attempts: most requests for one query until a reply can be read.
         prompt: text with `PLACEHOLDERS`.
-        chat: where the model is and what it may cost.
+        chat: the server, the model and its budget.
     """
 
     role: ClassVar[Role] = "documents"
@@ -70,7 +70,7 @@ class _ReplyDocuments:
 
 @dataclass(frozen=True)
 class ModelWriter:
-    """Asks `chat` for documents; answers to one request and seed come from its cache when they are asked for again."""
+    """Asks `chat` for documents; a repeated request with the same seed is answered from the cache of `chat`."""
 
     chat: Chat
     conf: EndpointDocuments
@@ -80,7 +80,7 @@ class ModelWriter:
 
         Raises:
             ServiceError: the model cannot be used now.
-            ValueError: no reply to some query could be read, or the server refuses it.
+            ValueError: for some query no reply could be read, or the server refuses it.
         """
         written: dict[int, list[Document]] = {}
         problems: dict[int, str] = {}
@@ -92,17 +92,18 @@ class ModelWriter:
                     written[number] = _documents(reply, top_k)
                 except UnusableError as error:
                     problems[number] = ": ".join(map(str, error.args))
+
         for number, (query, _) in enumerate(requests):
             if number not in written:
-                told = f"no usable reply in {self.conf.attempts} attempts: {problems[number]}"
-                raise ValueError(f"query {query!r:.80}: {told}")
+                reason = f"no usable reply in {self.conf.attempts} attempts: {problems[number]}"
+                raise ValueError(f"query {query!r:.80}: {reason}")
         return [written[number] for number in range(len(requests))]
 
     def _conversation(self, request: Request, top_k: int, seed: str, attempt: int) -> Messages:
         query, useful = request
         kind = self.conf.useful if useful else self.conf.noisy
         prompt = filled(self.conf.prompt, {"{query}": query, "{kind}": kind, "{num_documents}": str(top_k)})
-        # The seed makes draws of other steps other requests; without it the cache would answer them all alike.
+        # Without the seed in the request the cache would answer a query alike in every step.
         draw = {"role": "system", "content": f"Draw {seed}, attempt {attempt}."}
         return [draw, {"role": "user", "content": prompt}]
 
@@ -111,11 +112,11 @@ def _documents(reply: Reply | Refusal, top_k: int) -> list[Document]:
     """The first `top_k` documents of a reply.
 
     Raises:
-        UnusableError: refused, unreadable, or too few of them have text.
+        UnusableError: the reply is a refusal, cannot be read, or has too few documents with text.
     """
     if isinstance(reply, Refusal):
         raise UnusableError(reply.detail)
-    documents = [(one.title, one.text) for one in read_json(reply, _ReplyDocuments).documents[:top_k]]
+    documents = [(document.title, document.text) for document in read_json(reply, _ReplyDocuments).documents[:top_k]]
     if len(documents) == top_k and all(text.strip() for _, text in documents):
         return documents
     raise UnusableError(f"found {len(documents)} documents with text, expected {top_k}")

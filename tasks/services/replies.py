@@ -1,4 +1,4 @@
-"""Prompts with placeholders, and replies that should be JSON: what every caller of a chat model does alike."""
+"""Fills prompts with placeholders and reads replies that should be JSON, for every caller of a chat model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class UnusableError(Exception):
-    """A reply that is not what was asked for: a reason and what was found."""
+    """A reply that cannot be used; its arguments are a reason and what was found."""
 
 
 def check_prompt(prompt: str, placeholders: Iterable[str]) -> None:
@@ -28,25 +28,26 @@ def check_prompt(prompt: str, placeholders: Iterable[str]) -> None:
 
 def filled(prompt: str, values: Mapping[str, str]) -> str:
     """The prompt with its placeholders replaced, in one pass, so that a placeholder inside a value stays text."""
-    return re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], prompt)
+    return re.sub("|".join(map(re.escape, values)), lambda placeholder: values[placeholder[0]], prompt)
 
 
 def read_json(reply: Reply, schema: type[T]) -> T:
     """The JSON of a reply, alone or in one fenced block, as the dataclass `schema`.
 
     Raises:
-        UnusableError: cut off, empty, not JSON, or another shape.
+        UnusableError: the reply is cut off, empty, no JSON, or JSON of another schema.
     """
     if reply.finish_reason == "length":
         raise UnusableError("cut_off", "the reply ended at its length limit; raise max_tokens of the request")
     if not reply.content.strip():
-        told = f"no text in message.content, finish_reason {reply.finish_reason!r}"
-        raise UnusableError("empty_reply", told)
+        raise UnusableError("empty_reply", f"no text in message.content, finish_reason {reply.finish_reason!r}")
+
     fenced = _FENCED.fullmatch(reply.content)
     try:
         tree = json.loads(fenced[1] if fenced else reply.content)
     except (ValueError, RecursionError) as error:
         raise UnusableError("not_json", f"{error}: {reply.content[:200]!r}") from None
+
     if _LONE_SURROGATE.search(json.dumps(tree, ensure_ascii=False)):
         raise UnusableError("wrong_schema", "found half of a surrogate pair, expected text")
     try:

@@ -1,4 +1,4 @@
-"""Log-probabilities under the policy that training starts from: the engine's frozen reference answers."""
+"""Log-probabilities under the policy that training starts from, computed by the engine's frozen reference."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tasks.types import Sample, Scores
 
 @dataclass(frozen=True)
 class StartPolicy:
-    """It has no setting: the run's own engine answers."""
+    """The run's own engine answers; there is nothing to set."""
 
     role: ClassVar[Role] = "log_probs"
     needs_reference: ClassVar[bool] = True
 
     @contextlib.contextmanager
     def opened(self, resources: Resources) -> Iterator[ReferenceLogProbs]:
-        """Nothing is started and nothing is closed: the engine belongs to the run."""
+        """Starts and closes nothing, because the engine belongs to the run."""
         assert resources.policy is not None
         yield ReferenceLogProbs(resources.policy, resources.tokenizer, resources.max_batch_tokens)
 
@@ -32,7 +32,7 @@ class ReferenceLogProbs:
     """See `tasks.services.LogProbs`.
 
     Attributes:
-        policy: its frozen reference is asked.
+        policy: whose frozen reference computes the log-probabilities.
         tokenizer: the policy's.
         max_batch_tokens: tokens of one forward, padding included.
     """
@@ -46,7 +46,7 @@ class ReferenceLogProbs:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def mean_logprobs(self, pairs: Sequence[Pair]) -> list[float]:
-        """See `LogProbs`; in micro-batches of pairs of similar length."""
+        """See `LogProbs`; pairs of similar length share a micro-batch."""
         if not pairs:
             return []
         samples = [
@@ -59,7 +59,7 @@ class ReferenceLogProbs:
 
         means = [0.0] * len(samples)
         for rows in plan:
-            # A wider tensor would be added up in another order, and rounding would differ.
+            # The sum over a wider tensor would add in another order and round differently.
             width = int(experience.lengths[rows].max())
             counts = experience.loss_mask[rows].sum(-1).clamp(min=1)
             for row, mean in zip(rows, (logprobs[rows, :width].sum(-1) / counts).tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""The generated world plays the search engine of training (ZeroSearch): it writes documents from its own corpus."""
+"""A simulator for the search engine of training (ZeroSearch) that makes documents from the generated world."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ CORPUS = Path("artifacts/data/corpus.jsonl")
 
 @dataclass(frozen=True)
 class WorldDocuments:
-    """It has no setting: the corpus of the run is the world."""
+    """The documents come from the corpus of the run; there is nothing to set."""
 
     role: ClassVar[Role] = "documents"
     needs_reference: ClassVar[bool] = False
 
     @contextlib.contextmanager
     def opened(self, resources: Resources) -> Iterator[GeneratedRetriever]:
-        """Read the corpus into memory; nothing is closed."""
+        """Read the corpus into memory."""
         passages = read_passages(resources.root / CORPUS)
         yield GeneratedRetriever(WorldWriter([(passage.title, passage.text) for passage in passages]))
 

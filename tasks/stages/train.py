@@ -168,9 +168,12 @@ def train(ctx: Context[Settings], learning: Learning) -> None:
     use_threads(settings.num_threads)
 
     given = inputs.read(ctx.root / INPUTS / ctx.settings.system)
-    wanted = settings.validate_questions
-    validation = choose(given.validation, sorted({question.split for question in given.validation}), wanted)
-    if learning.checks_prompts:  # Another tokenizer, other lengths: found now, not amid the training.
+    num_validation = settings.validate_questions
+    validation = choose(given.validation, sorted({question.split for question in given.validation}), num_validation)
+
+    # The start policy's stage checked prompts with its own tokenizer. With another one, a prompt that is too long would
+    # end the run in the middle.
+    if learning.checks_prompts:
         questions = read_questions(ctx.root / DATA / "questions.jsonl")
         check_prompts(tokenizer, method.prompt, questions, method.grammar, learning.rollout.max_prompt_tokens)
     ctx.track.log_params(_used(learning))
@@ -182,6 +185,7 @@ def train(ctx: Context[Settings], learning: Learning) -> None:
         with opened(method.services, resources) as services:
             searched = method.search.retriever(search, services)
             rollout, prompt, grammar = learning.rollout, method.prompt, method.grammar
+
             trainer = Trainer(
                 conf=settings,
                 method=method,
@@ -191,7 +195,7 @@ def train(ctx: Context[Settings], learning: Learning) -> None:
                 player=Player(rollout, models.sampler, tokenizer, searched, grammar, prompt),
                 validator=Player(rollout, models.generator, tokenizer, search, grammar, prompt),
                 questions=given.training,
-                validation=validation if wanted else [],
+                validation=validation if num_validation else [],
                 seed=ctx.settings.seed,
                 scratch=ctx.scratch,
                 log=ctx.bar(settings.num_steps).log,
@@ -208,7 +212,7 @@ def _used(learning: Learning) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Models:
-    """The policy under training, its critic, who plays it, and who plays the training questions."""
+    """The policy under training, its critic, its generator, and the generator of the training rollouts."""
 
     policy: Policy
     critic: Critic | None
@@ -248,9 +252,11 @@ def _publish(ctx: Context[Settings], trainer: Trainer, used: dict[str, Any], mis
     with replacing_folder(ctx.root / folder) as out:
         trainer.export(out / "policy")
         policy_sha256 = weights_sha256(out / "policy")
+
         schema.write(out / "metrics.jsonl", (MetricRow(**row) for row in progress.history))
         rows = [row | {"policy": name} for row in trainer.trajectories()]
         write_jsonl(out / "trajectories.jsonl", rows)
+
         summary = {
             "method": name,
             "seed": seed,
@@ -268,6 +274,7 @@ def _publish(ctx: Context[Settings], trainer: Trainer, used: dict[str, Any], mis
             "policy_sha256": policy_sha256,
         }
         write_json(out / "summary.json", summary)
+
         record = SystemRecord(
             name=name,
             seed=seed,

@@ -1,7 +1,7 @@
-"""What is evaluated: a system plays questions and returns episodes. A kind of system is a file of this folder.
+"""Systems are what is evaluated: a system plays questions and returns episodes. A kind of system is a file here.
 
-A start policy, a trained policy and a prompted model are equals here: the evaluation knows these protocols alone. A
-kind's `PART` is the dataclass of its settings, which opens the system that plays.
+The evaluation treats a start policy, a trained policy and a prompted model alike, because it knows only these
+protocols. A kind's `PART` is the dataclass of its settings, which opens the system that plays.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class System(Protocol):
     """Plays questions.
 
     Attributes:
-        batch_questions: how many it plays at once; so many are played again after a kill.
-        tokenizer: decodes the tokens of its episodes, None where they have none.
+        batch_questions: number of questions that it plays at once; after a kill at most so many are played again.
+        tokenizer: decodes the tokens of its episodes, None if they have no tokens.
     """
 
     @property
@@ -36,11 +36,11 @@ class System(Protocol):
     def tokenizer(self) -> Any: ...
 
     def play(self, questions: Sequence[Question], mode: Mode, seed: int) -> Iterable[Episode]:
-        """One episode a question, in order; the same for the same arguments.
+        """One episode per question, in order; the same arguments give the same episodes.
 
         Args:
             questions: at most `batch_questions`.
-            mode: the most likely answer, or one drawn at temperature 1.
+            mode: `greedy`, or `sampled` at temperature 1.
             seed: of the draws.
         """
         ...
@@ -48,14 +48,14 @@ class System(Protocol):
 
 @dataclass(frozen=True)
 class Resources:
-    """What a system may use of the run that opens it.
+    """The things of a run that a system may use.
 
     Attributes:
-        policy: folder of the weights, None for a kind that plays no policy.
+        policy: folder of the weights, None if the kind plays no policy.
         retriever: the search engine.
-        top_k: passages per search, 0 takes what the system's own settings say.
+        top_k: passages per search; 0 takes the number in the system's own settings.
         start_generator: starts the generator of this run with the weights in a folder.
-        services: those that the kind calls, by role.
+        services: the services that the kind calls, by role.
     """
 
     policy: Path | None
@@ -66,7 +66,7 @@ class Resources:
 
 
 class Kind(Protocol):
-    """Settings of a system: a file of `conf/system/`, or what a method of `conf/method/` plays with."""
+    """Settings of a system, from a file of `conf/system/`, or those with which a method's policy plays."""
 
     @property
     def plays_policy(self) -> bool:
@@ -85,11 +85,11 @@ class Kind(Protocol):
 
 @dataclass(frozen=True)
 class Named:
-    """What plays under a name of `systems`.
+    """A system with the services that it calls.
 
     Attributes:
         kind: its settings.
-        services: what plays the roles that it calls.
+        services: the service that plays each role it calls.
     """
 
     kind: Kind
@@ -97,13 +97,13 @@ class Named:
 
     @property
     def settings(self) -> conf.Tree:
-        """Everything by value, ready for JSON; `build` inverts it."""
+        """All settings, ready for JSON; `build` inverts it."""
         called = {role: parts.plain(service) for role, service in self.services.items()}
         return {**parts.plain(self.kind), "services": called}
 
 
 def build(tree: Mapping[str, Any], where: str = "the resolved system") -> Named:
-    """The system whose settings are these.
+    """The system that these settings describe.
 
     Raises:
         ValueError: an unknown kind or a wrong setting; starts with `where`.

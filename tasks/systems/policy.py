@@ -1,4 +1,4 @@
-"""A language model that plays with a prompt and a grammar: the start policy and every trained one."""
+"""The system of a policy, trained or not: a language model that plays with a prompt and a grammar."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PolicySystem:
 
     @property
     def batch_questions(self) -> int:
-        """As many as the budget of rows allows."""
+        """The number of rows that its settings allow."""
         return self.player.conf.batch_rows
 
     @property
@@ -43,11 +43,11 @@ class PolicySystem:
 
 @dataclass(frozen=True)
 class PolicySettings:
-    """What a policy plays with.
+    """The settings with which a policy plays.
 
     Attributes:
-        prompt: texts with a place for the question.
-        grammar: kind and settings of the grammar that its text is read with.
+        prompt: instructions around the question.
+        grammar: kind and settings of the grammar that reads its text.
         rollout: budgets.
     """
 
@@ -58,12 +58,12 @@ class PolicySettings:
     services: ClassVar[tuple[Role, ...]] = ()
 
     def loads(self) -> SearchGrammar:
-        """The grammar, without a tokenizer's special tokens; see `tasks.identity.modules_of`."""
+        """The grammar without a tokenizer, so that the plan finds its source file (`tasks.identity.modules_of`)."""
         return grammars.make(self.grammar, None, "grammar")
 
     @contextlib.contextmanager
     def opened(self, resources: Resources) -> Iterator[PolicySystem]:
-        """Play the weights of a folder; see `Kind`."""
+        """See `Kind.opened`; plays the weights in the folder `resources.policy`."""
         assert resources.policy is not None
         tokenizer = load_tokenizer(resources.policy)
         rollout = replace(self.rollout, top_k=resources.top_k or self.rollout.top_k)
