@@ -1,6 +1,6 @@
 """Answer normalisation and string scores: one definition for rewards and evaluation.
 
-Source: search_r1 section 3 and 10 (the SQuAD rules). Scores are floats in [0, 1], the best over the
+The rules are those of SQuAD and of Search-R1's released code. Scores are floats in [0, 1], the best over the
 gold answers; a gold that normalises to nothing is ignored because it would match every empty answer.
 """
 
@@ -18,6 +18,8 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 def normalize(text: str) -> str:
     """Lower-case, delete ASCII punctuation, blank out articles, collapse white space: in this order.
 
+    Search-R1 qa_em.py:36 (PeterGriffinJin/Search-R1@a14dc3a; docs/methods/search_r1.md)
+
     >>> normalize("The U.S.A.!"), normalize("twenty-one")
     ('usa', 'twentyone')
     """
@@ -25,12 +27,19 @@ def normalize(text: str) -> str:
 
 
 def exact_match(prediction: str | None, golds: Iterable[str]) -> float:
-    """1.0 if the normalised prediction equals a normalised gold; None (no answer) scores 0."""
+    """1.0 if the normalised prediction equals a normalised gold; None (no answer) scores 0.
+
+    Search-R1 Section 3.4 (arXiv 2503.09516; docs/methods/search_r1.md)
+    PiCA Eq. 15 (arXiv 2605.09287; docs/methods/pica.md)
+    """
     return float(prediction is not None and normalize(prediction) in _normal_golds(golds))
 
 
 def substring_match(prediction: str | None, golds: Iterable[str]) -> float:
-    """1.0 if a normalised gold is a substring of the normalised prediction (subEM)."""
+    """1.0 if a normalised gold is a substring of the normalised prediction (subEM).
+
+    DSPO Eq. 4 (arXiv 2510.09255; docs/methods/dspo.md)
+    """
     if prediction is None:
         return 0.0
     text = normalize(prediction)
@@ -39,6 +48,9 @@ def substring_match(prediction: str | None, golds: Iterable[str]) -> float:
 
 def f1(prediction: str | None, golds: Iterable[str]) -> float:
     """Word-level multiset F1, the maximum over golds, never rounded.
+
+    StepSearch Eq. 2 (arXiv 2505.15107; docs/methods/stepsearch.md)
+    PiCA Eq. 17 (arXiv 2605.09287; docs/methods/pica.md)
 
     >>> f1("New York City", ["New York"])
     0.8

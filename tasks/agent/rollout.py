@@ -7,7 +7,7 @@ Token ids are the truth: exactly the sampled ids are trained, and observations a
 through text again. All searches of a turn are one batched call. A search that fails after its retries makes a `failed`
 trajectory; it is never an empty observation. This module knows no reward.
 
-Source: search_r1 sections 1, 6 and 9.
+Search-R1 Section 3.2 (arXiv 2503.09516; docs/methods/search_r1.md)
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Sub-questions, their answers and reference queries for training questions, written, checked and tried out.
 
-StepSearch section 2.1: a writer turns a question's decomposition into coherent sub-question/answer pairs with N search
+A writer turns a question's decomposition into coherent sub-question/answer pairs with N search
 queries each, every query is sent to M sources, and it stays where at least ceil(M/2) of them return a valid result.
 The paper gives neither N nor M, and does not say what is valid; all three are settings here. Nothing is repaired and
 nothing is lost: what is left out is written down with its question, hop, query and reason.
+StepSearch Section 2.1 (arXiv 2505.15107; docs/methods/stepsearch.md)
 """
 
 from __future__ import annotations

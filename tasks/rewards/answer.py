@@ -16,11 +16,15 @@ ANSWER_METRICS = {"em": text.exact_match, "subem": text.substring_match, "f1": t
 
 @dataclass(frozen=True)
 class AnswerReward(EachReward):
-    """weight * metric(answer, golds); no answer scores 0 (search_r1 section 3).
+    """weight * metric(answer, golds); no answer scores 0.
+
+    Search-R1 Section 3.4 (arXiv 2503.09516; docs/methods/search_r1.md)
+    StepSearch Eq. 3 (arXiv 2505.15107; docs/methods/stepsearch.md)
+    DSPO Eq. 4 (arXiv 2510.09255; docs/methods/dspo.md)
 
     Attributes:
         metric, weight: see above.
-        gated: earned only where the trajectory follows StepSearch's format rule (stepsearch sections 1 and 3).
+        gated: earned only where the trajectory follows StepSearch's format rule.
         wrong_format: what a gated trajectory gets instead; -1 as released.
     """
 

@@ -14,7 +14,11 @@ from tasks.types import Question, Scores, Trajectory
 
 @dataclass(frozen=True)
 class F1OrFormat(EachReward):
-    """F1 if above 0, else `format_reward` where the format is right, else 0; on the last token the policy wrote."""
+    """F1 if above 0, else `format_reward` where the format is right, else 0; on the last token the policy wrote.
+
+    ReSearch Section 2 (arXiv 2503.19470; docs/methods/research.md). In the released code the format is a gate:
+    ReSearch re_search.py:149 (Agent-RL/ReSearch@c820a43; docs/methods/research.md)
+    """
 
     components: ClassVar[tuple[str, ...]] = ("f1", "format")
 

@@ -1,4 +1,4 @@
-"""Is a response well formed? The rules of Search-R1 v0.3 (search_r1 section 3) and of StepSearch (its section 1)."""
+"""Is a response well formed? The rules of Search-R1's script v0.3 and of StepSearch."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ _NEXT = {
 
 def is_well_formed(response: str) -> bool:
     """Whether closed blocks think, search, information, think, ..., answer follow each other, white space between them.
+
+    Search-R1 qa_em_format.py:49 (PeterGriffinJin/Search-R1@a14dc3a; docs/methods/search_r1.md)
 
     >>> is_well_formed("<think>a</think> <answer>b</answer>")
     True
@@ -45,6 +47,7 @@ def follows_search_rule(trajectory: Trajectory) -> bool:
     observation proves nothing. A broken tag such as `</search)` makes no pair. The thought must be closed, hold a
     letter or a digit, and stand before an executed search in the same turn. Only white space may follow the answer.
     (The released code demands only an answer pair at the end.)
+    StepSearch Section 2.3.1 (arXiv 2505.15107; docs/methods/stepsearch.md)
     """
     searches = [turn.text for turn in trajectory.turns if turn.executed]
     if trajectory.status != "answered" or not any(map(_thinks_first, searches)):

@@ -14,7 +14,9 @@ from tasks.types import Question, Scores, Trajectory
 
 @dataclass(frozen=True)
 class FormatAnswerReward(EachReward):
-    """Search-R1 v0.3's table: exact match with credit for structure, answer tag and retrieval (search_r1 section 3).
+    """Search-R1 v0.3's table: exact match with credit for structure, answer tag and retrieval.
+
+    Search-R1 qa_em_format.py:154 (PeterGriffinJin/Search-R1@a14dc3a; docs/methods/search_r1.md)
 
     Attributes:
         structure: reward of a valid structure without a right answer; a right answer without it loses as much.

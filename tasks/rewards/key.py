@@ -1,7 +1,4 @@
-"""StepSearch's search-key reward: do the queries resemble the reference queries of each sub-question?
-
-Source: stepsearch sections 3, 10 and 11.
-"""
+"""StepSearch's search-key reward: do the queries resemble the reference queries of each sub-question?"""
 
 from __future__ import annotations
 
@@ -20,6 +17,7 @@ def key_score(queries: Sequence[str], references: Sequence[Sequence[str]]) -> fl
     """(1/M) sum_i max_j max_t F1(query t, reference j of sub-question i); 0 without queries or sub-questions.
 
     A sub-question without references scores 0 and still counts in M.
+    StepSearch Eq. 4, Eq. 5 (arXiv 2505.15107; docs/methods/stepsearch.md)
 
     >>> key_score(["capital of France"], [["capital of France"], ["population of Paris"]])
     0.6666666666666666
@@ -32,6 +30,8 @@ def key_score(queries: Sequence[str], references: Sequence[Sequence[str]]) -> fl
 
 def key_score_as_released(queries: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """The released code: each query sets the credit of its best sub-question, over a better one too; F1 to four places.
+
+    StepSearch qa_step.py:176 (Zillwang/StepSearch@43215ba; docs/methods/stepsearch.md)
 
     >>> key_score_as_released(["capital of France", "France"], [["capital of France"], ["population of Paris"]])
     0.25
@@ -50,6 +50,7 @@ class KeyReward(EachReward):
     """weight * key score over executed queries, on the last token the policy wrote; 0 in a wrong format.
 
     Reference queries are those of `Question.decomposition`, resolved (stage `augment`).
+    StepSearch Eq. 6 (arXiv 2505.15107; docs/methods/stepsearch.md)
 
     Attributes:
         weight: gamma_key; 0.618 as released, not given in the paper.

@@ -14,6 +14,8 @@ from tasks.types import Question, Scores, Trajectory
 class OverlongPenalty(EachReward):
     """0 up to `limit - buffer` generated tokens, falling to -1 at `limit`, -1 beyond; on the last generated token.
 
+    DAPO Eq. 13 (arXiv 2503.14476; docs/methods/dspo.md)
+
     Attributes:
         limit, buffer: in generated tokens.
 

@@ -1,7 +1,7 @@
 """TIPS: what a turn added to the likelihood of the gold answer under a frozen copy of the policy.
 
 Phi_t is the mean log-probability of the gold answer's tokens after the trajectory up to and with turn t's observation,
-and turn t earns scale * (Phi_t - Phi_{t-1}). Known from the method's own paper in outline only: scale is a setting.
+and turn t earns scale * (Phi_t - Phi_{t-1}). The scale is a setting.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from tasks.types import Question, Scores, Trajectory
 @dataclass(frozen=True)
 class AnswerPotential:
     """scale * (Phi_t - Phi_{t-1}) on the last token of each turn that caused an observation.
+
+    TIPS Abstract (arXiv 2603.22293; docs/methods/tips.md)
+    TIPS info_reward_llm.py (ucsd-wang-lab-lm/tips@e075901; docs/methods/tips.md)
 
     Attributes:
         scale: weight of the difference.

@@ -1,6 +1,6 @@
 """StepSearch's reward of search turns: what a search added about the gold passages, minus the share it repeated.
 
-Source: stepsearch sections 3, 4, 10 and 11. Retrieved documents come from the environment's record, never from tags.
+Retrieved documents come from the environment's record, never from tags.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ def cosines(document: str, golds: tuple[str, ...]) -> tuple[float, ...]:
 
     Texts are answer-normalised; tokens are runs of two or more word characters, tf raw counts,
     idf = ln((1 + N) / (1 + df)) + 1 with N = 1 + n, rows L2-normalised. A text without tokens has cosine 0.
+    StepSearch Eq. 8 (arXiv 2505.15107; docs/methods/stepsearch.md)
+    StepSearch submodule.py:5 (Zillwang/StepSearch@43215ba; docs/methods/stepsearch.md)
 
     >>> [round(c, 6) for c in cosines("Rome is the capital of Italy.", ("Paris is the capital of France.", "Lyon"))]
     [0.464553, 0.0]
@@ -54,6 +56,8 @@ def _counts(text_: str) -> Counter[str]:
 def information_gains(similarities: Sequence[Sequence[float]]) -> list[float]:
     """G^t = (1/n) sum_i max(c_i^t - m_i^{t-1}, 0) with m the best so far; 0 where there is no gold passage.
 
+    StepSearch Eq. 9, Eq. 10, Eq. 11 (arXiv 2505.15107; docs/methods/stepsearch.md)
+
     Args:
         similarities: one row a search round, c_i^t for each of the n gold passages.
 
@@ -71,6 +75,8 @@ def information_gains(similarities: Sequence[Sequence[float]]) -> list[float]:
 
 def redundancies(rounds: Sequence[Sequence[Hashable]], inside_round: bool = False) -> list[float]:
     """P^t: share of round t's documents that an earlier round returned; 0 for an empty round.
+
+    StepSearch Eq. 12, Eq. 13 (arXiv 2505.15107; docs/methods/stepsearch.md)
 
     `inside_round`: a repetition inside the round counts as well, as in the released code.
 
@@ -95,6 +101,7 @@ def ranked(rounds: Sequence[Sequence[Hashable]]) -> list[list[Hashable]]:
 
     It compares rendered text, in which each passage but the last carries the label of its successor. So one passage at
     two ranks is no repetition there.
+    StepSearch qa_step.py:54 (Zillwang/StepSearch@43215ba; docs/methods/stepsearch.md)
 
     >>> redundancies(ranked(["ABC", "BAD", "AEC"]))
     [0.0, 0.0, 0.6666666666666666]
@@ -110,9 +117,10 @@ class SearchTurnReward(EachReward):
     """scale * (gain * G^t - penalty * P^t) on the token that completes the t-th executed search.
 
     Gold passages that the corpus lacks do not count. Without any gold passage G is 0, and P does not change.
+    StepSearch Eq. 7, Section 2.3 (arXiv 2505.15107; docs/methods/stepsearch.md)
 
     Attributes:
-        gain, penalty: 1 or 0, switches of the two terms (stepsearch section 9).
+        gain, penalty: 1 or 0, switches of the two terms.
         scale: 1 in the paper; 0.6 nominal and 1.6 effective as released.
         as_released: the redundancy compares `ranked` documents, and counts repetitions inside a round.
     """

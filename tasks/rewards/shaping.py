@@ -14,7 +14,9 @@ from tasks.types import Scores, Trajectory, Turn
 
 
 def potential_differences(potentials: Sequence[float]) -> list[float]:
-    """Phi_t - Phi_{t-1} for t = 1, 2, ...
+    """Phi_t - Phi_{t-1} for t = 1, 2, ...; gamma is 1.
+
+    PiCA Eq. 6 (arXiv 2605.09287; docs/methods/pica.md)
 
     >>> potential_differences([-3.0, -1.0, -1.5])
     [2.0, -0.5]

@@ -19,8 +19,8 @@ _SUB_ANSWER = re.compile(r"<sub_answer(\d{1,3})>(.*?)</sub_answer\1>", re.DOTALL
 class SubAnswerReward(EachReward):
     """weight * (1/M) sum_i F1(sub-answer i, gold sub-answer i), on the last token; 0 in a wrong format.
 
-    A missing sub-answer scores 0; of several pairs with one number the last counts. The recommended reading of
-    stepsearch section 9.
+    A missing sub-answer scores 0; of several pairs with one number the last counts. The formula is ours:
+    StepSearch Section 4.2 (arXiv 2505.15107; docs/methods/stepsearch.md)
     """
 
     components: ClassVar[tuple[str, ...]] = ("sub_answer",)

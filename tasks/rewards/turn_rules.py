@@ -1,6 +1,6 @@
 """Turn rewards by rules (MT-PPO): was the call valid, and did a search return a gold answer?
 
-Known from the method's own paper in outline only; the values are settings. The retrieval reward is paid once a
+Its own paper is known to us in outline only; the values are settings. The retrieval reward is paid once a
 trajectory and a valid call earns nothing by itself, so that searching on and on pays nothing.
 """
 
@@ -19,6 +19,8 @@ from tasks.types import Hit, Question, Scores, Trajectory
 @dataclass(frozen=True)
 class TurnRules(EachReward):
     """Rewards on the last token of each turn.
+
+    MT-PPO Abstract (arXiv 2505.11821; docs/methods/mt_ppo.md)
 
     Attributes:
         retrieval: for the first search whose documents hold a gold answer (normalised, whole words).

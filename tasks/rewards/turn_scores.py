@@ -17,6 +17,8 @@ from tasks.types import Question, Scores, Trajectory
 class TurnScoresReward:
     """The model's score on the last token of each turn.
 
+    PiCA Eq. 7 (arXiv 2605.09287; docs/methods/pica.md)
+
     Attributes:
         scale: weight of the scores.
         is_potential: true: a turn earns its score minus that of the turn before (0 before the first), so that the sum

@@ -28,7 +28,7 @@ class CollapseConf:
         min_valid_action_rate: the share of actions that the grammar can read falls below this.
         max_approx_kl: the distance of the policy from the one that played exceeds this.
         max_validation_drop: validation EM falls by more than this share of the best so far, twice in a row.
-        max_skipped: so many updates in a row that were skipped because the filter kept too little (dspo section 10).
+        max_skipped: so many updates in a row that were skipped because the filter kept too little.
     """
 
     patience: int
@@ -109,7 +109,7 @@ def rollout_metrics(
 
 
 def answer_metrics(trajectories: Sequence[Trajectory], golds: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Exact match and length of the answers, whatever is rewarded: long answers please subEM (dspo section 10)."""
+    """Exact match and length of the answers, whatever is rewarded: long answers please subEM."""
     answers = [t.answer for t in trajectories]
     num_words = [len(answer.split()) for answer in answers if answer is not None]
     ems = [text.exact_match(answer, of_question) for answer, of_question in zip(answers, golds, strict=True)]

@@ -1,4 +1,7 @@
-"""No search: the policy answers at once (R1, supervised fine-tuning). Documents are never shown."""
+"""No search: the policy answers at once (R1, supervised fine-tuning). Documents are never shown.
+
+DeepSeek-R1 Table 1 (arXiv 2501.12948; docs/methods/r1.md)
+"""
 
 from __future__ import annotations
 

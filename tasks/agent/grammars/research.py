@@ -1,4 +1,7 @@
-"""ReSearch: documents in result tags, the answer in a box (arXiv:2503.19470)."""
+"""ReSearch: documents in result tags, the answer in a box.
+
+ReSearch Section 2 (arXiv 2503.19470; docs/methods/research.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Search-R1: queries in search tags, documents in information tags (arXiv:2503.09516, Table 1)."""
+"""Search-R1: queries in search tags, documents in information tags.
+
+Search-R1 Table 1 (arXiv 2503.09516; docs/methods/search_r1.md)
+"""
 
 from __future__ import annotations
 

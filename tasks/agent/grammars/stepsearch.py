@@ -1,6 +1,7 @@
-"""StepSearch: Search-R1's tags, documents with marked titles, and warnings (arXiv:2505.15107).
+"""StepSearch: Search-R1's tags, documents with marked titles, and warnings.
 
 The variant with sub-answers differs in its prompt alone: the policy writes further tags, which are no actions.
+StepSearch Section 2.2 (arXiv 2505.15107; docs/methods/stepsearch.md)
 """
 
 from __future__ import annotations

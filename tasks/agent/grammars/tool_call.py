@@ -1,4 +1,7 @@
-"""DSPO: a search is a tool call, which is JSON with a list of queries; documents come as its response."""
+"""DSPO: a search is a tool call, which is JSON with a list of queries; documents come as its response.
+
+DSPO Section 3.1 (arXiv 2510.09255; docs/methods/dspo.md)
+"""
 
 from __future__ import annotations
 

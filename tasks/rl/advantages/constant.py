@@ -10,7 +10,10 @@ from tasks.rl.experience import Experience
 
 @dataclass(frozen=True)
 class ConstantAdvantage:
-    """1 on every generated token: for a loss that imitates what was kept."""
+    """1 on every generated token: for a loss that imitates what was kept.
+
+    InstructGPT Section 3.5 (arXiv 2203.02155; docs/methods/sft.md)
+    """
 
     needs_values: ClassVar[bool] = False
     needs_reference: ClassVar[bool] = False

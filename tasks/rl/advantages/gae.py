@@ -17,7 +17,9 @@ from tasks.rl.logprobs import k1
 
 
 def gae(rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation over the tokens of each response (arXiv:1506.02438, Eq. 16).
+    """Generalised advantage estimation over the tokens of each response.
+
+    GAE Eq. 16 (arXiv 1506.02438; docs/methods/ppo.md)
 
     delta_t = r_t + gamma V_{t+1} - V_t,  A_t = delta_t + gamma lam A_{t+1},  V after the last token = 0.
     Observation tokens inside a response are time steps like any other (as in the released code); padding
@@ -55,6 +57,8 @@ def gae(rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, lam: f
 def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
     """(A - mean) / sqrt(var + 1e-8) with statistics of the masked-in tokens, unbiased variance.
 
+    Search-R1 torch_functional.py:130 (PeterGriffinJin/Search-R1@a14dc3a; docs/methods/ppo.md)
+
     Args:
         advantages: [B, T].
         mask: [B, T] bool, the tokens that give the statistics (recommended: the generated ones).
@@ -71,6 +75,8 @@ def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
 
 def turn_gae(rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     """GAE whose time steps are turns: one advantage a turn, given to each of its generated tokens.
+
+    PiCA Eq. 13 (arXiv 2605.09287; docs/methods/pica.md)
 
     A turn is a run of generated tokens; R_t is the sum of rewards from its first token up to the next turn, V(s_t) the
     value at its first token (PiCA has V of the last token before it, which is the estimate before this one).
@@ -101,7 +107,9 @@ def turn_gae(rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, l
 
 @dataclass(frozen=True)
 class TokenGae:
-    """Token rewards minus a k1 KL penalty, GAE with a critic, whitened (Search-R1, arXiv:2503.09516).
+    """Token rewards minus a k1 KL penalty, GAE with a critic, whitened (Search-R1).
+
+    GRPO Eq. 2 (arXiv 2402.03300; docs/methods/grpo.md)
 
     Attributes:
         gamma, lam: discount and trace decay.

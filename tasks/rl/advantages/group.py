@@ -20,6 +20,11 @@ def group_normalized(
 ) -> Tensor:
     """(score - group mean) / (group std + eps); a group of one keeps its score; equal scores give exactly 0.
 
+    GRPO Section 4.1.2 (arXiv 2402.03300; docs/methods/grpo.md)
+    DSPO Eq. 10 (arXiv 2510.09255; docs/methods/dspo.md)
+    SLATE Eq. 2 (arXiv 2602.23440; docs/methods/slate.md)
+    Search-R1 core_algos.py:111 (PeterGriffinJin/Search-R1@a14dc3a; docs/methods/grpo.md)
+
     Args:
         scores: [N], one per trajectory.
         group_ids: N globally unique prompt ids.
@@ -58,7 +63,7 @@ def _members(scores: Tensor, group_ids: Sequence[str]) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class GroupAdvantage:
-    """A trajectory's normalised reward on all its generated tokens (GRPO, arXiv:2402.03300, section 4.1.2).
+    """A trajectory's normalised reward on all its generated tokens (GRPO).
 
     Attributes:
         eps, deviation: see `group_normalized`.

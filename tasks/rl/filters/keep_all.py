@@ -11,7 +11,10 @@ from tasks.types import Sample, Scores
 
 @dataclass(frozen=True)
 class KeepAll:
-    """Keeps every sample. Trajectories of status `failed` never reach a filter."""
+    """Keeps every sample. Trajectories of status `failed` never reach a filter.
+
+    Search-R1 Section 3.1 (arXiv 2503.09516; docs/methods/search_r1.md)
+    """
 
     max_rounds: ClassVar[int] = 1
     components: ClassVar[tuple[str, ...]] = ()

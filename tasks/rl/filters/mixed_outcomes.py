@@ -13,9 +13,11 @@ from tasks.types import Sample, Scores
 
 @dataclass(frozen=True)
 class MixedOutcomes:
-    """Keeps groups with both better and worse outcomes (DAPO, arXiv:2503.14476, Eq. 11).
+    """Keeps groups with both better and worse outcomes.
 
     For a reward R of 0 or 1 and a group of G members: 0 < sum of R < G.
+    DSPO Eq. 9 (arXiv 2510.09255; docs/methods/dspo.md)
+    DAPO Eq. 11 (arXiv 2503.14476; docs/methods/dspo.md)
 
     Attributes:
         component: the score component that means success, such as `em`. The outcome itself would not do: a length

@@ -11,7 +11,10 @@ from tasks.types import Sample, Scores
 
 @dataclass(frozen=True)
 class Successful:
-    """Keeps the samples whose `component`, such as `em`, is 1."""
+    """Keeps the samples whose `component`, such as `em`, is 1.
+
+    STaR Section 3.1 (arXiv 2203.14465; docs/methods/sft.md)
+    """
 
     component: str
     max_rounds: ClassVar[int] = 1

@@ -49,6 +49,10 @@ def aggregate(
     `token_mean` is one mean over all trained tokens. `seq_mean` is the mean of the samples' own means, as the papers
     print it. A mask without a True gives 0, not nan.
 
+    `token_mean`: DAPO Eq. 12 (arXiv 2503.14476; docs/methods/dspo.md)
+    `seq_mean`: GRPO Eq. 3 (arXiv 2402.03300; docs/methods/grpo.md),
+    StepSearch Eq. 1 (arXiv 2505.15107; docs/methods/stepsearch.md)
+
     Args:
         per_token: [B, T].
         loss_mask: [B, T] bool.

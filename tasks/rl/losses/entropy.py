@@ -16,6 +16,8 @@ from tasks.rl.losses import Aggregation, Normalizer, aggregate
 class EntropyBonus:
     """-coefficient * mean entropy.
 
+    PPO Eq. 9 (arXiv 1707.06347; docs/methods/ppo.md)
+
     Attributes:
         coefficient: weight of the term; Search-R1's released code has 0.001, its paper none.
         aggregation: over tokens or over trajectories.

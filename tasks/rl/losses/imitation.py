@@ -15,6 +15,8 @@ from tasks.rl.losses import Aggregation, Normalizer, aggregate
 class Imitation:
     """Negative log-likelihood of the generated tokens, weighted by their advantage.
 
+    InstructGPT Section 3.5 (arXiv 2203.02155; docs/methods/sft.md)
+
     `aggregation`: over tokens or over trajectories.
     """
 

@@ -27,7 +27,12 @@ def clip_fraction(ratio: Tensor, advantages: Tensor, loss_mask: Tensor, low: flo
 
 @dataclass(frozen=True)
 class PolicyClip:
-    """Clipped policy loss (PPO, arXiv:1707.06347, Eq. 7; GSPO, arXiv:2507.18071, Eq. 5).
+    """Clipped policy loss.
+
+    One ratio a token: PPO Eq. 7 (arXiv 1707.06347; docs/methods/ppo.md),
+    DAPO Eq. 8 (arXiv 2503.14476; docs/methods/dspo.md)
+    One ratio a trajectory: GSPO Eq. 5 (arXiv 2507.18071; docs/methods/dspo.md),
+    DSPO Eq. 11 (arXiv 2510.09255; docs/methods/dspo.md)
 
     With one ratio a trajectory the gradient gives every token of a trajectory the same weight, and a clipped trajectory
     loses all its tokens. With advantages that differ inside a trajectory their mean counts.

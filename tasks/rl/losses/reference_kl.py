@@ -15,7 +15,10 @@ from tasks.rl.losses import Aggregation, Normalizer, aggregate
 
 @dataclass(frozen=True)
 class ReferenceKl:
-    """coefficient * mean of the k3 estimate of KL(policy || reference) (GRPO, arXiv:2402.03300, Eq. 4).
+    """coefficient * mean of the k3 estimate of KL(policy || reference).
+
+    GRPO Eq. 4 (arXiv 2402.03300; docs/methods/grpo.md)
+    DSPO Eq. 5 (arXiv 2510.09255; docs/methods/dspo.md)
 
     Attributes:
         coefficient: weight of the term.

@@ -14,7 +14,10 @@ from tasks.types import Action, Question, Trajectory, Turn
 
 @dataclass(frozen=True)
 class GoldAnswers:
-    """One trajectory per question, which answers it at once with its main gold answer; nothing is generated."""
+    """One trajectory per question, which answers it at once with its main gold answer; nothing is generated.
+
+    InstructGPT Section 3.5 (arXiv 2203.02155; docs/methods/sft.md)
+    """
 
     size: ClassVar[int] = 1
     from_start: ClassVar[bool] = False

@@ -17,6 +17,8 @@ from tasks.types import Question
 class IndependentGroup:
     """`size` independent trajectories per question.
 
+    GRPO Eq. 3 (arXiv 2402.03300; docs/methods/grpo.md)
+
     Attributes:
         size: 1 for PPO, a group for GRPO.
         from_start: the start policy plays instead of the one under training (rejection sampling).

@@ -11,7 +11,10 @@ from tasks.services import Role, Services
 
 @dataclass(frozen=True)
 class IndexSearch:
-    """The index as it is; there is nothing to set."""
+    """The index as it is; there is nothing to set.
+
+    Search-R1 Section 3.1 (arXiv 2503.09516; docs/methods/search_r1.md)
+    """
 
     services: ClassVar[tuple[Role, ...]] = ()
     depends_on_budget: ClassVar[bool] = False

@@ -14,6 +14,8 @@ from tasks.services import Role, Services
 class SimulatedSearch:
     """The curriculum of noise; the service `documents` writes the documents.
 
+    ZeroSearch Section 3 (arXiv 2505.04588; docs/methods/zerosearch.md)
+
     Attributes:
         noise_start, noise_end: share of queries with noisy documents at the first and the last step.
         base: of the exponential curve between them; with a larger base noise rises later, 1 is a straight line.

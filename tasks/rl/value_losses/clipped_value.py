@@ -13,7 +13,11 @@ from tasks.rl.losses import Normalizer, aggregate
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
-    """[B, T] 0.5 max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2)."""
+    """[B, T] 0.5 max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2).
+
+    PPO Eq. 9 (arXiv 1707.06347; docs/methods/ppo.md); the clip is the released code's:
+    Search-R1 core_algos.py:216 (PeterGriffinJin/Search-R1@a14dc3a; docs/methods/ppo.md)
+    """
     clipped = old_values + (values - old_values).clamp(-clip, clip)
     return 0.5 * torch.maximum((values - returns) ** 2, (clipped - returns) ** 2)
 
