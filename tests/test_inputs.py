@@ -103,7 +103,7 @@ def test_reference_queries_that_are_all_empty_are_an_error(root: Path) -> None:
 
 
 def test_the_penalty_alone_reads_nothing(root: Path) -> None:
-    """stepsearch pitfall 1: without gold passages P is as usual."""
+    """Without gold passages P is as usual."""
     write_hops(root, {})
     assert joined("stepsearch_ow_penalty", [question(0, gold=())], root).missing == {}
 

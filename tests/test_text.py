@@ -7,17 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.text import exact_match, f1, normalize, substring_match
+from tests.papers import golden
 
-# search_r1 section 11.1: prediction, golds, norm(prediction), EM, subEM, F1.
-GOLDEN = [
-    ("The Vice President", ["vice president"], "vice president", 1, 1, 1.0),
-    ("Barack H. Obama", ["Barack Obama"], "barack h obama", 0, 0, 0.8),  # 2 * 2 / (3 + 2)
-    ("J.K. Rowling!", ["J. K. Rowling", "JK Rowling"], "jk rowling", 1, 1, 1.0),
-    ("New York City", ["New York"], "new york city", 0, 1, 0.8),
-    ("I do not know", ["no"], "i do not know", 0, 1, 0.0),  # "no" is inside "not"; no word is shared
-    ("twenty-one", ["twenty one"], "twentyone", 0, 0, 0.0),
-    ("Bernalillo County", ["Bernalillo County, New Mexico", "Bernalillo County"], "bernalillo county", 1, 1, 1.0),
-]
+GOLDEN = golden("search_r1", "String scores")
 ASCII_PUNCTUATION = set("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 
 # Words that meet each other often, and the characters on which normalisation decides.
@@ -50,12 +42,13 @@ def slow_f1(prediction: str, gold: str) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-@pytest.mark.parametrize(("prediction", "golds", "norm", "em", "subem", "overlap"), GOLDEN)
-def test_golden_table(prediction, golds, norm, em, subem, overlap):
-    assert normalize(prediction) == norm
-    assert exact_match(prediction, golds) == em
-    assert substring_match(prediction, golds) == subem
-    assert f1(prediction, golds) == pytest.approx(overlap, abs=1e-12)
+@pytest.mark.parametrize("row", GOLDEN, ids=lambda row: row["answer"])
+def test_golden_table(row):
+    answer, golds = row["answer"], row["golds"].split("; ")
+    assert normalize(answer) == row["normalised"]
+    assert exact_match(answer, golds) == row["EM"]
+    assert substring_match(answer, golds) == row["subEM"]
+    assert f1(answer, golds) == pytest.approx(row["F1"], abs=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Text to actions and back: search_r1 section 1, pitfalls 1, 7, 8 and 10, and retrieved text as an adversary."""
+"""Text to actions and back, and retrieved text as an adversary."""
 
 import re
 
@@ -50,14 +50,14 @@ def slow_parse(text: str) -> Action:
         ("<search> who wrote it </search>", Action("search", "who wrote it")),
         ("<think> x </think> <answer> Paris </answer>", Action("answer", "Paris")),
         ("<search>\n two\n lines \n</search>", Action("search", "two\n lines")),
-        ("<search></search>", Action("search", "")),  # pitfall 10: an empty query is a valid search
+        ("<search></search>", Action("search", "")),  # an empty query is a valid search
         ("<search> \n </search>", Action("search", "")),
         ("<answer></answer>", Action("answer", "")),
-        ("<answer> a </answer> <search> b </search>", Action("answer", "a")),  # pitfall 8
+        ("<answer> a </answer> <search> b </search>", Action("answer", "a")),
         ("<search> b </search> <answer> a </answer>", Action("search", "b")),
         ("<search> a </search> <search> b </search>", Action("search", "a")),
         ("<answer> a </answer> <answer> b </answer>", Action("answer", "a")),
-        ("b </search> <search> a </search>", Action("invalid")),  # pitfall 8: cut at the stray tag
+        ("b </search> <search> a </search>", Action("invalid")),  # cut at the stray tag
         ("b </answer> <answer> a </answer>", Action("invalid")),
         ("b </answer> <search> a </search>", Action("search", "a")),  # the search decides where the text is cut
         ("b </search> <answer> a </answer>", Action("invalid")),
@@ -100,7 +100,7 @@ def test_what_is_cut_off_does_not_count(text):
 
 
 def test_the_prompt_would_parse_as_an_answer():
-    # Pitfall 1: why only the response is parsed; the template itself holds a literal pair.
+    # Why only the response is parsed: the template itself holds a literal pair.
     template = "For example, <answer> Beijing </answer>. Question: who?"
     response = "<search> who </search>"
     assert GRAMMAR.parse(template + response) == Action("answer", "Beijing")

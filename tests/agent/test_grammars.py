@@ -43,7 +43,7 @@ def either(request: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["stepsearch"])
 def test_stepsearch_observation(either: Any, name: str) -> None:
-    """stepsearch section 1, to the blank."""
+    """As docs/methods/stepsearch.md has it, to the blank."""
     t = play(either, name, SEARCH, ANSWER)
     assert observed(either, t) == [
         "\n\n<information> Doc 1<## Title: Hask ##> Farrow rules Hask .\n"

@@ -1,4 +1,4 @@
-"""DSPO's tool calls: dspo sections 1, 2 and 10, through the real rollout; faults, caps, frames and cuts."""
+"""DSPO's tool calls through the real rollout; faults, caps, frames and cuts."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tasks.agent.prompts import prompt_ids
 from tasks.generate import Sampling
 from tasks.rewards.answer import AnswerReward
 from tasks.types import Action, Hit, Trajectory
+from tests.papers import golden
 from tests.tiny import PROMPT, Library, Script, Shelf, hit, make_grammar, make_player, play_script, question
 
 GRAMMAR = ToolCallGrammar()
@@ -56,7 +57,7 @@ def play(tokenizer: Any, *lines: Any, **more: Any) -> Trajectory:
     [
         (search("a"), ("a",)),
         (search("a", " b \n", ""), ("a", "b", "")),
-        (call({"name": "search", "arguments": {"query_list": " a "}}), ("a",)),  # pitfall 8: a bare string
+        (call({"name": "search", "arguments": {"query_list": " a "}}), ("a",)),  # a bare string is a list of one
         ('<tool_call>{"name":"search","arguments":{"query_list":["\\u00e9 \\"x\\""]}}</tool_call>', ('é "x"',)),
         ("<think> so </think> " + search("a") + search("b"), ("a",)),
         (search("</answer>"), ("</answer>",)),
@@ -146,7 +147,7 @@ def test_half_of_a_surrogate_pair_in_a_query_is_made_storable(tokenizer: Any) ->
 
 @pytest.mark.parametrize("count", [1, MAX_QUERIES, MAX_QUERIES + 1, 100])
 def test_queries_are_capped_and_the_policy_is_told(tokenizer: Any, count: int) -> None:
-    """Pitfall 10: the response says so, cost counts what was asked."""
+    """The response says so, cost counts what was asked."""
     shelf = Shelf()
     script = Script(tokenizer, [[search(*(f"q{i}" for i in range(count))), ANSWER]])
     player = make_player(
@@ -210,7 +211,7 @@ def test_overflow(tokenizer: Any) -> None:
         assert (t.status, t.turns[0].executed) == (status, room > needed)
         assert bool(t.turns[0].observation) is (room > needed)
         assert len(t.prompt_ids) + len(t.response_ids) <= room
-        assert AnswerReward("subem")([t], [question()])[0].outcome == 0.0  # pitfall 11
+        assert AnswerReward("subem")([t], [question()])[0].outcome == 0.0
 
 
 # Retrieved text as an adversary ---------------------------------------------------------------------------------------
@@ -337,12 +338,9 @@ def test_other_grammars_pass_no_tools_and_no_system_message(chatting: Any) -> No
 
 @pytest.mark.parametrize(
     ("answer", "golds", "wanted"),
-    [  # dspo section 11, 5
-        ("The Vice President", ("vice president",), 1.0),
-        ("New York City", ("New York",), 1.0),
-        ("I do not know", ("no",), 1.0),  # the metric's own false positive
-        ("Barack H. Obama", ("Barack Obama",), 0.0),
-        ("anything", ("The",), 0.0),  # pitfall 7: a gold that normalises to nothing matches nothing
+    [
+        *((row["answer"], (row["golds"],), row["subEM"]) for row in golden("dspo", "Substring match")),
+        ("anything", ("The",), 0.0),  # a gold that normalises to nothing matches nothing
     ],
 )
 def test_golden_subem(tokenizer: Any, answer: str, golds: tuple[str, ...], wanted: float) -> None:

@@ -34,7 +34,7 @@ def answer_turn(text: str) -> Turn:
     return Turn(Action("answer", "x"), 0, 0, 0, text=text)
 
 
-# Sub-answers (stepsearch section 9) ------------------------------------------------------------------------------
+# Sub-answers ------------------------------------------------------------------------------
 
 NAMES = ["hask", "hask elvane", "elvane", "dunholt", ""]
 
@@ -69,7 +69,7 @@ def test_sub_answers_agree_with_the_slow_mean(written: list[list[tuple[int, str]
     assert dict(score.placed) == {t.last_generated: score.outcome}
 
 
-# ReSearch (systems.md) -------------------------------------------------------------------------------------------
+# ReSearch -------------------------------------------------------------------------------------------
 
 PIECES = ["<think>", "</think>", "<search>", "</search>", "<answer>", "</answer>", "<result>", "x", " "]
 WHOLE = ["<think> a </think> <search> q </search>", "<think> a </think> <answer> x </answer>", "<think></think>"]
@@ -114,7 +114,7 @@ def test_research_agrees_with_the_slow_format(texts: list[str], answer: str | No
     assert score.components["format"] == is_right
 
 
-# MT-PPO (systems.md) ---------------------------------------------------------------------------------------------
+# MT-PPO ---------------------------------------------------------------------------------------------
 
 WORDS = ["no", "norway", "north", "hall", "bristow", "the"]
 texts_of = st.lists(st.sampled_from(WORDS), max_size=5).map(" ".join)

@@ -15,6 +15,7 @@ from tasks.rewards.key import KeyReward
 from tasks.rewards.search_turns import SearchTurnReward
 from tasks.rewards.sub_answer import SubAnswerReward
 from tasks.types import Hop, Scores
+from tests.papers import golden
 from tests.tiny import Shelf, load_method, make_grammar, play_script, question
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +30,13 @@ def score(tokenizer: Any, *lines: str) -> Scores:
     (found,) = SubAnswerReward(0.618)([t], [ASKED])
     assert [place for place, _ in found.placed] == [t.last_generated]
     return found
+
+
+@pytest.mark.parametrize("row", golden("stepsearch", "Sub-answers"))
+def test_golden_sub_answers(tokenizer: Any, row: dict[str, Any]) -> None:
+    said = [f"<sub_answer{i}> {text} </sub_answer{i}>" for i, text in enumerate(row["sub-answers"], 1) if text]
+    found = score(tokenizer, SEARCH, f"<think> so </think> {''.join(said)} {END}")
+    assert found.components["sub_answer"] == pytest.approx(row["score"], abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +73,6 @@ def test_no_decomposition(tokenizer: Any) -> None:
 
 
 def test_as_written_down() -> None:
-    """stepsearch section 7, column "recommended", and section 9."""
     rewards = {name: load_method(name, "paper").rewards for name in (
         "stepsearch", "ppo_f1", "stepsearch_ow_key", "stepsearch_ow_steps", "stepsearch_wo_penalty",
     )}  # fmt: skip

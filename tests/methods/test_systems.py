@@ -1,4 +1,4 @@
-"""Every configuration is the system its name says: its parts, written down a second time from the specifications."""
+"""Every configuration is the system its name says: its parts, written down a second time from docs/methods."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def of(parts: dict[str, Any], *rewards: Any, filter: str = "KeepAll", **more: An
 
 
 SYSTEMS: dict[str, dict[str, Any]] = {
-    # search_r1, sections 4 to 7
+    # docs/methods/search_r1.md
     "search_r1_ppo": of(PPO, EM),
     "search_r1_grpo": of(GRPO, EM),
     "search_r1_ppo_subem": of(PPO, SUBEM),
     "search_r1_grpo_subem": of(GRPO, SUBEM),
     "search_r1_ppo_format": of(PPO, FormatAnswerReward(0.2, 0.1, 0.0)),
-    # stepsearch, sections 2 to 6 and the rows of its Tables 2 and 3
+    # docs/methods/stepsearch.md
     "ppo_f1": of(PPO, F1),
     "grpo_f1": of(GRPO, F1),
     "stepsearch": of(PPO, F1, KEY, GAIN_AND_PENALTY),
@@ -64,14 +64,14 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "stepsearch_ow_info_gain": of(PPO, F1, GAIN),
     "stepsearch_ow_steps": of(PPO, F1, GAIN_AND_PENALTY),
     "stepsearch_ow_sub_answer": of(PPO, F1, "SubAnswerReward"),
-    # dspo, sections 3 to 5 and 9
+    # docs/methods/dspo.md
     "dspo": of(GSPO, SUBEM, filter="MixedOutcomes 10"),
     "gspo": of(GSPO, SUBEM),
     "dspo_token_ratio": of(GRPO, SUBEM, filter="MixedOutcomes 10"),
     "dapo": of(GRPO, SUBEM, OverlongPenalty(2500, 500), filter="MixedOutcomes 10", loss=WIDE),
     "gspo_high_lr": of(GSPO, SUBEM, lr=1e-5),
     "grpo_subem_high_lr": of(GRPO, SUBEM, lr=1e-5),
-    # systems.md
+    # the pages of r1, research, mt_ppo, tips, zerosearch, sft
     "r1": of(PPO, EM, searches=False),
     "research": of(GRPO, "F1OrFormat"),
     "mt_ppo": of(PPO, EM, TurnRules(0.3, -0.2)),

@@ -11,6 +11,7 @@ from tasks.rewards.answer import AnswerReward
 from tasks.rewards.format_answer import FormatAnswerReward
 from tasks.text import normalize
 from tasks.types import Hit, Question, Scores, Trajectory, Turn
+from tests.papers import golden
 
 GRAMMAR = SearchR1Grammar()
 QUESTION = Question("q", "test", "train", "Where?", ("Paris", "City of Paris"), 1)
@@ -51,40 +52,31 @@ MISSED = (SEARCH, [OTHER_HIT])
 INVALID = ("<think> a </think> hm", GRAMMAR.invalid_message)
 
 
-@pytest.mark.parametrize("bonus", [0.0, 0.1])
-@pytest.mark.parametrize(
-    ("calls", "expected", "is_found"),
-    [
-        # structure valid, answer right
-        ([RIGHT], 1.0, False),
-        ([SEARCHED, RIGHT], 1.0, False),
-        ([MISSED, SEARCHED, RIGHT], 1.0, False),
-        # structure broken, answer right: 1 - s
-        (["<answer> Paris </answer>"], 0.8, False),
-        ([SEARCHED, "<answer> Paris </answer>"], 0.8, False),
-        ([INVALID, RIGHT], 0.8, False),
-        (["so " + RIGHT], 0.8, False),
-        # structure valid, answer wrong: s, and q where a gold was retrieved
-        ([WRONG], 0.2, False),
-        ([MISSED, WRONG], 0.2, False),
-        ([SEARCHED, WRONG], 0.2, True),
-        ([MISSED, SEARCHED, MISSED, WRONG], 0.2, True),
-        (["<think> b </think> <answer> </answer>"], 0.2, False),
-        # structure broken, answer wrong: f, retrieval or not
-        (["<answer> Rome </answer>"], 0.1, False),
-        ([SEARCHED, "<answer> Rome </answer>"], 0.1, False),
-        ([INVALID, WRONG], 0.1, False),
-        # no answer
-        (["<think> b </think>"], 0.0, False),
-        ([SEARCHED, "<think> b </think>"], 0.0, False),
-        ([SEARCHED, "<think> b </think> <search> Paris </search>"], 0.0, False),
-        ([SEARCHED], 0.0, False),
-        (["<answer> Paris"], 0.0, False),
+CALLS = {
+    # structure, answer, whether a gold answer was retrieved
+    ("valid", "right", "any"): [[RIGHT], [SEARCHED, RIGHT], [MISSED, SEARCHED, RIGHT]],
+    ("broken", "right", "any"): [
+        ["<answer> Paris </answer>"], [SEARCHED, "<answer> Paris </answer>"], [INVALID, RIGHT], ["so " + RIGHT],
     ],
-)
-def test_the_format_table(calls, expected, is_found, bonus):
-    (found,) = score(FormatAnswerReward(retrieval=bonus), played(*calls))
-    assert found.outcome == pytest.approx(expected + (bonus if is_found else 0.0))
+    ("valid", "wrong", "no"): [[WRONG], [MISSED, WRONG], ["<think> b </think> <answer> </answer>"]],
+    ("valid", "wrong", "yes"): [[SEARCHED, WRONG], [MISSED, SEARCHED, MISSED, WRONG]],
+    ("broken", "wrong", "any"): [
+        ["<answer> Rome </answer>"], [SEARCHED, "<answer> Rome </answer>"], [INVALID, WRONG],
+    ],
+    ("broken", "none", "any"): [
+        ["<think> b </think>"], [SEARCHED, "<think> b </think>"], [SEARCHED], ["<answer> Paris"],
+        [SEARCHED, "<think> b </think> <search> Paris </search>"],
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bonus", [0.0, 0.1])
+@pytest.mark.parametrize("row", golden("search_r1", "Format table"))
+def test_the_format_table(row, bonus):
+    expected, _, has_bonus = str(row["reward"]).partition(" + ")
+    for calls in CALLS[row["structure"], row["answer"], row["gold retrieved"]]:
+        (found,) = score(FormatAnswerReward(retrieval=bonus), played(*calls))
+        assert found.outcome == pytest.approx(float(expected) + (bonus if has_bonus else 0.0)), calls
 
 
 def test_the_environments_words_about_an_invalid_action_are_no_answer():

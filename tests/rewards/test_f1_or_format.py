@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tasks.rewards.f1_or_format import F1OrFormat
+from tests.papers import golden
 from tests.tiny import Shelf, make_grammar, play_script, question
 
 SEARCH = "<think> a </think> <search> Hask </search>"
@@ -16,17 +17,13 @@ def answer(text: str) -> str:
     return f"<think> b </think> <answer> {text} </answer>"
 
 
-RIGHT, HALF, WRONG = (answer(f"\\boxed{{{text}}}") for text in ("Bristow", "Bristow town Hask", "Hask"))
+WRONG = answer("\\boxed{Hask}")
 
 
 @pytest.mark.parametrize(
     ("lines", "value", "is_right"),
     [
-        ([SEARCH, RIGHT], 1.0, True),
-        ([SEARCH, HALF], 0.5, True),  # 2 * 1 / (3 + 1): F1 alone, nothing for the format on top
-        ([SEARCH, WRONG], 0.1, True),
         ([WRONG], 0.1, True),
-        ([SEARCH, RIGHT.replace("<think> b </think> ", "")], 1.0, False),
         ([SEARCH, answer("Bristow")], 0.0, False),  # not boxed: no answer
         ([SEARCH, answer("\\boxed{}")], 0.0, False),
         ([SEARCH, "so", WRONG], 0.0, False),
@@ -48,6 +45,17 @@ def test_f1_or_format(tokenizer: Any, lines: list[str], value: float, is_right: 
     (score,) = F1OrFormat(0.1)([t], [question()])
     assert (score.outcome, score.components["format"]) == (value, float(is_right))
     assert score.placed == ((t.last_generated, value),)
+
+
+@pytest.mark.parametrize("row", golden("research", "Reward"))
+def test_golden_rewards(tokenizer: Any, row: dict[str, Any]) -> None:
+    """F1 alone, nothing for the format on top; without a thought the format is wrong."""
+    end = answer(f"\\boxed{{{row['boxed answer']}}}")
+    if row["format"] == "wrong":
+        end = end.replace("<think> b </think> ", "")
+    t = play_script(tokenizer, [SEARCH, end], make_grammar("research", tokenizer), Shelf())
+    (score,) = F1OrFormat(0.1)([t], [question()])
+    assert (score.outcome, score.components["format"]) == (row["reward"], float(row["format"] == "right"))
 
 
 def test_a_closing_tag_of_another_kind_closes_no_thought(tokenizer: Any) -> None:

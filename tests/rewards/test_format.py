@@ -129,7 +129,7 @@ def slow_rule(t):
         (("<think> _ </think> <think> 東 </think> <search> q </search>", ANSWER), True),
         (("<think> a <search> q </search>", "</think> <answer> x </answer>"), False),
         (("<search> q </search> <think> late </think>", ANSWER), False),
-        ((SEARCH, "<search> q </search)", ANSWER), False),  # stepsearch pitfall 3
+        ((SEARCH, "<search> q </search)", ANSWER), False),  # a broken closing tag
         ((SEARCH, "<search) q </search)", ANSWER), False),
         ((SEARCH, "<answer> y <answer> x </answer>"), False),
         ((SEARCH, "<answer> x </answer> and so on"), False),

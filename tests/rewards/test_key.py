@@ -1,4 +1,4 @@
-"""The search-key reward against stepsearch section 12 (1 and 2), a slow second implementation and its edge cases."""
+"""The search-key reward against the golden values of its page, a slow second implementation and its edge cases."""
 
 from __future__ import annotations
 
@@ -13,24 +13,20 @@ from tasks.rewards import Reward, total
 from tasks.rewards.answer import AnswerReward
 from tasks.rewards.key import KeyReward, key_score, key_score_as_released
 from tasks.types import Hop, Question
+from tests.papers import golden
 from tests.tiny import Library, make_grammar, placed, play_script, question
 
 GROUPS = (("capital of France", "France capital city"), ("population of Paris",))
-GOLDEN = [  # queries, paper, code, 0.618 * paper
-    (("capital of France", "Paris population 2020"), 0.833333, 0.83335, 0.515),
-    (("capital of France", "France"), 0.666667, 0.25, 0.412),
-    (("France",), 0.25, 0.25, 0.1545),
-    (("capital city of France population",), 0.625, 0.375, 0.38625),
-    ((), 0.0, 0.0, 0.0),
-]
+GOLDEN = golden("stepsearch", "Search keys")
 many = settings(max_examples=150)
 
 
-@pytest.mark.parametrize(("queries", "paper", "code", "weighted"), GOLDEN)
-def test_golden_keys(queries: tuple[str, ...], paper: float, code: float, weighted: float) -> None:
-    assert key_score(queries, GROUPS) == pytest.approx(paper, abs=1e-6)
-    assert key_score_as_released(queries, GROUPS) == pytest.approx(code, abs=1e-6)
-    assert 0.618 * key_score(queries, GROUPS) == pytest.approx(weighted, abs=1e-6)
+@pytest.mark.parametrize("row", GOLDEN)
+def test_golden_keys(row: dict[str, Any]) -> None:
+    queries = row["queries"]
+    assert key_score(queries, GROUPS) == pytest.approx(row["key score"], abs=1e-6)
+    assert key_score_as_released(queries, GROUPS) == pytest.approx(row["as released"], abs=1e-6)
+    assert 0.618 * key_score(queries, GROUPS) == pytest.approx(row["times 0.618"], abs=1e-6)
 
 
 # A second implementation --------------------------------------------------------------------------------------------
@@ -113,7 +109,7 @@ def test_the_last_query_wins_as_released_only() -> None:
 
 
 def test_empty_hops_and_none() -> None:
-    """Pitfall 6: a hop without references counts in M; no hop at all scores 0."""
+    """A hop without references counts in M; no hop at all scores 0."""
     assert key_score(["capital of France"], [*GROUPS, ()]) == pytest.approx(
         2 / 3 * key_score(["capital of France"], GROUPS)
     )
@@ -146,21 +142,23 @@ def parts(tokenizer: Any, *lines: str, asked: Question = QUESTION, released: boo
 
 
 def test_golden_global_reward(tokenizer: Any) -> None:
-    """Section 12, 2: F1 0.75 and 2/3; a wrong format earns nothing (paper) or -1 (code), and no keys."""
+    """A wrong format earns nothing (paper) or -1 (released code), and no keys."""
+    alone, both, spoiled = golden("stepsearch", "Global reward")
     exact = replace(QUESTION, answers=("University of North Dakota",))
     full = ANSWER.replace("University of North Dakota", "North Dakota State University")
-    assert parts(tokenizer, search("x"), full, asked=exact)[0] == pytest.approx(0.75)
-    first = [search(query) for query in GOLDEN[0][0]]
+    assert parts(tokenizer, search("x"), full, asked=exact)[0] == pytest.approx(alone["reward"])
+    first = [search(query) for query in GOLDEN[0]["queries"]]
     two_thirds = ANSWER.replace("University of North Dakota", "North Dakota university")  # 2 common of 3 and 3
     answer, keys = parts(tokenizer, *first, two_thirds)
-    assert (answer, keys) == (pytest.approx(2 / 3), pytest.approx(0.515))
-    assert answer + keys == pytest.approx(1.181667, abs=1e-6)
-    assert sum(parts(tokenizer, *first, two_thirds, released=True)) == pytest.approx(2 / 3 + 0.618 * 0.83335, abs=1e-6)
+    assert (answer, keys) == (pytest.approx(2 / 3), pytest.approx(GOLDEN[0]["times 0.618"]))
+    assert answer + keys == pytest.approx(both["reward"], abs=1e-6)
+    released = sum(parts(tokenizer, *first, two_thirds, released=True))
+    assert released == pytest.approx(both["as released"], abs=1e-6)
     wrong = [*first, two_thirds.replace("</think>", "")]
     assert parts(tokenizer, *wrong)[0] == pytest.approx(2 / 3)  # thought once before: that is enough
     wrong = [*first, two_thirds + " so"]
-    assert parts(tokenizer, *wrong) == [0.0, 0.0]
-    assert parts(tokenizer, *wrong, released=True) == [-1.0, 0.0]
+    assert parts(tokenizer, *wrong) == [spoiled["reward"], 0.0]
+    assert parts(tokenizer, *wrong, released=True) == [spoiled["as released"], 0.0]
 
 
 @pytest.mark.parametrize(
@@ -186,9 +184,9 @@ def test_an_invalid_turn_without_tags_breaks_nothing(tokenizer: Any) -> None:
 
 
 def test_only_executed_queries_count(tokenizer: Any) -> None:
-    """Pitfalls 3 and 5: neither a query in the forced last call nor one in a malformed pair."""
+    """Neither a query in the forced last call nor one in a malformed pair."""
     grammar = make_grammar("stepsearch", tokenizer)
-    both = [search(query) for query in GOLDEN[0][0]]
+    both = [search(query) for query in GOLDEN[0]["queries"]]
     t = play_script(tokenizer, both, grammar, Library(), QUESTION, max_turns=1)
     (score,) = KeyReward()([t], [QUESTION])
     assert [turn.executed for turn in t.turns] == [True, False]

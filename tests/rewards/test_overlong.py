@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.rewards.overlong import OverlongPenalty
+from tests.papers import column
 from tests.tiny import hit, play_script, question
 
+PENALTIES = column("dspo", "Length penalty", "generated tokens", "penalty")
 
-@pytest.mark.parametrize(
-    ("num_tokens", "wanted"),
-    # limit 16, buffer 4: free up to 12, then a quarter a token.
-    [(0, 0.0), (11, 0.0), (12, 0.0), (13, -0.25), (14, -0.5), (15, -0.75), (16, -1.0), (17, -1.0), (900, -1.0)],
-)
-def test_by_hand(num_tokens: int, wanted: float) -> None:
+
+@pytest.mark.parametrize(("num_tokens", "wanted"), PENALTIES.items())
+def test_golden_penalties(num_tokens: int, wanted: float) -> None:
+    """Limit 16, stretch 4."""
     assert OverlongPenalty(16, 4).value(num_tokens) == wanted
 
 

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from tasks.rewards.potential import AnswerPotential
+from tasks.rewards.shaping import potential_differences
 from tasks.services import Pair, Resources, Services, opened
 from tasks.services.start_policy import StartPolicy
 from tasks.types import Trajectory
+from tests.papers import golden
 from tests.tiny import PLACES, Library, hit, logprobs_of, make_model, make_trainer, play_script, question
 
 REWARD = AnswerPotential(0.1)
@@ -71,6 +73,13 @@ def test_agrees_with_plain_forwards(tokenizer: Any, services: Services) -> None:
         assert score.outcome == 0.0
     assert [len(score.placed) for score in scores] == [2, 3, 0, 1, 1]
     assert any(abs(value) > 1e-4 for score in scores for _, value in score.placed)  # so that it shows something
+
+
+@pytest.mark.parametrize("row", golden("tips", "Differences of a potential"))
+def test_golden_differences(row: dict[str, Any]) -> None:
+    found = potential_differences(row["potentials"])
+    assert found == row["differences"]
+    assert sum(found) == row["potentials"][-1] - row["potentials"][0]
 
 
 def test_turns_telescope(tokenizer: Any, services: Services) -> None:

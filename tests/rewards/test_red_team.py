@@ -273,7 +273,7 @@ def test_every_method_is_played_but_the_one_that_is_not() -> None:
 # Cheats ---------------------------------------------------------------------------------------------------------------
 
 Weakness = tuple[float, float, str]
-LISTED = "subEM pays any answer that holds the gold (dspo, pitfall 7)"
+LISTED = "subEM pays any answer that holds the gold (docs/methods/dspo.md)"
 BLIND = "the answer alone is paid: how it was found is not seen"
 FREE = "a search that brings new documents costs nothing"
 REPEATS = "nothing is taken off for repeating a search"

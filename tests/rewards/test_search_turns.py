@@ -1,4 +1,4 @@
-"""Information gain and redundancy: stepsearch section 12 (3 to 6), slow second implementations and edge cases."""
+"""Information gain and redundancy: the golden values of their page, slow second implementations and edge cases."""
 
 from __future__ import annotations
 
@@ -19,17 +19,15 @@ from tasks.rl.experience import collate
 from tasks.rl.samples import whole_trajectories
 from tasks.text import normalize
 from tasks.types import Action, Hit, Passage, Trajectory, Turn
+from tests.papers import golden
 from tests.tiny import Library, load_method, make_grammar, play_script, question
 
 many = settings(max_examples=150)
 GOLDS = ("Paris is the capital of France.", "The Seine flows through Paris.")
-DOCUMENTS = {  # section 12, 5: cosines to the first and the second gold text
-    "France is a country whose capital is Paris.": (0.628472, 0.079019),
-    "Rome is the capital of Italy.": (0.493222, 0.0),
-    "Bread is tasty.": (0.176674, 0.0),
-    "The Seine is a river that flows through Paris.": (0.216689, 0.668568),
-    "Lyon lies on the Rhone.": (0.0, 0.0),
-}
+DOCUMENTS = {
+    row["document"]: (row["gold 1"], row["gold 2"]) for row in golden("stepsearch", "TF-IDF cosines")
+}  # fmt: skip
+FIRST_ROUND, SECOND_ROUND = golden("stepsearch", "Step rewards")
 
 
 def near(values: Sequence[float]) -> Any:
@@ -72,7 +70,7 @@ def test_cosines_agree_with_the_library(document: str, golds: tuple[str, ...]) -
 
 
 def test_normalised_text_is_compared() -> None:
-    """Pitfall 8: "1990-91" is one token, articles and punctuation are gone; the passage itself has cosine 1."""
+    """ "1990-91" is one token, articles and punctuation are gone; the passage itself has cosine 1."""
     assert cosines("1990-91", ("1990 91",)) == (0.0,)
     assert cosines("the 1990-91!", ("199091",))[0] == pytest.approx(1.0)
     assert cosines(GOLDS[0], GOLDS)[0] == pytest.approx(1.0)
@@ -82,9 +80,9 @@ def test_normalised_text_is_compared() -> None:
 
 
 def test_golden_gains() -> None:
-    """Section 12, 3."""
     rounds = [(0.6, 0.1), (0.5, 0.7), (0.9, 0.2)]
-    assert information_gains(rounds) == near([0.35, 0.30, 0.15])
+    gains = [row["gain"] for row in golden("stepsearch", "Information gain")]
+    assert information_gains(rounds) == near(gains)
     assert sum(information_gains(rounds)) == pytest.approx((0.9 + 0.7) / 2)
 
 
@@ -118,24 +116,16 @@ def test_gains_agree_with_the_slow_ones_and_add_up_to_the_best(rounds: list[list
 # Redundancy -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("rounds", "paper", "inside"),
-    [
-        (["abc", "ade", "daf", "fg"], [0, 0.333333, 0.666667, 0.5], [0, 0.333333, 0.666667, 0.5]),
-        (["aab", "bcc"], [0, 0.333333], [0.333333, 0.666667]),
-        (["ABC", "BAD", "AEC"], [0, 0.666667, 0.666667], [0, 0.666667, 0.666667]),
-        (["", "ab", "", "ab"], [0, 0, 0, 1], [0, 0, 0, 1]),  # an empty round repeats nothing
-        ([], [], []),
-    ],
-)
-def test_golden_redundancy(rounds: list[str], paper: list[float], inside: list[float]) -> None:
-    """Section 12, 4."""
-    assert redundancies(rounds) == near(paper)
-    assert redundancies(rounds, inside_round=True) == near(inside)
+@pytest.mark.parametrize("row", golden("stepsearch", "Redundancy"))
+def test_golden_redundancy(row: dict[str, Any]) -> None:
+    rounds = row["rounds"]
+    assert redundancies(rounds) == near(row["paper"])
+    assert redundancies(rounds, inside_round=True) == near(row["inside a round, too"])
+    assert redundancies(ranked(rounds), inside_round=True) == near(row["as released"])
 
 
-def test_golden_rank_quirk() -> None:
-    assert redundancies(ranked(["ABC", "BAD", "AEC"]), True) == near([0, 0, 0.666667])
+def test_no_round_repeats_nothing() -> None:
+    assert redundancies([]) == []
 
 
 def slow_redundancies(rounds: list[list[str]], inside_round: bool) -> list[float]:
@@ -199,23 +189,23 @@ def paid(t: Trajectory, reward: SearchTurnReward | None = None, asked: Any = ASK
     return {at[place]: value for place, value in score.placed}
 
 
-ROUNDS = {0: pytest.approx(0.353745, abs=1e-6), 1: pytest.approx(0.294775 - 1 / 3, abs=1e-6)}
+ROUNDS = {i: pytest.approx(row["reward"], abs=1e-6) for i, row in enumerate((FIRST_ROUND, SECOND_ROUND))}
+SECOND_GAIN = pytest.approx(SECOND_ROUND["gain"], abs=1e-6)
 
 
 def test_golden_step_rewards(tokenizer: Any) -> None:
-    """Section 12, 5: 0.353745 and -0.038559; titles do not count."""
+    """Titles do not count."""
     t = play(tokenizer, search("one"), search("two"), END)
     assert paid(t) == ROUNDS
-    assert paid(t)[1] == pytest.approx(-0.038559, abs=1e-6)
-    assert paid(t, SearchTurnReward(penalty=0)) == {0: ROUNDS[0], 1: pytest.approx(0.294775, abs=1e-6)}
-    assert paid(t, SearchTurnReward(gain=0)) == {0: 0.0, 1: pytest.approx(-1 / 3)}
-    assert paid(t, SearchTurnReward(scale=1.6))[1] == pytest.approx(1.6 * -0.038559, abs=1e-5)
+    assert paid(t, SearchTurnReward(penalty=0)) == {0: ROUNDS[0], 1: SECOND_GAIN}
+    assert paid(t, SearchTurnReward(gain=0)) == {0: 0.0, 1: pytest.approx(-SECOND_ROUND["redundancy"], abs=1e-6)}
+    assert paid(t, SearchTurnReward(scale=1.6))[1] == pytest.approx(1.6 * SECOND_ROUND["reward"], abs=1e-5)
     # As released: document 1 stands at another rank in round two, and is not seen as repeated.
-    assert paid(t, SearchTurnReward(as_released=True)) == {0: ROUNDS[0], 1: pytest.approx(0.294775, abs=1e-6)}
+    assert paid(t, SearchTurnReward(as_released=True)) == {0: ROUNDS[0], 1: SECOND_GAIN}
 
 
 def test_no_gold_passages(tokenizer: Any) -> None:
-    """Pitfall 1: G = 0, P as usual; a gold passage that the corpus lacks does not count."""
+    """G = 0, P as usual; a gold passage that the corpus lacks does not count."""
     t = play(tokenizer, search("one"), search("two"), END)
     penalty_only = {0: 0.0, 1: pytest.approx(-1 / 3)}
     assert paid(t, asked=question()) == penalty_only
@@ -225,14 +215,14 @@ def test_no_gold_passages(tokenizer: Any) -> None:
 
 
 def test_nothing_found(tokenizer: Any) -> None:
-    """Pitfall 2: c = 0, P = 0, and rounds around it are as without it."""
+    """c = 0, P = 0, and rounds around it are as without it."""
     t = play(tokenizer, search("none"), search("one"), search("none"), search("two"), END)
     assert [turn.executed for turn in t.turns] == [True] * 4 + [False]
     assert paid(t) == {0: 0.0, 1: ROUNDS[0], 2: 0.0, 3: ROUNDS[1]}
 
 
 def test_malformed_and_forged_and_unexecuted_searches_earn_nothing(tokenizer: Any) -> None:
-    """Pitfalls 3 and 5: documents are the environment's own; invented ones are text."""
+    """Documents are the environment's own; invented ones are text."""
     forged = f"<information> Doc 1<## Title: x ##> {GOLDS[0]}\n </information>"
     t = play(
         tokenizer, search("two").replace("</search>", "</search)") + forged, search("one"), forged, search("two"),
@@ -244,7 +234,6 @@ def test_malformed_and_forged_and_unexecuted_searches_earn_nothing(tokenizer: An
 
 
 def test_a_truncated_observation_changes_no_step_reward(tokenizer: Any) -> None:
-    """Pitfall 4."""
     lines = [search("one"), search("two"), END]
     whole, cut = play(tokenizer, *lines), play(tokenizer, *lines, max_observation_tokens=9)
     assert len(cut.response_ids) < len(whole.response_ids)
@@ -260,31 +249,19 @@ def test_a_reward_asks_for_what_it_reads() -> None:
 
 
 def ten_tokens() -> Trajectory:
-    """Section 12, 6: searches end at indices 3 and 7, the answer at 9; observations take no token here."""
+    """Searches end at indices 3 and 7, the answer at 9; observations take no token here."""
     ends = (0, 4, 8, 10)
     turns = tuple(Turn(Action("search"), a, b, b, executed=True) for a, b in itertools.pairwise(ends))
     return Trajectory("q", "g", (1,), tuple(range(10)), (True,) * 10, (0.0,) * 10, turns, "answered")
 
 
-@pytest.mark.parametrize(
-    ("scale", "wanted"),
-    [(1.0, (1.45, 1.1, 1.2)), (0.6, (1.35, 1.14, 1.2)), (1.6, (1.6, 1.04, 1.2))],
-)
-def test_golden_placement(scale: float, wanted: tuple[float, float, float]) -> None:
-    t = ten_tokens()
+@pytest.mark.parametrize("row", golden("stepsearch", "Placement"))
+def test_golden_placement(row: dict[str, Any]) -> None:
+    t, scale = ten_tokens(), row["scale"]
     score = total([on_turns(t, {0: scale * 0.35, 1: scale * -0.1}), on_last_token(t, 1.2)])
     batch = collate(whole_trajectories([t]), [score])
-    found, _ = gae(batch.rewards, torch.zeros(1, 11), batch.loss_mask, 1.0, 1.0)
-    assert found[0, 1:].tolist() == pytest.approx([wanted[0]] * 4 + [wanted[1]] * 4 + [wanted[2]] * 2, abs=1e-6)
-
-
-def test_golden_placement_with_values() -> None:
-    t = ten_tokens()
-    batch = collate(whole_trajectories([t]), [total([on_turns(t, {0: 0.35, 1: -0.1}), on_last_token(t, 1.2)])])
-    values = torch.tensor([[0, 0.5, 0.5, 0.6, 0.7, 0.7, 0.8, 0.8, 0.9, 1, 1.1]])
-    found, _ = gae(batch.rewards, values, batch.loss_mask, 1.0, 1.0)
-    wanted = [0.95, 0.95, 0.85, 0.75, 0.4, 0.3, 0.3, 0.2, 0.2, 0.1]
-    assert found[0, 1:].tolist() == pytest.approx(wanted, abs=1e-6)
+    found, _ = gae(batch.rewards, torch.tensor([[0, *row["values"]]]).float(), batch.loss_mask, 1.0, 1.0)
+    assert found[0, 1:].tolist() == near(row["advantages"])
 
 
 def test_the_composed_method_pays_all_of_it(tokenizer: Any) -> None:

@@ -1,4 +1,4 @@
-"""Advantages against the golden values 2-4 of search_r1 and against slow second implementations."""
+"""Advantages against the golden values of their pages and against slow second implementations."""
 
 import math
 import statistics
@@ -12,6 +12,7 @@ from torch import tensor
 from tasks.rl.advantages.gae import gae, turn_gae, whiten
 from tasks.rl.advantages.group import group_normalized
 from tasks.rl.logprobs import k1
+from tests.papers import column, golden
 
 F64 = torch.float64
 many = settings(max_examples=150)
@@ -19,6 +20,7 @@ numbers = st.floats(-5, 5, allow_nan=False)
 units = st.floats(0, 1)
 VALUES = [0.2, 0.3, 0.1, 0.5, 0.4, 0.6]
 OWN = [True, True, False, False, True, True]  # tokens 3 and 4 are observation
+CANDIDATES = golden("slate", "Candidates")
 
 
 def row(values):
@@ -29,21 +31,13 @@ def close(found, expected, tolerance=1e-6):
     torch.testing.assert_close(found, tensor(expected, dtype=found.dtype), rtol=0, atol=tolerance)
 
 
-# Golden 2 ---------------------------------------------------------------------------------------------------------
+# Golden groups ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("scores", "deviation", "expected"),
-    [
-        ([1, 0, 0, 1, 0], "sample", [1.095443, -0.730295, -0.730295, 1.095443, -0.730295]),
-        ([1, 0, 0, 1, 0], "population", [1.224742, -0.816495, -0.816495, 1.224742, -0.816495]),
-        ([1, 0], "sample", [0.707106, -0.707106]),
-        ([1, 0], "population", [0.999998, -0.999998]),
-        ([1, 1, 1], "sample", [0, 0, 0]),
-    ],
-)
-def test_group_golden(scores, deviation, expected):
-    close(group_normalized(tensor(scores, dtype=F64), ["q"] * len(scores), deviation=deviation), expected)
+@pytest.mark.parametrize("case", [*golden("grpo", "Group advantages"), *CANDIDATES])
+def test_group_golden(case):
+    rewards = tensor(case.get("rewards", [2, 1, 2.05, -1, 0]), dtype=F64)
+    close(group_normalized(rewards, ["q"] * len(rewards), deviation=case["deviation"]), case["advantages"])
 
 
 def slow_group(scores, ids, eps, deviation):
@@ -109,7 +103,7 @@ def test_equal_float32_scores_give_exactly_zero(value, size):
 
 
 def test_groups_do_not_mix():
-    # Pitfall 6: the same row index of two datasets is two prompts.
+    # The same row index of two datasets is two prompts.
     found = group_normalized(tensor([1.0, 0.0, 5.0, 5.0], dtype=F64), ["nq/7", "nq/7", "hotpot/7", "hotpot/7"])
     close(found, [0.707106, -0.707106, 0, 0])
 
@@ -123,19 +117,13 @@ def test_no_trajectories():
     assert group_normalized(tensor([], dtype=F64), []).tolist() == []
 
 
-# Golden 3 and 4 ---------------------------------------------------------------------------------------------------
+# Golden GAE ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("gamma", "lam", "expected"),
-    [
-        (1.0, 1.0, [0.8, 0.7, 0.9, 0.5, 0.6, 0.4]),  # 1 - V
-        (1.0, 0.95, [0.657676, 0.587027, 0.82845, 0.451, 0.58, 0.4]),
-        (0.99, 0.95, [0.616965, 0.55286, 0.801553, 0.432273, 0.5702, 0.4]),
-    ],
-)
-def test_gae_golden(gamma, lam, expected):
-    advantages, targets = gae(row([0, 0, 0, 0, 0, 1]), row(VALUES), tensor([OWN]), gamma, lam)
+@pytest.mark.parametrize("case", golden("ppo", "Generalised advantages"))
+def test_gae_golden(case):
+    advantages, targets = gae(row([0, 0, 0, 0, 0, 1]), row(VALUES), tensor([OWN]), case["gamma"], case["lam"])
+    expected = case["advantages"]
     close(advantages, [expected])
     close(targets, [[a + v for a, v in zip(expected, VALUES, strict=True)]])
 
@@ -144,9 +132,10 @@ def test_gae_golden_with_the_kl_penalty_in_the_reward():
     old, ref = row([-1, -0.5, -2, -1.5, -0.7, -0.2]), row([-1.2, -0.4, -1, -3, -0.7, -0.5])
     penalty = k1(old, ref, tensor([OWN]))
     rewards = row([0, 0, 0, 0, 0, 1]) - 0.001 * penalty
-    close(penalty, [[0.2, -0.1, 0, 0, 0, 0.3]])
-    close(rewards, [[-0.0002, 0.0001, 0, 0, 0, 0.9997]])
-    close(gae(rewards, row(VALUES), tensor([OWN]), 1.0, 1.0)[0], [[0.7996, 0.6998, 0.8997, 0.4997, 0.5997, 0.3997]])
+    expected = column("ppo", "KL in the reward", "quantity", "values")
+    close(penalty, [expected["k1"]])
+    close(rewards, [expected["reward"]])
+    close(gae(rewards, row(VALUES), tensor([OWN]), 1.0, 1.0)[0], [expected["advantage"]])
 
 
 def slow_gae(rewards, values, own, gamma, lam):
@@ -225,10 +214,10 @@ def test_gae_of_a_row_without_generated_tokens_is_zero():
 
 
 def test_whiten_golden():
-    advantages = row([0.8, 0.7, 0.9, 0.5, 0.6, 0.4])
-    everything = whiten(advantages, torch.ones(1, 6, dtype=torch.bool))
-    close(everything, [[0.801784, 0.267261, 1.336306, -0.801784, -0.267261, -1.336306]])
-    close(whiten(advantages, tensor([OWN])), [[1.024695, 0.439155, 0, 0, -0.146385, -1.317465]])
+    advantages = row(golden("ppo", "Generalised advantages")[0]["advantages"])
+    expected = column("ppo", "Whitened advantages", "statistics over", "advantages")
+    close(whiten(advantages, torch.ones(1, 6, dtype=torch.bool)), [expected["response"]])
+    close(whiten(advantages, tensor([OWN])), [expected["generated"]])
 
 
 @many
@@ -264,16 +253,16 @@ def test_whiten_of_none_and_of_one():
 
 # GAE over turns ---------------------------------------------------------------------------------------------------
 
-# pica section 11, 7: three turns of two tokens, an observation token after the first two; rewards on each second token.
+# Three turns of two tokens, an observation token after the first two; rewards on each second token.
 TURN_OWN = [True, True, False, True, True, False, True, True]
 TURN_REWARDS = [0, 0.105, 0, 0, 0.03, 0, 0, 1.2]
 
 
-@pytest.mark.parametrize(("lam", "expected"), [(1.0, [1.035, 0.83, 0.7]), (0.9, [0.889, 0.76, 0.7])])
-def test_turn_golden(lam, expected):
+@pytest.mark.parametrize("case", golden("pica", "Advantages over turns"))
+def test_turn_golden(case):
     values = row([0.3, 9, 9, 0.4, 9, 9, 0.5, 9])
-    advantages, targets = turn_gae(row(TURN_REWARDS), values, tensor([TURN_OWN]), 1.0, lam)
-    first, second, third = expected
+    advantages, targets = turn_gae(row(TURN_REWARDS), values, tensor([TURN_OWN]), case["gamma"], case["lam"])
+    first, second, third = case["advantages of turns"]
     close(advantages, [[first, first, 0, second, second, 0, third, third]])
     close(targets, [[first + 0.3, first + 0.3, 0, second + 0.4, second + 0.4, 0, third + 0.5, third + 0.5]])
 

@@ -1,8 +1,9 @@
-"""Filters against dspo section 11 (4) and a second rule; signal and success."""
+"""Filters against golden values and a second rule; signal and success."""
 
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,9 @@ from tasks.rl.filters.keep_all import KeepAll
 from tasks.rl.filters.mixed_outcomes import MixedOutcomes
 from tasks.rl.filters.successful import Successful
 from tasks.types import Sample, Scores
+from tests.papers import column, golden
+
+CHANCES = column("dspo", "Chance that a group is kept", "success rate", "chance")
 
 
 def rows(groups: str, values: list[float], penalties: list[float] | None = None) -> tuple[list[Sample], list[Scores]]:
@@ -24,23 +28,15 @@ def rows(groups: str, values: list[float], penalties: list[float] | None = None)
     return played, [Scores(v + p, (), {"subem": v}) for v, p in zip(values, penalties, strict=True)]
 
 
-@pytest.mark.parametrize(
-    ("values", "is_kept", "advantages"),
-    [
-        ([1, 0, 0, 0, 0], True, [1.788850, *[-0.447213] * 4]),
-        ([0] * 5, False, [0] * 5),
-        ([1] * 5, False, [0] * 5),
-        ([1, 1, 1, 1, 0], True, [*[0.447213] * 4, -1.788850]),
-        ([0, 1, 0, 1, 0], True, [-0.730295, 1.095443, -0.730295, 1.095443, -0.730295]),
-    ],
-)
-def test_golden_groups(values: list[float], is_kept: bool, advantages: list[float]) -> None:
-    assert MixedOutcomes("subem").keep(*rows("aaaaa", values)) == (list(range(5)) if is_kept else [])
-    found = group_normalized(torch.tensor(values, dtype=torch.float64), "aaaaa")
-    assert found.tolist() == pytest.approx(advantages, abs=1e-6)
+@pytest.mark.parametrize("case", golden("dspo", "Filter"))
+def test_golden_groups(case: dict[str, Any]) -> None:
+    kept = MixedOutcomes("subem").keep(*rows("aaaaa", case["rewards"]))
+    assert kept == (list(range(5)) if case["kept"] == "yes" else [])
+    found = group_normalized(torch.tensor(case["rewards"], dtype=torch.float64), "aaaaa")
+    assert found.tolist() == pytest.approx(case["advantages"], abs=1e-6)
 
 
-@pytest.mark.parametrize(("rate", "wanted"), [(0.1, 0.4095), (0.5, 0.9375), (0.9, 0.4095)])
+@pytest.mark.parametrize(("rate", "wanted"), CHANCES.items())
 def test_golden_chance_to_survive(rate: float, wanted: float) -> None:
     """Over all 32 groups of five."""
     chance = 0.0

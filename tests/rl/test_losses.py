@@ -1,4 +1,4 @@
-"""Losses against the golden values 4-7 of search_r1 and against slow second implementations."""
+"""Losses against the golden values of their pages and against slow second implementations."""
 
 import itertools
 import math
@@ -15,6 +15,7 @@ from tasks.rl.losses.entropy import EntropyBonus
 from tasks.rl.losses.policy_clip import PolicyClip, clip_fraction, clipped
 from tasks.rl.losses.reference_kl import ReferenceKl
 from tasks.rl.value_losses.clipped_value import ClippedValueLoss, value_loss
+from tests.papers import column, golden
 
 F64 = torch.float64
 INF = math.inf
@@ -51,11 +52,12 @@ def each(*tensors):
 
 
 def test_kl_golden():
-    close(k1(OLD, REF, OWN), [[0.2, -0.1, 0, 0, 0, 0.3]])
-    # The golden values give all six; off the mask the term is 0.
-    close(k3(OLD, REF, torch.ones_like(OWN)), [[0.018731, 0.005171, 0.718282, 0.72313, 0, 0.040818]])
-    close(k3(OLD, REF, OWN), [[0.018731, 0.005171, 0, 0, 0, 0.040818]])
-    close(aggregate(k3(OLD, REF, OWN), OWN, "token_mean"), 0.016180)
+    expected = column("grpo", "KL estimates", "estimate", "values")
+    close(k1(OLD, REF, OWN), [expected["k1, generated tokens"]])
+    everywhere = tensor([expected["k3, all tokens"]], dtype=F64)
+    close(k3(OLD, REF, torch.ones_like(OWN)), everywhere.tolist())
+    close(k3(OLD, REF, OWN), torch.where(OWN, everywhere, 0.0).tolist())
+    close(aggregate(k3(OLD, REF, OWN), OWN, "token_mean"), *expected["k3, mean over generated tokens"])
 
 
 @many
@@ -84,16 +86,24 @@ def test_k3_far_from_the_reference_is_clamped_and_has_no_gradient(far, dtype):
 
 
 def test_clipped_golden():
+    rows = golden("ppo", "Clipped loss")
+    expected = {(row["quantity"], row["clip"]): row["values"] for row in rows}
     ratio = ratios(NEW, OLD, torch.ones_like(OWN))
-    close(ratio, [[1.349859, 1, 1, 1, 0.818731, 1.051271]])
+    close(ratio, [expected["ratio", ""]])
+
     per_token = clipped(ratio, ADVANTAGES, 0.2, 0.2)
-    close(per_token, [[-1.2, -1, -1, -1, 0.818731, 1.051271]])
-    close(aggregate(per_token, OWN, "token_mean"), -0.0825)
-    close(aggregate(per_token, torch.ones_like(OWN), "token_mean"), -0.388333)
+    (narrow,) = expected["mean over generated tokens", "0.2/0.2"]
+    close(per_token, [expected["loss", "0.2/0.2"]])
+    close(aggregate(per_token, OWN, "token_mean"), narrow)
+    close(
+        aggregate(per_token, torch.ones_like(OWN), "token_mean"),
+        *expected["mean over all tokens, the mistake", "0.2/0.2"],
+    )
+    close(aggregate(clipped(ratios(NEW, OLD, OWN), ADVANTAGES, 0.2, 0.2), OWN, "token_mean"), narrow)
+
     wide = clipped(ratio, ADVANTAGES, 0.2, 0.28)
     close(wide[0, 0], -1.28)
-    close(aggregate(wide, OWN, "token_mean"), -0.1025)
-    close(aggregate(clipped(ratios(NEW, OLD, OWN), ADVANTAGES, 0.2, 0.2), OWN, "token_mean"), -0.0825)
+    close(aggregate(wide, OWN, "token_mean"), *expected["mean over generated tokens", "0.2/0.28"])
 
 
 def slow_clipped(new, old, advantage, low, high):
@@ -200,8 +210,8 @@ def ragged_golden():
 
 def test_aggregation_golden():
     per_token, mask = ragged_golden()
-    close(aggregate(per_token, mask, "token_mean"), -0.125)  # (2 - 3) / 8
-    close(aggregate(per_token, mask, "seq_mean"), 0.25)  # (1 - 0.5) / 2
+    for row in golden("grpo", "Aggregation"):
+        close(aggregate(per_token, mask, row["aggregation"]), row["value"])
 
 
 def slow_aggregate(per_token, mask, how):
@@ -280,9 +290,9 @@ def test_a_row_without_generated_tokens_changes_no_mean():
 def test_value_loss_golden():
     values, old, returns = (tensor([v], dtype=F64) for v in ([0.25, 0.9], [0.2, 0.3], [1.0, 1.0]))
     per_token = value_loss(values, old, returns, 0.5)
-    # 0.5 * 0.75^2 = 0.28125; V = 0.9 is clipped to 0.8: 0.5 * max(0.01, 0.04) = 0.02.
-    close(per_token, [[0.28125, 0.02]])
-    close(aggregate(per_token, tensor([[True, True]]), "token_mean"), 0.150625)
+    expected = column("ppo", "Value loss", "quantity", "values")
+    close(per_token, [expected["loss"]])
+    close(aggregate(per_token, tensor([[True, True]]), "token_mean"), *expected["mean"])
 
 
 @many

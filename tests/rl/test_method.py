@@ -19,9 +19,10 @@ from tasks.rl.method import component_means
 from tasks.rl.samples import whole_trajectories
 from tasks.rl.value_losses.clipped_value import ClippedValueLoss
 from tasks.types import Sample, Scores, Trajectory
+from tests.papers import column, golden
 from tests.tiny import make_loss, make_method
 
-# search_r1 section 11, example 3: six response tokens, tokens 3 and 4 are an observation; a prompt of two before them.
+# Six response tokens as on docs/methods/ppo.md, of which 3 and 4 are an observation; a prompt of two before them.
 OWN = (True, True, False, False, True, True)
 VALUES = [0.2, 0.3, 0.1, 0.5, 0.4, 0.6]
 OLD = [-1, -0.5, -2, -1.5, -0.7, -0.2]
@@ -44,12 +45,12 @@ def close(found: torch.Tensor, wanted: Any, tolerance: float = 1e-5) -> None:
 
 
 def test_group_advantage_golden() -> None:
-    """Example 2; on every generated token, 0 elsewhere."""
-    batch = GroupAdvantage()(experience((1.0, 0.0, 0.0, 1.0, 0.0)))
-    assert batch.advantages is not None
-    for row, wanted in zip(batch.advantages, [1.095443, -0.730295, -0.730295, 1.095443, -0.730295], strict=True):
-        close(row, [0, 0, *(wanted * own for own in OWN)])
-    close(GroupAdvantage(deviation="population")(experience((1.0, 0.0))).advantages[:, 2], [0.999998, -0.999998])  # type: ignore[index]
+    """On every generated token, 0 elsewhere."""
+    for case in golden("grpo", "Group advantages"):
+        batch = GroupAdvantage(deviation=case["deviation"])(experience(tuple(case["rewards"])))
+        assert batch.advantages is not None
+        for row, wanted in zip(batch.advantages, case["advantages"], strict=True):
+            close(row, [0, 0, *(wanted * own for own in OWN)])
     assert not GroupAdvantage()(experience((1.0,) * 5)).advantages.any()  # type: ignore[union-attr]
 
 
@@ -65,19 +66,23 @@ def test_group_advantage_by_group_in_any_order() -> None:
 
 
 def test_gae_golden() -> None:
-    """Examples 3 and 4: k1 in the token rewards, whitening over the generated tokens or, as released, all of them."""
+    """k1 in the token rewards, whitening over the generated tokens or, as released, all of them."""
+    whitened = column("ppo", "Whitened advantages", "statistics over", "advantages")
+    kl = column("ppo", "KL in the reward", "quantity", "values")
     batch = replace(experience(), values=at(VALUES), old_logprobs=at(OLD), ref_logprobs=at(REF))
     found = TokenGae(1.0, 1.0, 0.0)(batch)
     close(found.returns[0, 2:], [1.0] * 6)  # type: ignore[index]
-    close(found.advantages[0], [0, 0, 1.024695, 0.439155, 0, 0, -0.146385, -1.317465])  # type: ignore[index]
+    close(found.advantages[0, 2:], whitened["generated"])  # type: ignore[index]
+    close(found.advantages[0, :2], [0, 0])  # type: ignore[index]
     released = TokenGae(1.0, 1.0, 0.0, whiten_over="response")(batch).advantages
-    close(released[0, 2:], [0.801784, 0.267261, 1.336306, -0.801784, -0.267261, -1.336306])  # type: ignore[index]
+    close(released[0, 2:], whitened["response"])  # type: ignore[index]
     with_kl = TokenGae(1.0, 1.0, 0.001)(batch)
     raw = with_kl.returns[0, 2:] - tensor(VALUES)  # type: ignore[index]
-    close(raw, [0.7996, 0.6998, 0.8997, 0.4997, 0.5997, 0.3997])
-    # Example 3 with lambda 0.95: value targets are advantage + value.
-    traced = TokenGae(1.0, 0.95, 0.0)(batch).returns[0, 2:] - tensor(VALUES)  # type: ignore[index]
-    close(traced, [0.657676, 0.587027, 0.82845, 0.451, 0.58, 0.4])
+    close(raw, kl["advantage"])
+    # Value targets are advantage + value.
+    for case in golden("ppo", "Generalised advantages"):
+        traced = TokenGae(case["gamma"], case["lam"], 0.0)(batch).returns[0, 2:] - tensor(VALUES)  # type: ignore[index]
+        close(traced, case["advantages"])
 
 
 def loss_of(part: LossSum, batch: Experience, logprobs: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -85,7 +90,7 @@ def loss_of(part: LossSum, batch: Experience, logprobs: torch.Tensor) -> tuple[t
 
 
 def clip_batch() -> tuple[Experience, torch.Tensor]:
-    """Example 5."""
+    """Clipped losses as on docs/methods/ppo.md."""
     batch = replace(
         experience(), old_logprobs=at(OLD), ref_logprobs=at(REF), advantages=at([1, 1, 1, 1, -1, -1]),
         sampler_logprobs=at(OLD),
@@ -136,18 +141,19 @@ def test_an_unmoved_policy() -> None:
 
 
 def test_value_loss_golden() -> None:
-    """Example 7 in the generated tokens 1 and 2; observations count only as released."""
+    """Only generated tokens count; observations, too, as released."""
+    (mean,) = column("ppo", "Value loss", "quantity", "values")["mean"]
     batch = replace(experience(), values=at([0.2, 0.3, 5, 5, 1, 1]), returns=at([1, 1, 0, 0, 1, 1]))
     batch = replace(batch, loss_mask=batch.loss_mask & (torch.arange(8) < 4))
     values = at([0.25, 0.9, 5, 5, 1, 1]).requires_grad_()
     part = ClippedValueLoss(0.5)
     loss = part(batch, values, Normalizer.of(part.mask(batch)))
-    close(loss, 0.150625)
+    close(loss, mean)
     loss.backward()
     assert values.grad is not None
     assert set(values.grad[0].nonzero()[:, 0].tolist()) <= {2, 3}
     released = ClippedValueLoss(0.5, over="response")
-    close(released(batch, values, Normalizer.of(released.mask(batch))), (2 * 0.150625 + 2 * 12.5) / 6)
+    close(released(batch, values, Normalizer.of(released.mask(batch))), (2 * mean + 2 * 12.5) / 6)
 
 
 @pytest.mark.parametrize(

@@ -12,23 +12,14 @@ from tasks.retrieval.generated import GeneratedRetriever
 from tasks.retrieval.writers import WorldWriter
 from tasks.rl.search.index import IndexSearch
 from tasks.rl.search.simulated import SimulatedSearch
+from tests.papers import golden
 
 
-@pytest.mark.parametrize(
-    ("start", "end", "base", "done", "wanted"),
-    [
-        (0.0, 0.5, 4.0, 0.0, 0.0),
-        (0.0, 0.5, 4.0, 0.5, 0.5 * (2 - 1) / 3),  # 4^0.5 = 2
-        (0.0, 0.5, 4.0, 1.0, 0.5),
-        (0.0, 1.0, 16.0, 0.25, 1 / 15),  # 16^0.25 = 2
-        (0.0, 1.0, 16.0, 0.75, 7 / 15),
-        (0.25, 0.75, 4.0, 0.5, 0.25 + 0.5 / 3),
-        (0.5, 0.0, 4.0, 0.5, 0.5 - 0.5 / 3),  # falling noise is allowed
-        (0.0, 0.5, 1.0, 0.5, 0.25),  # a straight line
-    ],
-)
-def test_by_hand(start: float, end: float, base: float, done: float, wanted: float) -> None:
-    assert SimulatedSearch(start, end, base).noise(done) == pytest.approx(wanted)
+@pytest.mark.parametrize("row", golden("zerosearch", "Noise"))
+def test_golden_noise(row: dict[str, Any]) -> None:
+    """Falling noise and a straight line (base 1) are allowed."""
+    found = SimulatedSearch(row["start"], row["end"], row["base"]).noise(row["done"])
+    assert found == pytest.approx(row["share"], abs=1e-6)
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(1, 50), st.floats(0, 1), st.floats(0, 1))

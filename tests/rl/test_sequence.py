@@ -1,4 +1,4 @@
-"""One ratio a trajectory: dspo section 11 (1 to 3), plain loops, autograd of the naive formula, masks, batches."""
+"""One ratio a trajectory: golden values, plain loops, autograd of the naive formula, masks, batches."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tasks.rl.logprobs import ratios, sequence_ratios
 from tasks.rl.losses import LossSum, Normalizer, aggregate
 from tasks.rl.samples import whole_trajectories
 from tasks.types import Scores, Trajectory
+from tests.papers import clip_range, column, golden
 from tests.tiny import make_loss
 
 F64 = torch.float64
@@ -28,20 +29,21 @@ EXAMPLE_MASK = tensor([[True, True, True, False, True, True]])
 REWARDS = (1.0, 0.0, 1.0, 0.0)
 MEANS = ([0.05], [-0.02], [0.30], [-0.30])
 TOKENS = ([0.05, 0.05], [-0.02] * 4, [0.9, 0.0, 0.0], [-0.3])
+RATIOS = column("dspo", "Ratio", "quantity", "values")
 
 
 def near(values: Any) -> Any:
     return pytest.approx(values, abs=1e-6)
 
 
-# Golden 1 -------------------------------------------------------------------------------------------------------------
+# Golden ratio ---------------------------------------------------------------------------------------------------------
 
 
 def test_golden_ratio() -> None:
     old = torch.full_like(EXAMPLE, -1.0)
-    assert sequence_ratios(old + EXAMPLE, old, EXAMPLE_MASK).item() == near(1.051271)
+    assert sequence_ratios(old + EXAMPLE, old, EXAMPLE_MASK).tolist() == near(RATIOS["ratio of the trajectory"])
     token = ratios(old + EXAMPLE, old, torch.ones_like(EXAMPLE_MASK))
-    assert token[0].tolist() == near([1.105171, 0.951229, 1.221403, 7.389056, 1, 1])
+    assert token[0].tolist() == near(RATIOS["token ratios"])
 
 
 def test_neither_mask_nor_length_is_forgotten() -> None:
@@ -50,7 +52,7 @@ def test_neither_mask_nor_length_is_forgotten() -> None:
     found = sequence_ratios(old + EXAMPLE, old, EXAMPLE_MASK).item()
     mask_forgotten = EXAMPLE.mean().exp().item()
     no_length = EXAMPLE[EXAMPLE_MASK].sum().exp().item()
-    assert (mask_forgotten, no_length) == (near(1.454991), near(1.284025))
+    assert ([mask_forgotten], [no_length]) == (near(RATIOS["mask forgotten"]), near(RATIOS["length forgotten"]))
     assert min(abs(found - mask_forgotten), abs(found - no_length)) > 0.2
 
 
@@ -94,43 +96,32 @@ def run(part: LossSum, batch: Experience, logprobs: Tensor) -> tuple[Tensor, dic
     return part(batch, logprobs, torch.ones_like(logprobs), Normalizer.of(batch.loss_mask))
 
 
-@pytest.mark.parametrize(
-    ("bounds", "terms", "objective", "clipped"),
-    [
-        ((0.2, 0.2), [0.910426, -0.848875, 1.039229, -0.692819], 0.101990, [2, 3]),
-        ((3e-4, 4e-4), [0.866370, -0.865764, 0.866370, -0.865764], 0.000303, [0, 1, 2, 3]),
-    ],
-)
-def test_golden_objective(bounds: Any, terms: list[float], objective: float, clipped: list[int]) -> None:
-    """Golden 2, term by term (a batch of one, the same advantages) and whole."""
-    batch, logprobs = experience(MEANS)
-    assert GroupAdvantage()(batch).advantages[:, 1].tolist() == near([0.866024, -0.866024] * 2)  # type: ignore[index]
-    loss, metrics = run(by_sequence(*bounds), batch, logprobs)
-    assert loss.item() == near(-objective)
-    assert metrics["loss"].item() == near(-objective)
-    assert metrics["clip_fraction"].item() == near(len(clipped) / 4)
+@pytest.mark.parametrize("case", golden("dspo", "Objective"))
+def test_golden_objective(case: dict[str, Any]) -> None:
+    """Term by term (a batch of one, the same advantages) and whole."""
+    batch, logprobs = experience(MEANS, deviation=case["deviation"])
+    found = GroupAdvantage(deviation=case["deviation"])(batch).advantages
+    assert found[:, 1].tolist() == near(case["advantages"])  # type: ignore[index]
+    part = by_sequence(*clip_range(case["clip"]))
+    loss, metrics = run(part, batch, logprobs)
+    assert loss.item() == near(-case["J"])
+    assert metrics["loss"].item() == near(-case["J"])
+    assert metrics["clip_fraction"].item() == near(len(case["clipped"]) / 4)
     loss.backward()
-    assert [i for i in range(4) if not logprobs.grad[i].any()] == clipped  # type: ignore[index]
-    for i, term in enumerate(terms):
+    assert [i for i in range(4) if not logprobs.grad[i].any()] == case["clipped"]  # type: ignore[index]
+    for i, term in enumerate(case["terms"]):
         alone = batch.rows([i])
-        assert run(by_sequence(*bounds), alone, logprobs[[i]])[0].item() == near(-term)
+        assert run(part, alone, logprobs[[i]])[0].item() == near(-term)
     ratio = sequence_ratios(logprobs, batch.old_logprobs, batch.loss_mask)  # type: ignore[arg-type]
     assert ratio.tolist() == near([1.051271, 0.980199, 1.349859, 0.740818])
 
 
-def test_golden_objective_with_the_population_deviation() -> None:
-    batch, logprobs = experience(MEANS, deviation="population")
-    found = GroupAdvantage(deviation="population")(batch).advantages
-    assert found[:, 1].tolist() == near([0.999998, -0.999998] * 2)  # type: ignore[index]
-    assert run(by_sequence(0.2, 0.2), batch, logprobs)[0].item() == near(-0.117768)
-
-
-def test_golden_sequence_against_token_level() -> None:
-    """Golden 3: the same sequence ratios spread over 2, 4, 3 and 1 tokens."""
+@pytest.mark.parametrize("case", golden("dspo", "Trajectory against token"))
+def test_golden_sequence_against_token_level(case: dict[str, Any]) -> None:
+    """The same sequence ratios spread over 2, 4, 3 and 1 tokens."""
     batch, logprobs = experience(TOKENS)
-    assert run(by_sequence(0.2, 0.2), batch, logprobs)[0].item() == near(-0.101990)
-    assert run(make_loss(0.2, 0.2, "token_mean"), batch, logprobs)[0].item() == near(-0.050381)
-    assert run(make_loss(0.2, 0.2, "seq_mean"), batch, logprobs)[0].item() == near(-0.073123)
+    part = make_loss(0.2, 0.2, case["aggregation"], ratio=case["ratio"])
+    assert run(part, batch, logprobs)[0].item() == near(-case["J"])
 
 
 # Slow implementations -------------------------------------------------------------------------------------------------
@@ -308,7 +299,6 @@ def test_trajectories_far_from_the_old_policy_give_finite_numbers() -> None:
 
 
 def test_a_trajectory_without_generated_tokens_changes_nothing() -> None:
-    """Pitfall 5."""
     rows, masks = ([0.1, 0.2], [0.5], [0.3]), [[True, True], [False], [True]]
     batch, new = experience(rows, (0.0,) * 3, masks=masks, advantages=[1.0, 5.0, -1.0])
     without = batch.rows([0, 2])

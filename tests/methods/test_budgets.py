@@ -1,0 +1,92 @@
+"""Paper scale has the budgets of `docs/methods`: steps, updates, rates, warm-up, KL, clip and turns of each method."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks import conf, methods
+from tasks.methods import loader
+from tasks.rl.losses.policy_clip import PolicyClip
+from tasks.rl.losses.reference_kl import ReferenceKl
+from tasks.train.settings import TrainConf
+from tests.papers import PAGES, clip_range, tables
+
+ROOT = Path(__file__).parents[2]
+NAMES = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
+BUDGETS = [
+    row
+    for page in sorted(PAGES.glob("*.md"))
+    for table in tables(page.stem)
+    if table.heading == "Budgets"
+    for row in table.rows
+]
+
+
+def resolved(name: str) -> tuple[TrainConf, methods.Method, int]:
+    """Training, method and turns of a configuration at paper scale."""
+    scale, own = conf.section("scale", "paper", ROOT), loader.load(name, "paper", ROOT)
+    training = conf.fill(TrainConf, conf.merge(scale["train"], own["train"]), name)
+    return training, methods.build(own, None), conf.merge(scale["rollout"], own["rollout"])["max_turns"]
+
+
+def printed(cell: str) -> tuple[int, Decimal]:
+    """`572 (0.285)`: updates of warm-up and their share."""
+    updates, _, share = cell.rstrip(")").partition(" (")
+    return int(updates), Decimal(share)
+
+
+def kl_of(method: methods.Method) -> float:
+    """In the reward (PPO) or in the loss (GRPO)."""
+    in_loss = [term.coefficient for term in method.loss.terms if isinstance(term, ReferenceKl)]
+    return float(getattr(method.advantage, "kl_coefficient", 0.0) or sum(in_loss))
+
+
+def test_every_configuration_has_one_budget() -> None:
+    assert sorted(row["configuration"].strip("`") for row in BUDGETS) == NAMES
+
+
+@pytest.mark.parametrize("row", BUDGETS, ids=lambda row: row["configuration"].strip("`"))
+def test_a_budget_is_that_of_its_page(row: dict[str, str]) -> None:
+    train, method, turns = resolved(row["configuration"].strip("`"))
+    found: dict[str, Any] = {
+        "steps": train.num_steps,
+        "questions": train.prompts_per_step,
+        "rollouts": method.sampler.size,
+        "updates a step": train.minibatches * train.epochs,
+        "turns": turns,
+    }
+    assert found == {key: int(row[key]) for key in found}
+    assert train.policy.lr == float(row["policy lr"])
+    assert kl_of(method) == float(row["KL"])
+    assert [(term.low, term.high) for term in method.loss.terms if isinstance(term, PolicyClip)] == (
+        [clip_range(row["clip"])] if row["clip"] else []
+    )
+
+
+@pytest.mark.parametrize("row", BUDGETS, ids=lambda row: row["configuration"].strip("`"))
+def test_warm_up_is_its_share_of_all_updates(row: dict[str, str]) -> None:
+    train, method, _ = resolved(row["configuration"].strip("`"))
+    updates = int(row["steps"]) * int(row["updates a step"])
+    warmup, share = printed(row["policy warm-up"])
+    assert train.policy.warmup_steps == warmup == int(share * updates)
+
+    assert (method.value_loss is not None) == bool(row["critic lr"])
+    if row["critic lr"]:
+        warmup, share = printed(row["critic warm-up"])
+        assert train.critic.lr == float(row["critic lr"])
+        assert train.critic.warmup_steps == warmup == int(share * updates)
+
+
+def test_updates_a_step_follow_from_the_mini_batch() -> None:
+    """The arithmetic behind the table of the decisions: a mini-batch counts rollouts or questions."""
+    (table,) = [table for table in tables("decisions") if table.heading == "Updates a step"]
+    for row in table.rows:
+        questions, rollouts, minibatch = (int(row[key]) for key in ("questions", "rollouts", "mini-batch"))
+        counted = questions * rollouts if row["counts"] == "rollouts" else questions
+        assert counted == minibatch * int(row["updates a step"]), row["method"]
+    budgets = {(row["questions"], row["rollouts"], row["updates a step"]) for row in BUDGETS}
+    assert {(row["questions"], row["rollouts"], row["updates a step"]) for row in table.rows} <= budgets
