@@ -32,10 +32,11 @@ from typing import Literal
 
 from tasks.evaluate.statistics import Interval, bootstrap_means, differences, over_seeds
 from tasks.report import curves
+from tasks.report.artifacts import Run
 from tasks.report.curves import Window, seeds_note
 from tasks.report.health import interval_text
 from tasks.report.repeats import Repeats, punishes
-from tasks.report.table import ALL, METRICS, Cell, Results, Run, Section
+from tasks.report.table import ALL, METRICS, Cell, Results, Section, origin
 from tasks.report.training import Track
 
 MARGIN = 0.02
@@ -290,7 +291,6 @@ def _number(track: Track, name: str, at: Window | None) -> float | None:
 
 def cells(results: Results, found: Iterable[Finding]) -> Iterable[Cell]:
     """Rows of `results.csv`: column `policy` says `<policy> - <against>`; each difference once."""
-    sha = str(results.runs[0].summary["data_sha256"])
     seen = set()
     for one in found:
         pair, name, i = (one.claim.policy, one.claim.against), one.measure.name, one.difference
@@ -300,9 +300,9 @@ def cells(results: Results, found: Iterable[Finding]) -> Iterable[Cell]:
         low, high = curves.ends(i)
         count = i.num_questions if name in PLAYED else None
         runs = [run for policy in pair for run in _runs(results, policy).values()]
-        hashes = ";".join(str(run.summary["policy_sha256"]) for run in runs)
         mode = "greedy" if name in (*PLAYED, SPREAD) else "training"
-        yield Cell(" - ".join(pair), ALL, ALL, ALL, mode, name, i.mean, low, high, count, sha, hashes)
+        behind = origin(runs, is_training=mode == "training")
+        yield Cell(" - ".join(pair), ALL, ALL, ALL, mode, name, i.mean, low, high, count, *behind)
 
 
 def _unmoved(results: Results, tracks: Sequence[Track], claim: Claim) -> str:

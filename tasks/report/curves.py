@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tasks.evaluate.statistics import Interval, over_seeds
-from tasks.report.table import ALL, Cell, Results, Section, show
+from tasks.report.table import ALL, Cell, Results, Section, origin, show
 from tasks.report.training import Track
 from tasks.store import Row
 
@@ -128,9 +128,9 @@ def cells(results: Results, tracks: Sequence[Track]) -> Iterable[Cell]:
     at = window(tracks)
     if at is None:
         return
-    sha = str(results.runs[0].summary["data_sha256"])
-    hashes = {(run.policy, run.seed): str(run.summary["policy_sha256"]) for run in results.runs}
-    yield Cell(ALL, ALL, ALL, ALL, "training", BUDGET, at.budget, None, None, None, sha, "")
+    runs = {(run.policy, run.seed): run for run in results.runs}
+    sha = origin(results.runs)[0]
+    yield Cell(ALL, ALL, ALL, ALL, "training", BUDGET, at.budget, None, None, None, sha, "", "")
     for policy in results.policies:
         own = [track for track in tracks if track.policy == policy]
         for name in READINGS:
@@ -140,11 +140,11 @@ def cells(results: Results, tracks: Sequence[Track]) -> Iterable[Cell]:
                 continue
             mean = over_seeds([value for _, value in known], (0.0, 1.0))
             low, high = ends(mean)
-            both = ";".join(hashes[policy, seed] for seed, _ in known)
-            yield Cell(policy, ALL, ALL, ALL, "training", name, mean.mean, low, high, None, sha, both)
+            behind = origin([runs[policy, seed] for seed, _ in known], is_training=True)
+            yield Cell(policy, ALL, ALL, ALL, "training", name, mean.mean, low, high, None, *behind)
             for seed, value in known:
-                own_hash = hashes[policy, seed]
-                yield Cell(policy, str(seed), ALL, ALL, "training", name, value, None, None, None, sha, own_hash)
+                behind = origin([runs[policy, seed]], is_training=True)
+                yield Cell(policy, str(seed), ALL, ALL, "training", name, value, None, None, None, *behind)
 
 
 def ends(found: Interval) -> tuple[float | None, float | None]:

@@ -22,8 +22,9 @@ from tasks.data.ingest import fault_lines
 from tasks.records import schema
 from tasks.records.metrics import MetricRow
 from tasks.records.trajectories import HitRow, TrajectoryRow, TurnRow
+from tasks.report.artifacts import Run
 from tasks.report.augmentation import augmentation_line, funnel
-from tasks.report.table import ALL, COMPARED, Results, Run, coverage, making_seconds, minus, recall_metrics
+from tasks.report.table import ALL, COMPARED, Results, coverage, making_seconds, minus, recall_metrics
 from tasks.store import DataError, Row, digest, replacing
 
 HERE = Path(__file__).parent

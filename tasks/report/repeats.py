@@ -16,7 +16,8 @@ from pathlib import Path
 from tasks import text
 from tasks.records import schema
 from tasks.records.trajectories import TrajectoryRow
-from tasks.report.table import Results, Run
+from tasks.report.artifacts import Run
+from tasks.report.table import Results
 from tasks.store import Row
 
 MOST = 0.5

@@ -1,13 +1,12 @@
 """The result table: from the artifacts of finished stages to `results.csv`, `results.md` and a terminal table.
 
-It plays no question and computes no score; it averages, attaches intervals, and refuses artifacts that do not
-belong together. `results.csv` and `results.md` are functions of the artifacts alone: what was measured on one
-machine (seconds, run ids, commits) lives in the ledger and appears only in the terminal table and the page.
+It plays no question and computes no score; it averages and attaches intervals. `results.csv` and `results.md` are
+functions of the artifacts alone: what was measured on one machine (seconds, run ids, commits) lives in the ledger and
+appears only in the terminal table and the page.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
@@ -16,11 +15,19 @@ from typing import Any
 
 from tasks.data.ingest import fault_lines
 from tasks.evaluate.statistics import Values, bootstrap_means, differences
-from tasks.records import schema
-from tasks.records import systems as records
 from tasks.records.scores import ScoreRow
+from tasks.report.artifacts import (
+    TRAINING,
+    Compared,
+    Run,
+    depth_order,
+    read_recall,
+    read_retrievers,
+    read_run,
+    same_data,
+)
 from tasks.report.augmentation import augmentation_line, funnel, read_augmentation
-from tasks.store import DataError, Row, read_json, replacing
+from tasks.store import Row, read_json, replacing
 
 ALL = "all"
 SHARES = ("em", "f1", "subem", "recall", "valid_action_rate", "answered", "failed")  # Metrics between 0 and 1.
@@ -46,39 +53,15 @@ METRICS: dict[str, Callable[[ScoreRow], float | None]] = {
 }
 """Metric -> value of one row of `scores.jsonl`; None where it does not apply (no gold passage, no action)."""
 
-_AT = re.compile(r"[a-z_]+@\d+")
-
-TRAINING = ("steps", "num_trajectories", "generated_tokens", "prefill_tokens", "searches")
-
-
-@dataclass(frozen=True)
-class Run:
-    """One evaluated system.
-
-    Attributes:
-        policy, seed: which.
-        summary: of the evaluation.
-        scores: mode -> rows.
-        training: the summary of its training, None where it was not trained.
-        made_by: the stage that made what was played.
-    """
-
-    policy: str
-    seed: int
-    summary: Row
-    scores: Mapping[str, Sequence[ScoreRow]]
-    training: Row | None
-    made_by: str
-
-    @property
-    def stage(self) -> str:
-        """The name of the stage that played the questions."""
-        return f"evaluate@{self.policy}-{self.seed}"
-
 
 @dataclass(frozen=True)
 class Cell:
-    """One row of `results.csv`, in the order of its columns; None is written as nothing."""
+    """One row of `results.csv`, in the order of its columns; None is written as nothing.
+
+    The hashes are those of the data, of the policies, and of the settings of the stages that measured the number: of
+    the training for its own metrics, else of the evaluation or of the retriever's stage. Those of several runs stand in
+    the order of the seeds, with a semicolon between them.
+    """
 
     policy: str
     seed: str
@@ -92,6 +75,7 @@ class Cell:
     num_questions: int | None
     data_sha256: str
     policy_sha256: str
+    config_sha256: str
 
 
 @dataclass(frozen=True)
@@ -188,14 +172,14 @@ def build(
     """
     runs = tuple(read_run(artifacts, policy, seed) for policy in systems for seed in seeds)
     manifest = read_json(artifacts / "data" / "manifest.json")
-    data_sha256 = _same_data(runs, manifest, artifacts)
+    data_sha256 = same_data(runs, manifest, artifacts)
     recall = read_recall(artifacts / "recall.json")
-    compared, differences = read_retrievers(artifacts / "retrievers.json")
+    found = read_retrievers(artifacts / "retrievers.json")
     cells = [
         *_score_cells(runs, systems, reference, num_resamples),
         *_training_cells(runs, systems),
-        *_recall_cells(recall, data_sha256),
-        *_compared_cells({**compared, **differences}, data_sha256),
+        *_recall_cells(recall.datasets, (data_sha256, "", recall.config_sha256)),
+        *_compared_cells({**found.retrievers, **found.differences}, (data_sha256, "", found.config_sha256)),
     ]
     return Results(
         policies=tuple(systems),
@@ -203,9 +187,9 @@ def build(
         reference=reference,
         runs=runs,
         cells=tuple(cells),
-        recall=recall,
-        retrievers=tuple(compared),
-        differences=tuple(differences),
+        recall=recall.datasets,
+        retrievers=tuple(found.retrievers),
+        differences=tuple(found.differences),
         validation=read_json(artifacts / "validation.json"),
         manifest=manifest,
         augmentation=read_augmentation(artifacts / "augment" / "summary.json"),
@@ -213,156 +197,18 @@ def build(
     )
 
 
-# Reading
-
-
-def read_run(artifacts: Path, policy: str, seed: int) -> Run:
-    """The evaluation of one system and seed, with its training summary if it was trained."""
-    folder, made = artifacts / "evaluate" / f"{policy}-{seed}", artifacts / "train" / f"{policy}-{seed}"
-    summary = _read_summary(folder / "summary.json", ("data_sha256", "policy_sha256"), {"policy": policy, "seed": seed})
-    system = records.read(made)
-    training = None
-    if system.is_trained:
-        training = _read_summary(made / "summary.json", TRAINING, {"method": policy, "seed": seed})
-    return Run(policy, seed, summary, read_scores(folder / "scores.jsonl"), training, system.made_by)
-
-
-def _read_summary(path: Path, needed: Iterable[str], expected: Mapping[str, object]) -> Row:
-    summary = read_json(path)
-    if not isinstance(summary, dict):
-        raise DataError(f"{path}: found {type(summary).__name__}, expected a JSON object.")
-    for key in (*expected, *needed):
-        if key not in summary:
-            raise DataError(f"{path}: key {key!r} is missing. Run the stage that writes this file again.")
-    for key, value in expected.items():
-        if summary[key] != value:
-            raise DataError(f"{path}: {key}={summary[key]!r}, expected {value!r}: the file is from another run.")
-    return summary
-
-
-def read_scores(path: Path) -> dict[str, list[ScoreRow]]:
-    """Rows of `scores.jsonl` by mode; one row per question and mode.
-
-    Raises:
-        DataError: a bad row, a question twice, modes with different questions, or no row at all.
-    """
-    scores: dict[str, list[ScoreRow]] = {}
-    seen: set[tuple[str, str]] = set()
-    for number, row in schema.read(ScoreRow, path):
-        key = (row.mode, row.question_id)
-        if key in seen:
-            raise DataError(f"{path}: row {number}: question {key[1]!r} appears twice in mode {key[0]!r}.")
-        seen.add(key)
-        scores.setdefault(row.mode, []).append(row)
-    if "greedy" not in scores:
-        raise DataError(f"{path}: found no row of mode 'greedy', expected one a question. Run the stage again.")
-    for mode, rows in scores.items():
-        if {row.question_id for row in rows} != {row.question_id for row in scores["greedy"]}:
-            raise DataError(f"{path}: mode {mode!r} has other questions than 'greedy'. Run the stage again.")
-    return scores
-
-
-def _same_data(runs: Sequence[Run], manifest: Any, artifacts: Path) -> str:
-    first = runs[0]
-    sha: str = first.summary["data_sha256"]
-    ids = {row.question_id for row in first.scores["greedy"]}
-    for run in runs:
-        where = artifacts / "evaluate" / f"{run.policy}-{run.seed}"
-        if run.summary["data_sha256"] != sha:
-            raise DataError(
-                f"{where / 'summary.json'}: data_sha256={run.summary['data_sha256']!r}, but {first.stage} has {sha!r}: "
-                "the two were evaluated on different data. Run `dvc repro` to bring all of them up to date."
-            )
-        if {row.question_id for row in run.scores["greedy"]} != ids:
-            raise DataError(
-                f"{where / 'scores.jsonl'}: found other questions than in {first.stage}. Run `dvc repro` again."
-            )
-    known = manifest.get("data_sha256") if isinstance(manifest, dict) else None
-    if known not in (None, sha):
-        raise DataError(
-            f"{artifacts / 'data' / 'manifest.json'}: data_sha256={known!r}, but {first.stage} played {sha!r}. "
-            "Run `dvc repro` to bring the evaluation up to date."
-        )
-    return sha
-
-
-def read_recall(path: Path) -> dict[str, dict[str, float]]:
-    """`recall.json` as dataset -> {"num_questions": n, "recall@3": x, ...}.
-
-    The file is {"datasets": {name: {"num_questions": n, "<metric>@<k>": share, ...}}}.
-
-    Raises:
-        DataError: another shape, or a share outside [0, 1].
-    """
-    tree = read_json(path)
-    datasets = tree.get("datasets") if isinstance(tree, dict) else None
-    if not isinstance(datasets, dict) or not all(isinstance(row, dict) for row in datasets.values()):
-        raise DataError(f"{path}: expected {{'datasets': {{name: object}}}}. Run the stage `recall` again.")
-    return {name: _recall_row(row, f"{path}: {name}") for name, row in sorted(datasets.items())}
-
-
-def _recall_row(row: Row, where: str) -> dict[str, float]:
-    found = {key: value for key, value in row.items() if _AT.fullmatch(key)}
-    for key, value in found.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-            raise DataError(f"{where}: {key}={value!r}, expected a number in [0, 1].")
-    count = row.get("num_questions")
-    if not isinstance(count, int):
-        raise DataError(f"{where}: num_questions={count!r}, expected an integer.")
-    return {"num_questions": count, **{key: float(found[key]) for key in sorted(found, key=_depth_order)}}
-
-
-Compared = dict[str, dict[str, Row]]
-"""Name of a retriever, or "b - a" -> dataset -> {"num_questions", "<metric>@<k>": {value, low, high}}."""
-
-
-def read_retrievers(path: Path) -> tuple[Compared, Compared]:
-    """The retrievers of `retrievers.json`, and the differences of each two.
-
-    Raises:
-        DataError: another shape, or a share or interval that cannot be one.
-    """
-    tree = read_json(path)
-    parts: list[Any] = [tree.get(key) if isinstance(tree, dict) else None for key in ("retrievers", "differences")]
-    if not all(isinstance(part, dict) and all(isinstance(one, dict) for one in part.values()) for part in parts):
-        raise DataError(
-            f"{path}: expected {{'retrievers': {{name: object}}, 'differences': {{name: object}}}}. "
-            "Run the stage `retrievers` again."
-        )
-    retrievers, differences = parts
-    return (
-        {name: _compared_rows(one["datasets"], 0, f"{path}: {name}") for name, one in retrievers.items()},
-        {name: _compared_rows(one, -1, f"{path}: {name}") for name, one in differences.items()},
-    )
-
-
-def _compared_rows(rows: Mapping[str, Row], least: int, where: str) -> dict[str, Row]:
-    return {dataset: _compared_row(row, least, f"{where}: {dataset}") for dataset, row in rows.items()}
-
-
-def _compared_row(row: Row, least: int, where: str) -> Row:
-    count = row.get("num_questions")
-    if not isinstance(count, int):
-        raise DataError(f"{where}: num_questions={count!r}, expected an integer.")
-    names = sorted((key for key in row if _AT.fullmatch(key)), key=_depth_order)
-    for name in names:
-        figure: Row = row[name] if isinstance(row[name], dict) else {}
-        low, value, high = (figure.get(key, math.nan) for key in ("low", "value", "high"))
-        if (
-            not all(isinstance(one, float | int) for one in (low, value, high))
-            or not least <= low <= value <= high <= 1
-        ):
-            raise DataError(f"{where}: {name}={row[name]!r}, expected low <= value <= high in [{least}, 1].")
-    return {"num_questions": count, **{name: row[name] for name in names}}
-
-
-def _depth_order(name: str) -> tuple[bool, str, int]:
-    """Recall first, then by name, then by depth."""
-    metric, _, depth = name.partition("@")
-    return metric != "recall", metric, int(depth)
-
-
 # Cells
+
+
+Origin = tuple[str, str, str]
+"""Hashes of data, policies and settings: the last columns of `results.csv`."""
+
+
+def origin(runs: Sequence[Run], is_training: bool = False) -> Origin:
+    """What is behind a number that was measured in the evaluations of these runs, or in their training."""
+    summaries = [run.training or {} if is_training else run.summary for run in runs]
+    policies, settings = (";".join(str(one[key]) for one in summaries) for key in ("policy_sha256", "config_sha256"))
+    return str(runs[0].summary["data_sha256"]), policies, settings
 
 
 @dataclass(frozen=True)
@@ -374,14 +220,13 @@ class _Line:
     mode: str
     metric: str
     columns: tuple[int, ...]
-    policy_sha256: str
+    origin: Origin
 
 
 def _score_cells(runs: Sequence[Run], policies: Sequence[str], reference: str, num_resamples: int) -> Iterable[Cell]:
     columns: list[Mapping[str, float | None]] = []
     lines = [line for policy in policies for line in _lines(runs, policy, reference, columns)]
     found: list[list[Cell]] = [[] for _ in lines]
-    sha = runs[0].summary["data_sha256"]
     over, bounds = [line.columns for line in lines], [_bounds(line.metric) for line in lines]
     for dataset, hops, ids in groups(runs[0].scores["greedy"]):
         table = [[_or_nan(column[question]) for column in columns] for question in ids]
@@ -389,7 +234,7 @@ def _score_cells(runs: Sequence[Run], policies: Sequence[str], reference: str, n
         for line, cells, i in zip(lines, found, intervals, strict=True):
             keys = (line.policy, line.seed, dataset, hops, line.mode, line.metric)
             if i.num_questions:
-                cells.append(Cell(*keys, i.mean, i.low, i.high, i.num_questions, sha, line.policy_sha256))
+                cells.append(Cell(*keys, i.mean, i.low, i.high, i.num_questions, *line.origin))
     return (cell for cells in found for cell in cells)
 
 
@@ -399,8 +244,7 @@ def _lines(
     """The lines of one system, all seeds together first; what they are the mean of is added to `columns`."""
     own = [run for run in runs if run.policy == policy]
     others = {run.seed: run for run in runs if run.policy == reference}
-    hashes = [str(run.summary["policy_sha256"]) for run in own]
-    parts = [(ALL, range(len(own)), ";".join(hashes)), *((str(r.seed), [i], hashes[i]) for i, r in enumerate(own))]
+    parts = [(ALL, range(len(own))), *((str(run.seed), [i]) for i, run in enumerate(own))]
     places: dict[tuple[str, str], tuple[int, ...]] = {}
     for mode in _modes(own):
         by_name = {name: [_values(run, mode, name) for run in own] for name in METRICS}
@@ -412,9 +256,10 @@ def _lines(
         for name, found in by_name.items():
             places[mode, name] = tuple(range(len(columns), len(columns) + len(found)))
             columns += found
-    for label, members, sha in parts:
+    for label, members in parts:
+        behind = origin([own[i] for i in members])
         for (mode, name), place in places.items():
-            yield _Line(policy, label, mode, name, tuple(place[i] for i in members), sha)
+            yield _Line(policy, label, mode, name, tuple(place[i] for i in members), behind)
 
 
 def _bounds(metric: str) -> tuple[float, float] | None:
@@ -460,29 +305,28 @@ def _training_cells(runs: Sequence[Run], policies: Sequence[str]) -> Iterable[Ce
     for policy in policies:
         trained = [run for run in runs if run.policy == policy and run.training is not None]
         for part, seed in [(trained, ALL), *(([run], str(run.seed)) for run in trained)] if trained else []:
-            hashes = ";".join(run.summary["policy_sha256"] for run in part)
+            behind = origin(part, is_training=True)
             for name in TRAINING:
                 mean = sum(run.training[name] for run in part if run.training) / len(part)
-                sha = part[0].summary["data_sha256"]
-                yield Cell(policy, seed, ALL, ALL, "training", name, mean, None, None, None, sha, hashes)
+                yield Cell(policy, seed, ALL, ALL, "training", name, mean, None, None, None, *behind)
 
 
-def _recall_cells(recall: Mapping[str, Mapping[str, float]], data_sha256: str) -> Iterable[Cell]:
+def _recall_cells(recall: Mapping[str, Mapping[str, float]], behind: Origin) -> Iterable[Cell]:
     for dataset, row in recall.items():
         for name, value in row.items():
             if name != "num_questions":
                 count = int(row["num_questions"])
-                yield Cell("retriever", ALL, dataset, ALL, "search", name, value, None, None, count, data_sha256, "")
+                yield Cell("retriever", ALL, dataset, ALL, "search", name, value, None, None, count, *behind)
 
 
-def _compared_cells(compared: Compared, data_sha256: str) -> Iterable[Cell]:
+def _compared_cells(compared: Compared, behind: Origin) -> Iterable[Cell]:
     for name, datasets in compared.items():
         for dataset, row in datasets.items():
             keys = (compared_policy(name), ALL, dataset, ALL, "search")
             for metric, figure in row.items():
                 if metric != "num_questions":
                     ends = (float(figure["value"]), float(figure["low"]), float(figure["high"]))
-                    yield Cell(*keys, metric, *ends, row["num_questions"], data_sha256, "")
+                    yield Cell(*keys, metric, *ends, row["num_questions"], *behind)
 
 
 def compared_policy(name: str) -> str:
@@ -651,7 +495,7 @@ def compared_table(results: Results) -> tuple[list[str], list[list[str]]]:
 
 def recall_metrics(results: Results) -> list[str]:
     """Names of the retriever's metrics in any dataset, in the order they are shown."""
-    return sorted({name for row in results.recall.values() for name in row if "@" in name}, key=_depth_order)
+    return sorted({name for row in results.recall.values() for name in row if "@" in name}, key=depth_order)
 
 
 def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

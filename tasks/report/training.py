@@ -17,7 +17,7 @@ from tasks.records.metrics import MetricRow
 from tasks.store import DataError, Row
 
 if TYPE_CHECKING:
-    from tasks.report.table import Run
+    from tasks.report.artifacts import Run
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from tasks import store
+from tasks import conf, store
 from tasks.runner import progress as shown
 from tasks.runner.resume import fingerprint
 
@@ -61,6 +62,11 @@ class Context(Generic[S]):
     def data_sha256(self) -> str:
         """Hash of questions and corpus together, from the data manifest."""
         return str(store.read_json(self.root / DATA / "manifest.json")["data_sha256"])
+
+    @functools.cached_property
+    def config_sha256(self) -> str:
+        """Hash of the settings, by which a number in the result table names those it was measured with."""
+        return hashlib.sha256(store.dump(conf.plain(self.settings)).encode()).hexdigest()
 
     @functools.cached_property
     def scratch(self) -> Path:

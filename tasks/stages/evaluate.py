@@ -179,6 +179,7 @@ def _summary(ctx: Context[Settings], record: SystemRecord, num_questions: int) -
         "num_questions": num_questions,
         "data_sha256": ctx.data_sha256,
         "policy_sha256": record.policy_sha256,
+        "config_sha256": ctx.config_sha256,
         "settings": _used(ctx.settings),
     }
 

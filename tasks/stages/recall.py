@@ -41,10 +41,13 @@ def loads(settings: Settings) -> Any:
 
 
 def body(ctx: Context[Settings]) -> None:
-    """Write `artifacts/recall.json`: `{"datasets": {name: {num_questions, recall@k, all_gold@10, answer@k}}}`."""
+    """Write `artifacts/recall.json`.
+
+    `{"datasets": {name: {num_questions, recall@k, all_gold@10, answer@k}}, "config_sha256": hash of the settings}`.
+    """
     retriever = retrieval.open_retriever(ctx.root / INDEX, ctx.root / DATA / "corpus.jsonl")
     table = recall_table(read_questions(ctx.root / DATA / "questions.jsonl"), retriever, progress=ctx.progress)
-    store.write_json(ctx.root / OUT, {"datasets": table})
+    store.write_json(ctx.root / OUT, {"datasets": table, "config_sha256": ctx.config_sha256})
     ctx.track_data("recall", sum(int(row["num_questions"]) for row in table.values()))
     # MLflow refuses "@" in the name of a metric.
     named = {f"{dataset}/{name}": value for dataset, row in table.items() for name, value in row.items()}

@@ -57,7 +57,7 @@ def body(ctx: Context[Settings]) -> None:
     """Write `artifacts/retrievers.json`.
 
     `{"retrievers": {name: {"backend", "settings_digest", "datasets": {dataset: row}}}, "differences": {"b - a":
-    {dataset: row}}}`, where a row holds `num_questions` and for each figure of
+    {dataset: row}}, "config_sha256": hash of the settings}`, where a row holds `num_questions` and for each figure of
     `tasks.retrieval.recall.recall_table` its `{"value", "low", "high"}`, the ends of a 95% bootstrap interval over
     questions. A dataset with training questions has a second row `<dataset>, held out` without them, for settings
     may have been chosen on training questions. Differences are paired by question, of each retriever and those
@@ -70,7 +70,8 @@ def body(ctx: Context[Settings]) -> None:
         f"{other} - {one}": {dataset: _figures(found[other][dataset], found[one][dataset]) for dataset in found[one]}
         for one, other in itertools.combinations(found, 2)
     }
-    store.write_json(ctx.root / OUT, {"retrievers": table, "differences": differences})
+    written = {"retrievers": table, "differences": differences, "config_sha256": ctx.config_sha256}
+    store.write_json(ctx.root / OUT, written)
     for name, datasets in [*((name, one["datasets"]) for name, one in table.items()), *differences.items()]:
         for dataset, row in datasets.items():
             figures = {key: figure["value"] for key, figure in row.items() if key != "num_questions"}

@@ -272,6 +272,7 @@ def _publish(ctx: Context[Settings], trainer: Trainer, used: dict[str, Any], mis
             "settings": used,
             "data_sha256": ctx.data_sha256,
             "policy_sha256": policy_sha256,
+            "config_sha256": ctx.config_sha256,
         }
         write_json(out / "summary.json", summary)
 

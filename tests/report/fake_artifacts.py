@@ -27,6 +27,7 @@ DATA = hashlib.sha256(b"data").hexdigest()
 HOSTILE = '</script><img src=x onerror="window.hacked=1"><script>window.hacked=1</script>\u2028&amp;'
 
 _SYLLABLES = ["bal", "dor", "ven", "mir", "tas", "lun", "qua", "ori", "sel", "ka"]
+CONFIG = {"config_sha256": "c" * 64}
 
 
 def write_artifacts(
@@ -42,12 +43,13 @@ def write_artifacts(
     artifacts = root / "artifacts"
     questions = [_question(i, datasets[i % len(datasets)], hostile) for i in range(num_questions)]
     write_json(artifacts / "data" / "manifest.json", _manifest(questions))
-    write_json(artifacts / "recall.json", {"datasets": {name: _recall(i) for i, name in enumerate(datasets)}})
+    write_json(artifacts / "recall.json", {"datasets": {name: _recall(i) for i, name in enumerate(datasets)}, **CONFIG})
     write_json(
         artifacts / "retrievers.json",
         {
             "retrievers": {name: _compared(i, datasets) for i, name in enumerate(COMPARED)},
             "differences": {"dense - bm25": _difference(_compared(1, datasets)["datasets"])},
+            **CONFIG,
         },
     )
     write_json(artifacts / "validation.json", _validation())
@@ -62,14 +64,16 @@ def write_artifacts(
     return artifacts
 
 
-def write_system(artifacts: Path, name: str, seed: int, is_trained: bool, kind: str = "policy") -> None:
+def write_system(
+    artifacts: Path, name: str, seed: int, is_trained: bool, kind: str = "policy", policy_sha256: str = ""
+) -> None:
     """What is played under a name: a trained policy, or the start policy."""
     record = SystemRecord(
         name=name,
         seed=seed,
         kind=kind,
         policy="artifacts/policy",
-        policy_sha256=hashlib.sha256(f"{name}-{seed}".encode()).hexdigest(),
+        policy_sha256=policy_sha256 or hashlib.sha256(f"{name}-{seed}".encode()).hexdigest(),
         made_by=f"train@{name}-{seed}" if is_trained else f"base@{seed}",
         is_trained=is_trained,
     )
@@ -160,6 +164,7 @@ def _evaluation(folder: Path, policy: str, seed: int, questions: list[Row], host
         "num_questions": len(questions),
         "data_sha256": DATA,
         "policy_sha256": hashlib.sha256(f"{policy}-{seed}".encode()).hexdigest(),
+        **CONFIG,
         "settings": {"top_k": 3, "max_turns": 4, "splits": ["dev", "test"], "temperature": {"sampled": 1.0}},
     }
     write_json(folder / "summary.json", summary)
@@ -220,6 +225,7 @@ def _training(folder: Path, policy: str, seed: int, questions: list[Row], steps:
         "settings": {"group_size": 8, "learning_rate": 2e-5, "clip_low": 0.2, "clip_high": 0.2, "kl_coefficient": 1e-3},
         "data_sha256": DATA,
         "policy_sha256": hashlib.sha256(f"{policy}-{seed}".encode()).hexdigest(),
+        **CONFIG,
     }
     write_json(folder / "summary.json", summary)
 

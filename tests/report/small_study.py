@@ -10,7 +10,7 @@ from typing import Any
 from tasks.report.table import Results, build
 from tasks.report.training import Track, read_tracks
 from tasks.store import write_json, write_jsonl
-from tests.report.fake_artifacts import augmentation, write_system
+from tests.report.fake_artifacts import CONFIG, augmentation, write_system
 
 Row = dict[str, Any]
 
@@ -33,19 +33,19 @@ def small(root: Path, runs: Mapping[str, Given], seeds: Sequence[int] = (0, 1)) 
     """Results and training runs of `<policy>-<seed>` -> what is given; the start policy answers nothing."""
     artifacts = root / "artifacts"
     write_json(artifacts / "data" / "manifest.json", {"data_sha256": "d"})
-    write_json(artifacts / "recall.json", {"datasets": {}})
-    write_json(artifacts / "retrievers.json", {"retrievers": {}, "differences": {}})
+    write_json(artifacts / "recall.json", {"datasets": {}, **CONFIG})
+    write_json(artifacts / "retrievers.json", {"retrievers": {}, "differences": {}, **CONFIG})
     write_json(artifacts / "augment" / "summary.json", augmentation())
     write_json(artifacts / "validation.json", {})
     length = len(next(iter(runs.values())).ems)
     base = {f"base-{seed}": Given("0" * length) for seed in seeds}
     for name, given in {**base, **runs}.items():
         policy, _, seed = name.rpartition("-")
-        own = {"seed": int(seed), "data_sha256": "d", "policy_sha256": f"hash of {name}", "settings": {}}
+        own = {"seed": int(seed), "data_sha256": "d", "policy_sha256": f"hash of {name}", "settings": {}, **CONFIG}
         folder = artifacts / "evaluate" / name
         write_jsonl(folder / "scores.jsonl", [_score(i, float(digit)) for i, digit in enumerate(given.ems)])
         write_json(folder / "summary.json", own | {"policy": policy})
-        write_system(artifacts, policy, int(seed), is_trained=name in runs)
+        write_system(artifacts, policy, int(seed), is_trained=name in runs, policy_sha256=f"hash of {name}")
         if name in runs:
             counts = {"steps": 1, "num_trajectories": 1, "generated_tokens": 1, "prefill_tokens": 1, "searches": 1}
             write_json(artifacts / "train" / name / "summary.json", own | counts | {"method": policy} | given.summary)

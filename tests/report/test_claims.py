@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tasks.evaluate.statistics import Interval
 from tasks.methods import composition, loader
 from tasks.report import claims
+from tasks.report.artifacts import Run
 from tasks.report.claims import (
     CLAIMS,
     HARMS,
@@ -26,7 +27,7 @@ from tasks.report.claims import (
 )
 from tasks.report.repeats import punishes
 from tasks.report.study import complete
-from tasks.report.table import Run, markdown
+from tasks.report.table import markdown
 from tasks.store import write_jsonl
 from tests.report.small_study import Given, answer, small, validations
 

@@ -42,20 +42,21 @@ def tiny(root: Path, scores: dict[str, list[dict[str, object]]]) -> Path:
     """Artifacts of the runs named `<policy>-<seed>`; everything but the scores is filled in."""
     artifacts = root / "artifacts"
     write_json(artifacts / "data" / "manifest.json", {"data_sha256": DATA})
-    write_json(artifacts / "recall.json", {"datasets": {}})
-    write_json(artifacts / "retrievers.json", {"retrievers": {}, "differences": {}})
+    write_json(artifacts / "recall.json", {"datasets": {}, "config_sha256": "of recall"})
+    write_json(artifacts / "retrievers.json", {"retrievers": {}, "differences": {}, "config_sha256": ""})
     write_json(artifacts / "validation.json", {})
     write_json(artifacts / "augment" / "summary.json", augmentation())
     for name, rows in scores.items():
         policy, _, seed = name.rpartition("-")
         write_jsonl(artifacts / "evaluate" / name / "scores.jsonl", rows)
         summary = {"policy": policy, "seed": int(seed), "num_questions": len(rows), "settings": {}}
-        hashes = {"data_sha256": DATA, "policy_sha256": f"hash of {name}"}
+        hashes = {"data_sha256": DATA, "policy_sha256": f"hash of {name}", "config_sha256": f"evaluation of {name}"}
         write_json(artifacts / "evaluate" / name / "summary.json", summary | hashes)
-        write_system(artifacts, policy, int(seed), is_trained=policy != "base")
+        write_system(artifacts, policy, int(seed), policy != "base", policy_sha256=f"hash of {name}")
         if policy != "base":
             counts = {"steps": 5, "num_trajectories": 40, "generated_tokens": 1000 * (1 + int(seed)), "searches": 60}
             training = {"method": policy, "seed": int(seed), "prefill_tokens": 9000, "settings": {}}
+            hashes |= {"config_sha256": f"training of {name}"}
             write_json(artifacts / "train" / name / "summary.json", counts | training | hashes)
     return artifacts
 
@@ -148,10 +149,13 @@ def test_csv_has_fixed_columns_and_numbers(small: Results, tmp_path: Path):
     assert found["policy_sha256"] == "hash of grpo-0"
     whole = next(r for r in rows if (r["policy"], r["seed"], r["metric"]) == ("grpo", "all", "em"))
     assert whole["policy_sha256"] == "hash of grpo-0;hash of grpo-1"
+    assert whole["config_sha256"] == "evaluation of grpo-0;evaluation of grpo-1"
+    steps = next(r for r in rows if (r["policy"], r["seed"], r["metric"]) == ("grpo", "1", "steps"))
+    assert (steps["policy_sha256"], steps["config_sha256"]) == ("hash of grpo-1", "training of grpo-1")
 
 
 def test_csv_quotes_what_csv_needs(small: Results, tmp_path: Path):
-    odd = table.Cell('a,"b"', "0", "x\ny", "all", "greedy", "em", -0.0, None, None, None, "d", "p")
+    odd = table.Cell('a,"b"', "0", "x\ny", "all", "greedy", "em", -0.0, None, None, None, "d", "p", "c")
     write_csv(tmp_path / "odd.csv", [odd])
     with (tmp_path / "odd.csv").open(newline="") as file:
         found = list(csv.reader(file))[1]
@@ -278,6 +282,7 @@ def test_nothing_compared_and_nothing_rejected_is_not_mentioned(small: Results):
 SCORES = "evaluate/search_r1_ppo-1/scores.jsonl"
 SYSTEM = "train/search_r1_ppo-1/system.json"
 SUMMARY = "evaluate/search_r1_ppo-1/summary.json"
+TRAINED = "train/search_r1_ppo-1/summary.json"
 
 
 @pytest.mark.parametrize(
@@ -294,6 +299,18 @@ SUMMARY = "evaluate/search_r1_ppo-1/summary.json"
         (change_row(SCORES, question_id="other"), "other questions"),
         (change_row(SCORES, mode="greedy"), "appears twice"),
         (change_json(SUMMARY, data_sha256="stale"), "evaluated on different data"),
+        (
+            change_json(SUMMARY, policy_sha256="stale"),
+            r"policy_sha256='stale', but .*system\.json has '\w+': another policy",
+        ),
+        (change_json(TRAINED, policy_sha256="stale"), r"but .*train/search_r1_ppo-1/summary\.json has 'stale'"),
+        (
+            lambda a: (a / SUMMARY).write_text(
+                '{"policy": "search_r1_ppo", "seed": 1, "data_sha256": "", "policy_sha256": ""}'
+            ),
+            "key 'config_sha256' is missing",
+        ),
+        (lambda a: (a / "recall.json").write_text('{"datasets": {}}'), "key 'config_sha256' is missing"),
         (change_json(SUMMARY, seed=0), "seed=0, expected 1"),
         (change_json("data/manifest.json", data_sha256="new"), "manifest.json: data_sha256='new'"),
         (change_json("recall.json", datasets={"world": {"num_questions": 3, "recall@3": 7}}), "recall@3=7"),

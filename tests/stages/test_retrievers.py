@@ -13,7 +13,7 @@ import pytest
 from tasks import retrieval, store
 from tasks.data.records import read_questions
 from tasks.plan import RunSettings
-from tasks.report.table import read_retrievers
+from tasks.report.artifacts import read_retrievers
 from tasks.retrieval import bm25, dense
 from tasks.retrieval.recall import recall_table
 from tasks.stages import retrievers
@@ -51,7 +51,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
         return SimpleNamespace(
             settings=retrievers.settings(RunSettings(tmp_path, params)), root=tmp_path, scratch=tmp_path / "scratch",
             progress=retrieval.silent, log=lambda step, metrics: None, track_data=lambda purpose, num_rows: None,
-            encoder=encoder,
+            encoder=encoder, config_sha256="of the settings",
         )  # fmt: skip
 
     return make
@@ -87,7 +87,9 @@ def test_figures_are_those_of_the_recall_table_with_an_interval_around_each(cont
             assert figure["low"] < figure["high"]
         assert found["backend"] == settings.backend
     assert len({found["settings_digest"] for found in table.values()}) == 3
-    compared, differences = read_retrievers(ctx.root / "artifacts" / "retrievers.json")
+    read = read_retrievers(ctx.root / "artifacts" / "retrievers.json")
+    compared, differences = read.retrievers, read.differences
+    assert read.config_sha256 == ctx.config_sha256
     assert compared["both"]["d"].keys() == {"num_questions", *expected}
     assert differences.keys() == {"vectors - words", "both - words", "both - vectors"}
     assert all(rows["d"].keys() == compared["both"]["d"].keys() for rows in differences.values())
@@ -153,7 +155,7 @@ def test_the_stage_in_a_clone(tmp_path: Path) -> None:
     parts = "parts:\n  plain: {backend: bm25}\n  stemmed: {backend: bm25, stemmer: snowball}\n"
     (clone.root / "conf/retriever/two.yaml").write_text(f"backend: hybrid\n{parts}")
     clone.must("data", "validate", "index", "recall", "retrievers")
-    assert store.read_json(clone.root / "artifacts/retrievers.json") == {"differences": {}, "retrievers": {}}
+    assert _table(clone.root) == store.read_json(clone.root / "artifacts/retrievers.json")["differences"] == {}
     clone.set("compare_retrievers", "[bm25, two]")
     clone.must("retrievers")
     table = _table(clone.root)

@@ -9,7 +9,7 @@ import pytest
 
 from tasks.data.expectations import check
 from tasks.evaluate.play import Evaluation, evaluate
-from tasks.records import schema
+from tasks.records import schema, systems
 from tasks.report.page import write_page
 from tasks.report.table import Results, build, markdown, terminal
 from tasks.retrieval import RetrievalError
@@ -61,8 +61,10 @@ def _add(artifacts: Path, seed: int, evaluation: Evaluation) -> None:
     schema.write(folder / "scores.jsonl", evaluation.scores)
     schema.write(folder / "trajectories.jsonl", evaluation.trajectories)
     summary = {"policy": NAME, "seed": seed, "num_questions": NUM_QUESTIONS, "settings": {"kind": NAME}}
-    write_json(folder / "summary.json", summary | {"data_sha256": DATA, "policy_sha256": "of its settings"})
     write_system(artifacts, NAME, seed, is_trained=False, kind=NAME)
+    played = systems.read(artifacts / "train" / f"{NAME}-{seed}").policy_sha256
+    hashes = {"data_sha256": DATA, "policy_sha256": played, "config_sha256": "of the evaluation"}
+    write_json(folder / "summary.json", summary | hashes)
 
 
 @pytest.fixture(scope="module")
