@@ -11,13 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, Strict, with_config
+from pydantic import AfterValidator, ConfigDict, Field, Strict, with_config
 
 Split = Literal["train", "dev", "test"]
 ActionKind = Literal["search", "answer", "invalid"]
 Status = Literal["answered", "open", "overflow", "failed"]
 Mode = Literal["greedy", "sampled"]
 MAX_HOPS = 4
+ALL = "all"
+"""In a result table the name of all datasets, hops or seeds together; no dataset may have it."""
 
 AnyText = Annotated[str, Field(min_length=0)]  # A bound, even this one, makes pydantic look at the characters.
 """Text of Unicode characters: no half of a surrogate pair."""
@@ -25,6 +27,16 @@ Text = Annotated[str, Field(pattern=r"[^\s\x1c-\x1f]")]
 """Text that is not blank."""
 Flag = Annotated[bool, Strict()]
 Hops = Annotated[int, Strict(), Field(ge=1, le=MAX_HOPS)]
+
+
+def _name_of_a_dataset(name: str) -> str:
+    """A name that a terminal shows as it is, a spreadsheet takes for text, and nobody takes for all datasets."""
+    if not (name.isprintable() and name[:1].isalnum() and name.casefold() != ALL):
+        raise ValueError(f"a printable name that begins with a letter or digit and is not {ALL!r}")
+    return name
+
+
+DatasetName = Annotated[Text, AfterValidator(_name_of_a_dataset)]
 
 _only_these_fields = with_config(ConfigDict(extra="forbid"))
 
@@ -50,7 +62,7 @@ class Question:
     """
 
     id: Text
-    dataset: Text
+    dataset: DatasetName
     split: Split
     question: Text
     answers: Annotated[tuple[Text, ...], Field(min_length=1)]
@@ -73,7 +85,7 @@ class Passage:
     id: Text
     title: AnyText
     text: Text
-    datasets: tuple[Text, ...] = ()
+    datasets: tuple[DatasetName, ...] = ()
 
 
 @dataclass(frozen=True)

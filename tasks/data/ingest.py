@@ -321,7 +321,9 @@ class _Survey:
 
     def _questions(self, paths: Iterable[Path]) -> Iterator[tuple[Question, Path, int]]:
         for path in paths:
+            folder = path.absolute().parent.name
             for number, row in read_jsonl(path, self.rejected.of(path), self.conf.max_row_bytes):
+                row = _completed(row, folder)
                 try:
                     question = to_question(row, f"{path}: row {number}")
                 except UnscorableError as error:
@@ -391,6 +393,12 @@ class _Survey:
             if other is not one:
                 self.rejected.add(one.path, one.row, _repeated(one.where, one.id, other.where), one.id)
         return list(first.values())
+
+
+def _completed(row: Row, folder: str) -> Row:
+    """A row of `questions.jsonl` with what it may leave out: `dataset` (name of its folder) and `hops` (1)."""
+    hops = row.get("decomposition")
+    return {"dataset": folder, "hops": len(hops) if hops and isinstance(hops, list) else 1, **row}
 
 
 def _without(question: Question, **lost: set[str]) -> Question:

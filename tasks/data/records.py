@@ -113,13 +113,21 @@ def parsed(kind: type[T], row: object, where: str) -> T:
         made: T = schema.adapter(kind).validate_python(row)
         return made
     except ValidationError as error:
-        fault = schema.first_fault(error)
-    where = f"{where}: {fault.owner}" if fault.owner else where
-    if fault.reason == "unknown_field":
-        raise _unknown(fault.field, Hop if fault.owner else kind, where)
+        fault, missing = schema.first_fault(error), schema.missing_fields(error)
+    inside = f"{where}: {fault.owner}" if fault.owner else where
     if fault.reason == "missing_field":
-        raise DataError(f"{where}: field {fault.field!r} is missing. Add it to the row.", fault.reason)
-    raise wrong_field(where, fault.field, fault.found, fault.expected)
+        raise _missing(inside, [fault.field] if fault.owner else missing)
+    if fault.reason == "unknown_field":
+        wrong = _unknown(fault.field, Hop if fault.owner else kind, inside)
+    else:
+        wrong = wrong_field(inside, fault.field, fault.found, fault.expected)
+    raise DataError(f"{wrong} {_missing('Also', missing)}", wrong.reason) if missing else wrong
+
+
+def _missing(where: str, names: list[str]) -> DataError:
+    listed = ", ".join(map(repr, names))
+    what = f"field {listed} is missing. Add it" if len(names) == 1 else f"fields {listed} are missing. Add them"
+    return DataError(f"{where}: {what} to the row.", "missing_field")
 
 
 def wrong_field(where: str, name: str, found: object, expected: str) -> DataError:

@@ -145,6 +145,14 @@ def first_fault(error: ValidationError) -> Fault:
     return Fault(owner, name, _REASONS.get(first["type"], "bad_field"), first["input"], expected)
 
 
+def missing_fields(error: ValidationError) -> list[str]:
+    """Every field that the row itself lacks."""
+    errors = error.errors(include_url=False)
+    return [
+        str(one["loc"][0]) for one in errors if _REASONS.get(one["type"]) == "missing_field" and len(one["loc"]) == 1
+    ]
+
+
 def _message(error: ValidationError) -> str:
     fault = first_fault(error)
     place = ".".join(filter(None, (fault.owner, fault.field)))

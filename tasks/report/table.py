@@ -28,8 +28,8 @@ from tasks.report.artifacts import (
 )
 from tasks.report.augmentation import augmentation_line, funnel, read_augmentation
 from tasks.store import Row, read_json, replacing
+from tasks.types import ALL as ALL
 
-ALL = "all"
 SHARES = ("em", "f1", "subem", "recall", "valid_action_rate", "answered", "failed")  # Metrics between 0 and 1.
 MINUS = "_minus_"
 PAIRED = ("em", "f1", "subem", "recall")  # Metrics that are also reported as a difference to the reference.
@@ -52,6 +52,9 @@ METRICS: dict[str, Callable[[ScoreRow], float | None]] = {
     "prefill_tokens": lambda row: row.prefill_tokens,
 }
 """Metric -> value of one row of `scores.jsonl`; None where it does not apply (no gold passage, no action)."""
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""How a cell begins that a spreadsheet computes."""
 
 
 @dataclass(frozen=True)
@@ -353,6 +356,8 @@ def _csv(value: str | float | int | None) -> str:
         return "0.000000" if text == "-0.000000" else text
     if isinstance(value, int):
         return str(value)
+    if value.startswith(FORMULA):  # A spreadsheet would compute it; behind an apostrophe it shows the text.
+        value = f"'{value}"
     return '"' + value.replace('"', '""') + '"' if re.search(r'[",\r\n]', value) else value
 
 

@@ -52,6 +52,19 @@ def test_reads_subfolders_and_gzip_alike(make_folder: Make, tmp_path: Path) -> N
     assert ingest(packed, tmp_path / "unpacked") == plain
 
 
+def test_dataset_and_hops_may_be_left_out(make_folder: Make, tmp_path: Path) -> None:
+    rows = [question(n) for n in range(4)]
+    for row in rows:
+        del row["dataset"], row["hops"]
+    hop = {"question": "a", "answer": "b"}
+    (below := make_folder(rows) / "nq").mkdir()
+    chain = {"id": "nq/1", "split": "dev", "question": "Who?", "answers": ["X"], "decomposition": [hop, hop]}
+    (below / "questions.jsonl").write_text(lines([chain]), encoding="utf-8")
+    ingest(below.parent, tmp_path / "out")
+    found = [(q.id, q.dataset, q.hops) for q in read_questions(tmp_path / "out" / "questions.jsonl")]
+    assert found == [*((f"d/{n}", "given", 1) for n in range(4)), ("nq/1", "nq", 2)]
+
+
 def test_ingest_of_its_own_output_changes_nothing(make_folder: Make, tmp_path: Path) -> None:
     first = ingest(make_folder(), tmp_path / "one")
     assert ingest(tmp_path / "one", tmp_path / "two") == first

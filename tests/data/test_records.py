@@ -26,6 +26,7 @@ from tests.data.rows import lines, passage, question
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(str.strip)
 ANSWERS = TEXTS.filter(normalize)
+DATASETS = st.from_regex(r"[A-Za-z0-9éЖ名][ -~éЖ名]*", fullmatch=True).filter(lambda name: name.casefold() != "all")
 HOPS = st.builds(
     Hop,
     question=TEXTS,
@@ -43,7 +44,7 @@ def questions(draw: st.DrawFn) -> Question:
     gold, silver = tuple(ids[:cut]), tuple(ids[cut:])
     return Question(
         id=draw(TEXTS),
-        dataset=draw(TEXTS),
+        dataset=draw(DATASETS),
         split=draw(st.sampled_from(["train", "dev", "test"])),
         question=draw(TEXTS),
         answers=tuple(draw(st.lists(ANSWERS, min_size=1, max_size=3))),
@@ -71,7 +72,7 @@ def test_joined_passages_are_no_column_of_questions() -> None:
         to_question({**row, "gold_passages": []}, "here")
 
 
-@given(st.builds(Passage, id=TEXTS, title=st.just("") | TEXTS, text=TEXTS, datasets=st.lists(TEXTS).map(tuple)))
+@given(st.builds(Passage, id=TEXTS, title=st.just("") | TEXTS, text=TEXTS, datasets=st.lists(DATASETS).map(tuple)))
 def test_passage_round_trip(wanted: Passage) -> None:
     assert to_passage(json.loads(dump(passage_row(wanted))), "here") == wanted
 
@@ -145,6 +146,30 @@ def test_missing_field(name: str) -> None:
     del row[name]
     with pytest.raises(DataError, match=f"field '{name}' is missing. Add it"):
         to_question(row, "q.jsonl: row 3")
+
+
+def test_all_missing_fields_are_named_at_once() -> None:
+    with pytest.raises(DataError, match=r"^here: fields 'dataset', 'split', 'answers', 'hops' are missing\. Add them"):
+        to_question({"id": "a", "question": "Who?"}, "here")
+    foreign = {"id": "a", "question": "Who?", "golden_answers": ["X"], "dataset": "d", "hops": 1}
+    wanted = r"unknown field 'golden_answers'\. Did you mean 'answers'\? Also: fields 'split', 'answers' are missing"
+    with pytest.raises(DataError, match=wanted):
+        to_question(foreign, "here")
+    with pytest.raises(DataError, match=r"'id': found 5 .* Also: field 'dataset' is missing\. Add it"):
+        to_question({"id": 5, "question": "Who?", "split": "dev", "answers": ["X"], "hops": 1}, "here")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["\x1b[31mred\x1b]0;PWNED\x07", "all", "All", '=HYPERLINK("http://x")', "@SUM(1+1)", "-1", "+1", "\tx", " nq",
+     "a\nb", "a\u202eb", "a\x00b", "_nq", "'x"],
+)  # fmt: skip
+def test_a_name_that_no_dataset_may_have(name: str) -> None:
+    wanted = "a printable name that begins with a letter or digit and is not 'all'"
+    with pytest.raises(DataError, match=f"field 'dataset': .*{wanted}"):
+        to_question(question(0, dataset=name), "here")
+    with pytest.raises(DataError, match=rf"field 'datasets\[1\]': .*{wanted}"):
+        to_passage(passage(0, datasets=["d", name]), "here")
 
 
 @pytest.mark.parametrize(

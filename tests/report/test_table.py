@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,15 @@ def test_csv_quotes_what_csv_needs(small: Results, tmp_path: Path):
         found = list(csv.reader(file))[1]
     assert found[:4] == ['a,"b"', "0", "x\ny", "all"]
     assert found[6:10] == ["0.000000", "", "", ""]
+
+
+@pytest.mark.parametrize("text", ["=1+1", '=HYPERLINK("http://x")', "@SUM(1)", "+1", "-1", "\t=1"])
+def test_a_spreadsheet_computes_no_text_of_the_csv(small: Results, tmp_path: Path, text: str):
+    write_csv(tmp_path / "odd.csv", [replace(small.cells[0], policy=text, value=-0.5)])
+    with (tmp_path / "odd.csv").open(newline="") as file:
+        found = list(csv.reader(file))[1]
+    assert found[0] == f"'{text}"
+    assert found[6] == "-0.500000"
 
 
 def test_files_do_not_depend_on_the_place(tmp_path: Path):
