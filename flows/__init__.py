@@ -7,6 +7,8 @@ and nothing is sent anywhere.
 import os
 from pathlib import Path
 
+STOPPED = "stopped. Run again to go on where it stopped."
+
 for _name, _value in {
     "PREFECT_HOME": str(Path(".scratch/prefect").resolve()),
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

@@ -80,7 +80,26 @@ class Stopper:
                     signal_all(process)
                 except psutil.Error:
                     continue
-            _, family = psutil.wait_procs(family, SECONDS_TO_LEAVE)
+            family = _still_alive(family)
+
+
+def _still_alive(family: list[psutil.Process]) -> list[psutil.Process]:
+    """Those of these processes that live on after some seconds.
+
+    `psutil.wait_procs` would collect the exit status of our child, and `Popen.wait` would then take 0 for it: a
+    stopped stage would count as executed.
+    """
+    until = time.monotonic() + SECONDS_TO_LEAVE
+    while (alive := [one for one in family if _is_alive(one)]) and time.monotonic() < until:
+        time.sleep(0.05)
+    return alive
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
 
 
 def execute(name: str, root: Path, key: str, force: bool, say: Say, stopper: Stopper) -> Outcome:

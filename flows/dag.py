@@ -168,10 +168,14 @@ def _repair_lock_file(root: Path) -> list[str]:
 
 
 def _stages_in(lock: Path) -> dict[str, object]:
+    """The stages of a `dvc.lock` that DVC can read; of any other file none."""
+    from dvc.schema import COMPILED_LOCKFILE_SCHEMA
+    from voluptuous import Invalid
+
     try:
         tree = yaml.load(lock.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        return dict(tree["stages"]) if tree.get("schema") else {}
-    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+        return dict(COMPILED_LOCKFILE_SCHEMA(tree).get("stages", {}))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError, Invalid):
         return {}
 
 

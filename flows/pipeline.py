@@ -1,6 +1,6 @@
 """One run of the pipeline in one clone: who may run, in which order, and what is said at the end.
 
-Prefect is not needed here: `flows.reproduce` wraps each stage in a task, and this module goes on without it
+Prefect is not needed here: `flows.flow` wraps each stage in a task, and this module goes on without it
 when it falls away. It knows no stage by name.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flows import dag, settings
+from flows import dag, restored, settings
 from flows.child import Outcome, Say, Stopper, execute, start_tracking
 from tasks import conf
 
@@ -76,6 +76,10 @@ class Run:
 
             force = any(one in (name, name.partition("@")[0]) for one in self.force)
             outcome = execute(name, self.root, self.key, force, hear, self.stopper)
+            if outcome.result == "cached" and (damaged := restored.remove_damaged(self.root, name)):
+                names = ", ".join(damaged)
+                hear(f"DVC's cache is damaged: its copy of {names} is not what dvc.lock names. Running again.")
+                outcome = execute(name, self.root, self.key, force, hear, self.stopper)
             dag.keep_lock_file(self.root)
             tail = f": {outcome.message}" if outcome.message else ""
             self.say(f"{outcome.result} in {outcome.seconds:.1f} s{tail}", name)
@@ -122,6 +126,11 @@ class Run:
         """Stages that failed, in order; what was only skipped because of them is left out."""
         bad = [outcome for outcome in self.outcomes.values() if not outcome.is_good]
         return [outcome for outcome in bad if outcome.result == "failed"] or bad
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a stage failed; stages that were skipped without that were stopped."""
+        return any(outcome.result == "failed" for outcome in self.outcomes.values())
 
     @property
     def verdict(self) -> str:

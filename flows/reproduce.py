@@ -1,182 +1,48 @@
-"""The pipeline as one Prefect flow: `python -m flows.reproduce`, or a deployment started from Prefect's page.
+"""The command line of the pipeline: `python -m flows.reproduce`.
 
-It reads the order from DVC, runs each stage as one task, and holds no knowledge of rewards or methods. A
-Prefect server that is absent or dies does not stop the work.
+Its libraries take seconds to load. They are loaded inside `main`, so that Ctrl-C is an ordinary stop from the start.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import contextvars
-import os
-import signal
 import sys
-import threading
-import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-from prefect import flow
-from prefect.artifacts import create_markdown_artifact
-from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Completed, Failed
-
-from flows import settings
-from flows.child import Outcome
-from flows.pipeline import REPORT, TABLE, Run, farewell, prepared
-from flows.settings import Form
-from flows.stage import dvc_stage
-
-UI_ADDRESS = Path(".scratch/ui/prefect")
-SECONDS_TO_END = 5.0
-
-_ready: contextvars.ContextVar[Run | None] = contextvars.ContextVar("ready", default=None)
-
-
-@flow(name="reproduce", flow_run_name="reproduce", persist_result=False, validate_parameters=True)
-def reproduce(form: Form = Form()) -> Any:  # noqa: B008 - Prefect shows the default in its form.
-    """From a question to a result table: run every stage that is out of date, in the order DVC gives."""
-    with contextlib.ExitStack() as stack:
-        run = _ready.get()
-        if run is None:
-            run = stack.enter_context(
-                prepared(Path.cwd(), form.answers(), tuple(form.force), form.max_parallel),
-            )
-        stack.enter_context(_stopped_by_signals(run))
-        run.run(lambda name: _task(run, name))
-        run.has_ended.set()
-        if _answers(str(PREFECT_API_URL.value())):
-            _show(run)
-        return Failed(message=run.verdict) if run.problems else Completed(message=run.verdict)
-
-
-def _task(run: Run, name: str) -> Callable[[], Outcome]:
-    """A call for another thread: the stage as a task, or directly if Prefect cannot run the task."""
-    context, work, outcomes = contextvars.copy_context(), run.work(name), list[Outcome]()
-
-    def remember(listen: Callable[[str], None]) -> Outcome:
-        outcomes.append(work(listen))
-        return outcomes[-1]
-
-    def call() -> Outcome:
-        try:
-            if _answers(str(PREFECT_API_URL.value())):
-                context.run(dvc_stage, name, remember, return_state=True)
-        except Exception as error:
-            if not run.stopper.is_stopped:
-                run.say(f"Prefect could not follow ({type(error).__name__}); the work goes on without it", name)
-        return outcomes[0] if outcomes else work(lambda line: None)
-
-    return call
-
-
-@contextlib.contextmanager
-def _stopped_by_signals(run: Run) -> Iterator[None]:
-    """Let SIGTERM and Ctrl-C end the stages first and then do what they did before: Prefect's own handler, if any."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def stop(number: int, frame: Any) -> None:
-        run.stopper.stop()
-        run.has_ended.set()  # Whatever swallows what is raised here, the process ends.
-        handler = before[signal.Signals(number)]
-        if callable(handler):
-            handler(number, frame)
-        raise SystemExit(128 + number)
-
-    for number in before:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _show(run: Run) -> None:
-    """Put the result table and the way to the report on the run's page."""
-    with contextlib.suppress(Exception):  # The page is a view; the files are the result.
-        table = run.root / TABLE
-        text = table.read_text(encoding="utf-8") if table.is_file() else "No result table was written."
-        lines = [f"- {name}: {outcome.result}, {outcome.seconds:.1f} s" for name, outcome in run.outcomes.items()]
-        links = f"Report: `{REPORT}` in the clone. MLflow: {os.environ.get('MLFLOW_TRACKING_URI', '`make ui`')}."
-        changed = "".join(f"\n- set {change}" for change in run.changes)
-        create_markdown_artifact(
-            f"{text}\n\n{links}\n\n{run.verdict}\n{changed}\n\n" + "\n".join(lines), key="result-table"
-        )
-
-
-def find_server(root: Path) -> str | None:
-    """Address of a Prefect server that answers: `PREFECT_API_URL`, else the one `make ui` started."""
-    own = os.environ.get("PREFECT_API_URL")
-    if not own:
-        with contextlib.suppress(OSError):
-            own = (root / UI_ADDRESS).read_text(encoding="utf-8").strip()
-    if not own:
-        return None
-    if _answers(own):
-        return own
-    if os.environ.get("PREFECT_API_URL"):
-        print(f"warning: no Prefect server answers at {own}; going on without it.", file=sys.stderr, flush=True)
-    return None
-
-
-def _answers(address: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{address.rstrip('/')}/health", timeout=2) as answer:
-            return bool(answer.status == 200)
-    except (OSError, ValueError):
-        return False
-
-
-def run_here(run: Run, form: Form, use_prefect: bool) -> None:
-    """Run through Prefect if it can be had, else directly; fills `run.outcomes` either way."""
-    server = find_server(run.root) if use_prefect else None
-    if not use_prefect or (server is None and not run.graph.stale):
-        # A temporary server would take many times longer to start than there is work to show.
-        with _stopped_by_signals(run):
-            run.run()
-        return
-    address = {PREFECT_API_URL: server} if server else {}
-    token = _ready.set(run)
-    threading.Thread(target=_end_without_prefect, args=(run,), daemon=True).start()
-    try:
-        with temporary_settings(updates=address, restore_defaults=None if server else {PREFECT_API_URL}):
-            reproduce(form, return_state=True)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        print(f"warning: Prefect fell away ({reason}); going on without it.", file=sys.stderr, flush=True)
-    finally:
-        _ready.reset(token)
-        run.is_free.set()
-    if len(run.outcomes) < len(run.graph.needs) and not run.stopper.is_stopped:
-        with _stopped_by_signals(run):
-            run.run()
-
-
-def _end_without_prefect(run: Run) -> None:
-    """End the process in good order when the stages have ended and Prefect cannot let go of a dead server."""
-    run.has_ended.wait()
-    if run.is_free.wait(SECONDS_TO_END):
-        return
-    print("warning: Prefect does not answer any more; its page may show this run as running.", file=sys.stderr)
-    code = _close(run)
-    run.put_back()
-    sys.stdout.flush()
-    os._exit(code)
+from flows import STOPPED
 
 
 def main(words: list[str] | None = None) -> int:
     """The command line; 0 when every stage is up to date afterwards."""
+    try:
+        return _run(words)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+    except KeyboardInterrupt:
+        print(STOPPED, file=sys.stderr, flush=True)
+        return 130
+
+
+def _run(words: list[str] | None) -> int:
+    from flows import flow, settings
+    from flows.pipeline import prepared
+
     root = Path.cwd()
+    given = _parser(settings.help_text(root)).parse_args(words)
+    answers = settings.parse(given.set, root)
+    if given.compare:
+        answers = {**settings.compare_answers(given.compare, root), **answers}
+    with prepared(root, answers, tuple(given.force), max(1, given.max_parallel), given.once) as run:
+        flow.run_here(run, settings.Form(), not given.no_prefect)
+        return flow.close(run)
+
+
+def _parser(epilog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m flows.reproduce",
-        description=(__doc__ or "").splitlines()[0],
-        epilog=settings.help_text(root),
+        description="Run every stage that is out of date, in the order DVC gives, from a question to a result table.",
+        epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="write into params.yaml, run")
@@ -185,37 +51,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--force", action="append", default=[], metavar="STAGE", help="run it even if unchanged")
     parser.add_argument("--max-parallel", type=int, default=2, help="independent stages at once (2)")
     parser.add_argument("--no-prefect", action="store_true", help="run the stages without Prefect")
-    given = parser.parse_args(words)
-
-    try:
-        answers = settings.parse(given.set, root)
-        if given.compare:
-            answers = {**settings.compare_answers(given.compare, root), **answers}
-        with prepared(root, answers, tuple(given.force), max(1, given.max_parallel), given.once) as run:
-            run_here(run, Form(), not given.no_prefect)
-            return _close(run)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return 1
-    except KeyboardInterrupt:
-        return _stopped()
-
-
-def _close(run: Run) -> int:
-    if run.problems:
-        for one in run.problems:
-            print(f"error: {one.name}: {one.message}", file=sys.stderr, flush=True)
-        print("Finished stages are kept. Mend the cause and run again; it goes on from there.", file=sys.stderr)
-        return 1
-    if len(run.outcomes) < len(run.graph.needs):  # Prefect keeps a KeyboardInterrupt to itself.
-        return _stopped()
-    print(farewell(run), flush=True)
-    return 0
-
-
-def _stopped() -> int:
-    print("stopped. Run again to go on where it stopped.", file=sys.stderr, flush=True)
-    return 130
+    return parser
 
 
 if __name__ == "__main__":

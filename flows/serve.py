@@ -19,7 +19,7 @@ from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLi
 from prefect.exceptions import ObjectAlreadyExists
 from prefect.schedules import Cron
 
-from flows.reproduce import find_server
+from flows.flow import find_server
 
 POOL = "breadcrumb"
 NIGHTLY = "0 3 * * *"
@@ -54,7 +54,7 @@ def deploy(root: Path, cron: str = NIGHTLY, force: list[str] | None = None) -> l
 
 def _deploy(root: Path, name: str, **how: Any) -> Any:
     house = Path(__file__).resolve().parents[1]
-    source = flow.from_source(source=str(house), entrypoint="flows/reproduce.py:reproduce")
+    source = flow.from_source(source=str(house), entrypoint="flows/flow.py:reproduce")
     variables = {
         "working_dir": str(root.resolve()),
         "env": {"PYTHONPATH": str(house), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},

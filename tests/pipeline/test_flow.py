@@ -1,14 +1,20 @@
 """What a pipeline run executes, what it leaves, and what it says, on a real DVC repository."""
 
+import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from flows import dag
+from flows.child import Stopper, execute
 from tests.pipeline.conftest import First
 from tests.pipeline.toy import NAMES, Toy, kill_group
 
@@ -210,7 +216,82 @@ def test_ctrl_c_is_no_success(finished: Toy) -> None:
     output, _ = flow.communicate(timeout=90)
     assert flow.returncode == 130, output
     assert "stopped. Run again to go on where it stopped." in output
+    assert "report | skipped in" in output
     assert "Done:" not in output
     assert (finished.root / "params.yaml").read_bytes() == before
     finished.flag("slow-report", on=False)
     assert finished.flow("--no-prefect").returncode == 0
+
+
+def test_ctrl_c_is_ignored_where_it_was_ignored_before(finished: Toy) -> None:
+    """As in a script's background: the terminal's Ctrl-C is meant for another program."""
+    finished.flag("slow-report")
+    words = [sys.executable, "-m", "flows.reproduce", "--no-prefect", "--force", "report"]
+    flow = subprocess.Popen(
+        ["/bin/sh", "-c", "trap '' INT; exec \"$0\" \"$@\"", *words], cwd=finished.root, env=finished.env(),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    finished.wait_for("report", 90)
+    flow.send_signal(signal.SIGINT)
+    finished.flag("slow-report", on=False)
+    output, _ = flow.communicate(timeout=90)
+    assert flow.returncode == 0, output
+
+
+def test_ctrl_c_while_libraries_are_loading(finished: Toy, tmp_path: Path) -> None:
+    (tmp_path / "prefect").mkdir()
+    (tmp_path / "prefect/__init__.py").write_text("import time; open('.scratch/loading', 'w'); time.sleep(60)")
+    flow = finished.start("--no-prefect", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    until = time.monotonic() + 60
+    while not (finished.root / ".scratch/loading").exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    os.killpg(flow.pid, signal.SIGINT)
+    output, _ = flow.communicate(timeout=60)
+    assert flow.returncode == 130, output
+    assert output == "stopped. Run again to go on where it stopped.\n"
+
+
+def test_a_stopped_stage_was_not_executed(finished: Toy) -> None:
+    finished.flag("slow-report")
+    stopper = Stopper()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(execute, "report", finished.root, "key", True, lambda line: None, stopper)
+        finished.wait_for("report", 90)
+        stopper.stop()
+        outcome = running.result(60)
+    assert (outcome.result, outcome.message) == ("skipped", "the run was stopped")
+
+
+@pytest.mark.parametrize("name", ["artifacts/evaluate/a-0", "reports"])
+def test_a_result_whose_copy_in_the_cache_is_damaged_is_made_again(finished: Toy, name: str) -> None:
+    before = finished.bytes()
+    file = next((finished.root / name).iterdir())
+    digest = hashlib.md5(file.read_bytes()).hexdigest()
+    cached = finished.root / ".dvc/cache/files/md5" / digest[:2] / digest[2:]
+    mode = cached.stat().st_mode
+    cached.chmod(0o644)
+    cached.write_bytes(file.read_bytes()[:-2] + b"9\n")
+    cached.chmod(mode)
+    shutil.rmtree(finished.root / name)
+    done = finished.flow("--no-prefect")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"DVC's cache is damaged: its copy of {name} is not what dvc.lock names. Running again." in done.stdout
+    assert finished.counts() == [{"reports": "report"}.get(name, "evaluate@a-0")]
+    assert finished.bytes() == before
+    finished.forget()
+    shutil.rmtree(finished.root / name)
+    assert finished.flow("--no-prefect").returncode == 0
+    assert (finished.counts(), finished.bytes()) == ([], before)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["schema: '2.0'\nstages: {report: {outs: 7}}\n", "schema: '9.0'\nstages: {}\n", "[1, 2]\n", "schema: '2.0'\n",
+     "x: " + "[" * 5000],
+)  # fmt: skip
+def test_a_lock_file_that_dvc_cannot_read_is_mended(finished: Toy, text: str) -> None:
+    good = (finished.root / "dvc.lock").read_text()
+    (finished.root / "dvc.lock").write_text(text)
+    assert dag.repair(finished.root) == ["replaced the torn dvc.lock by its last good copy"]
+    assert (finished.root / "dvc.lock").read_text() == good

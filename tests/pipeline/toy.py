@@ -137,6 +137,8 @@ class Toy:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            # What a script runs in its background, such as these tests, has Ctrl-C ignored and hands that on.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
         )
 
     def counts(self) -> list[str]:
