@@ -32,7 +32,8 @@ class SearchGrammar:
     """Tag pairs around a query or an answer; each kind adds how documents are rendered.
 
     Attributes:
-        reserved: further strings that retrieved text must not contain (a tokenizer's special tokens).
+        reserved: further strings that retrieved text must not contain (the tokens that were added to a tokenizer:
+            special ones, tags, and pieces of the frame around a document).
         invalid_message: observation after a call without a valid action.
         opening, closing: text before and after the documents of an observation.
         document_format: template of one document, with `number`, `title` and `text`.
@@ -51,8 +52,13 @@ class SearchGrammar:
     tags: ClassVar[tuple[str, ...]] = ()
 
     def fitted(self, tokenizer: Any) -> Self:
-        """This grammar for one tokenizer, whose special tokens it reserves."""
-        return replace(self, reserved=(*self.reserved, *tokenizer.all_special_tokens))
+        """This grammar for one tokenizer, whose special and added tokens it reserves.
+
+        An added token is cut out of a text wherever its string stands. For the tiny policy `Doc 2(Title: "` is one, so
+        a passage with this string in it would look like two documents.
+        """
+        added = sorted(token for token in tokenizer.get_added_vocab() if token.strip())
+        return replace(self, reserved=tuple(dict.fromkeys((*self.reserved, *tokenizer.all_special_tokens, *added))))
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -160,4 +166,4 @@ def _tag_like(further: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _inert(special: str) -> str:
-    return {"<": "‹", "[": "⁅", "·": "•"}.get(special[0], "·") + special[1:]
+    return {"<": "‹", "[": "⁅", "·": "•", '"': "”", "D": "Ｄ"}.get(special[0], "·") + special[1:]
