@@ -1,19 +1,24 @@
 # One command each; the first call of any of them makes .venv, later calls start at once.
 #
-#   make run                                        everything that is out of date, then the result table
-#   make run DATA=folder RETRIEVER=dense SEEDS=0,1 METHODS=search_r1_grpo TOP_K=5 MAX_QUESTIONS=600 SCALE=smoke MODEL=tiny
-#                                                   the same, after writing these into params.yaml; every setting of it
-#                                                   has its variable: python -m flows.reproduce --help
-#   make run COMPARE_RETRIEVERS=bm25,dense,hybrid   also these retrievers, measured side by side
-#   make run AUGMENT=openai                         sub-questions and queries written by a model (conf/augment)
-#   make smoke                                      the whole pipeline at its smallest size; params.yaml stays as it is
-#   make run SYSTEMS=base,search_r1_grpo            what is evaluated: names of conf/system and conf/method; METHODS= names
-#                                                   methods, which are set beside the system they are compared with
-#   make compare                                    the methods and seeds of conf/compare/main.yaml (STUDY=main) at laptop
-#                                                   scale; the report judges the papers' claims on them
-#   make search-server INDEX=artifacts/index PORT=8000
-#                                                   the index over HTTP, for RETRIEVER=remote and Search-R1's clients
-#   make test | lint | check | bench | bench-retrieval | ui | serve | report | upload | clean
+#   make run                    everything that is out of date, then the result table
+#   make run SEEDS=0,1 METHODS=search_r1_grpo DATA=folder
+#                               the same, after writing these settings into params.yaml
+#   make smoke                  the whole pipeline at its smallest size; params.yaml stays as it is
+#   make compare                the methods and seeds of conf/compare/main.yaml (STUDY=main) at laptop scale; the report
+#                               judges the papers' claims on them
+#   make report                 the result table of the last run
+#   make ui                     Prefect and MLflow on this machine (PORT_PREFECT=4200 PORT_MLFLOW=5000)
+#   make serve                  deployments on that Prefect: on demand, and a nightly evaluation
+#   make search-server          INDEX=artifacts/index over HTTP on PORT=8000, for RETRIEVER=remote and Search-R1's clients
+#   make upload                 records that no MLflow server has taken yet
+#   make test | check | lint    every test | lint and the fast tests | format, lint and types (ARGS= goes to pytest)
+#   make format                 what ruff can mend
+#   make bench | bench-retrieval  measurements
+#   make setup | clean | help   .venv alone | remove what can be made again | this text
+#
+# METHODS=a,b trains these and sets them beside the system they are compared with, PARALLEL=2 runs so many stages at once,
+# REQUIREMENTS=requirements/cpu.txt decides what is installed. A run downloads no model: HF_HUB_OFFLINE=1, unless you set
+# it, and sends nothing out: DO_NOT_TRACK=true. The settings of run, smoke and compare are:
 
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
@@ -50,15 +55,28 @@ OWN := VENV REQUIREMENTS UV PYTEST PORT_PREFECT PORT_MLFLOW INDEX PORT ARGS STUD
 GIVEN = $(strip $(foreach name,$(filter-out $(OWN),$(.VARIABLES)),$(if $(filter command,$(origin $(name))),$(name))))
 SETTINGS = $(foreach name,$(GIVEN),$(if $($(name)),--set '$(name)=$($(name))')) \
   $(if $(PARALLEL),--max-parallel '$(PARALLEL)')
+ifeq ($(filter run smoke compare,$(or $(MAKECMDGOALS),run)),)
+ifneq ($(GIVEN),)
+$(error $(GIVEN): only run, smoke and compare take settings, and $(MAKECMDGOALS) has no such variable (see `make help`))
+endif
+endif
 
-.PHONY: setup run smoke compare test lint check format bench bench-retrieval ui serve search-server report upload clean
+.PHONY: help setup run smoke compare test lint check format bench bench-retrieval ui serve search-server report upload clean
+
+help:
+	@sed --quiet -e '/^$$/q' -e 's/^# \{0,1\}//p' Makefile
+	@sed --quiet --regexp-extended 's/^ *([a-z_]+): *([^ #][^#]*[^ #]|[^ #]) *# (.*)/  \U\1\E=\2|\3/p' params.yaml \
+	  | while IFS='|' read -r name meaning; do printf '%-49s%s\n' "$$name" "$$meaning"; done
 
 setup: $(STAMP)
 
+# The Python that makes .venv is not one of .venv: a half-made one would be removed under its own feet.
 # pip finds a local build of torch through its find-links; uv does not read pip's configuration, so hand it on.
 $(STAMP): $(REQUIREMENTS) requirements/overrides.txt
-	@set -e; python=; for one in python3.11 python3.12 python3.13 python3; do \
-	  python="$$("$$one" -c 'import sys; sys.version_info >= (3, 11) and print(sys._base_executable)' 2>/dev/null || true)"; \
+	@set -e; inside="$(CURDIR)/$(BIN)"; \
+	outside="$$(echo "$$PATH" | tr ':' '\n' | grep --fixed-strings --line-regexp --invert-match "$$inside" | paste -sd:)"; \
+	python=; for one in python3.11 python3.12 python3.13 python3; do \
+	  python="$$(PATH="$$outside" "$$one" -c 'import sys; sys.version_info >= (3, 11) and print(sys._base_executable)' 2>/dev/null || true)"; \
 	  if [ -n "$$python" ]; then break; fi; \
 	done; \
 	if [ -z "$$python" ]; then echo "error: no Python 3.11 or newer was found. Install one and run again." >&2; exit 1; fi; \

@@ -25,14 +25,17 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _run(words: list[str] | None) -> int:
-    from flows import flow, settings
-    from flows.pipeline import prepared
+    from flows import settings
 
     root = Path.cwd()
     given = _parser(settings.help_text(root)).parse_args(words)
     answers = settings.parse(given.set, root)
     if given.compare:
         answers = {**settings.compare_answers(given.compare, root), **answers}
+
+    from flows import flow  # Prefect: it takes longest to load, and a mistake above needs none of it.
+    from flows.pipeline import prepared
+
     with prepared(root, answers, tuple(given.force), max(1, given.max_parallel), given.once) as run:
         flow.run_here(run, settings.Form(), not given.no_prefect)
         return flow.close(run)
