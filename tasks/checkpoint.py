@@ -8,6 +8,7 @@ else as JSON. Nothing is unpickled, so a checkpoint from elsewhere cannot run co
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from tasks.store import DataError, read_json, replacing_folder, sha256, write_js
 
 log = logging.getLogger(__name__)
 _MANIFEST = "manifest.json"
+_NAME = re.compile(r"step-(\d{8,})", re.ASCII)
 _TENSORS, _VALUES = "tensors.safetensors", "values.json"
 
 
@@ -54,7 +56,8 @@ def writing(folder: Path, step: int, keep: int = 2) -> Iterator[Path]:
 
 def steps(folder: Path) -> list[int]:
     """Step numbers of the checkpoints in `folder`, complete or not, ascending."""
-    return sorted(int(p.name[5:]) for p in folder.glob("step-*") if p.name[5:].isdigit())
+    named = ((path, _NAME.fullmatch(path.name)) for path in folder.glob("step-*"))
+    return sorted(int(name[1]) for path, name in named if name and path.is_dir())
 
 
 def latest(folder: Path) -> Path | None:

@@ -12,6 +12,7 @@ import difflib
 import functools
 import json
 import re
+import reprlib
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -32,13 +33,25 @@ CONF = Path("conf")
 MAX_NODES = 20_000
 """Most nodes of a YAML file after its aliases are written out; our largest file has some hundred."""
 
+MAX_SHOWN = 300
+"""Most characters of a value in a message."""
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxlist, _REPR.maxtuple, _REPR.maxdict = 3, 12, 12, 12
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = MAX_SHOWN
+
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
 def require(holds: bool, key: str, found: object, expected: str) -> None:
     """Raise the ValueError for a setting outside its bounds; `fill` prefixes the file."""
     if not holds:
-        raise ValueError(f"{key}={found!r}: expected {expected}.")
+        raise ValueError(f"{key}={shown(found)}: expected {expected}.")
+
+
+def shown(found: object) -> str:
+    """A value for a message, cut where it is long: what is wrong may be as large as memory."""
+    text = _REPR.repr(found)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
 def path_of(kind: str, name: str, root: Path = Path("."), where: str = str(PARAMS)) -> Path:
@@ -101,6 +114,12 @@ class _Loader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(None, None, f"aliases stand for more than {MAX_NODES:,} values", mark)
         return node
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except ValueError as error:  # A number of thousands of digits, a date that does not exist.
+            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from None
+
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         assert node is not None
@@ -144,8 +163,8 @@ def parse(text: str, where: str) -> Any:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ValueError(f"{where}: not valid YAML: {error}") from None
-    except (RecursionError, ValueError) as error:  # Brackets too deep, a number of thousands of digits, no such date.
-        raise ValueError(f"{where}: not valid YAML: {error}.") from None
+    except RecursionError:
+        raise ValueError(f"{where}: not valid YAML: lists or mappings stand in each other too deep.") from None
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any] | None) -> Tree:
@@ -170,7 +189,7 @@ def fill(cls: type[T], tree: Mapping[str, Any], where: str) -> T:
         ValueError: unknown, missing or mistyped key, or a bound of the dataclass; starts with `where`.
     """
     if not isinstance(tree, Mapping):
-        raise ValueError(f"{where}: found {tree!r}, expected {_described(cls)}.")
+        raise ValueError(f"{where}: found {shown(tree)}, expected {_described(cls)}.")
     try:
         # As JSON: only there does a strict schema take a mapping for a dataclass and a list for a tuple. YAML's dates
         # become text.
@@ -215,11 +234,11 @@ def _explained(cls: type, error: ErrorDetails) -> str:
     if kind == "value_error":
         return f"{place}: {context['error']}"
     if context.keys() & _BOUNDS.keys():
-        return f"{place}={found!r}: expected {_bounds(hint)}."
+        return f"{place}={shown(found)}: expected {_bounds(hint)}."
     if kind == "json_invalid":
         return f": found text that cannot be read ({context['error']}). Write it as UTF-8."
     scalar = f" ({type(found).__name__})" if _bare(hint) in _NOUNS else ""
-    return f"{place}: found {found!r}{scalar}, expected {_described(hint)}."
+    return f"{place}: found {shown(found)}{scalar}, expected {_described(hint)}."
 
 
 def _place(hint: Any, steps: Sequence[int | str]) -> tuple[str, Any]:

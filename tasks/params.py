@@ -6,6 +6,7 @@ No stage reads this: a plan hands it what it uses, so that a new parameter runs 
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,12 @@ from tasks.conf import CONF, PARAMS, require
 
 SYSTEMS = ("system", "method")
 """Folders of `conf/` with what may be evaluated: systems as they are, and methods that train a policy."""
+Seed = Annotated[int, Field(ge=0, le=999_999)]
+"""Seeds of draws are made of it and of two counters by multiplication, and fit into 64 bits."""
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+"""A model on the Hugging Face hub: organisation/name."""
+MAX_TOP_K = 1000
+"""Most passages of a search that can be asked for."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +40,13 @@ class FileOf:
 class Evaluate:
     """The section `evaluate` of `params.yaml`; the evaluation and the report alone depend on it."""
 
-    top_k: Annotated[int, Field(ge=0, description="passages per search; 0 takes the scale's, as in training")]
+    top_k: Annotated[
+        int, Field(ge=0, le=MAX_TOP_K, description="passages per search; 0 takes the scale's, as in training")
+    ]
     max_questions: Annotated[
         int, Field(ge=0, description="play a seeded sample of this size, spread over datasets; 0 plays all")
     ]
-    num_bootstrap: Annotated[int, Field(ge=100, description="resamples behind each 95% interval")]
+    num_bootstrap: Annotated[int, Field(ge=100, le=1_000_000, description="resamples behind each 95% interval")]
     sampled: Annotated[
         bool, Field(description="also play once at temperature 1 with a fixed seed, reported beside greedy")
     ]
@@ -64,9 +73,7 @@ class Params:
         FileOf(SYSTEMS),
         Field(min_length=1, description="what is evaluated (conf/system, conf/method)"),
     ]
-    seeds: Annotated[
-        tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1, description="every system runs with each seed")
-    ]
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1, description="every system runs with each seed")]
     evaluate: Annotated[Evaluate, Field(description="how results are measured")]
     compare_retrievers: Annotated[
         tuple[str, ...], FileOf(("retriever",)), Field(description="built and measured side by side (conf/retriever)")
@@ -88,7 +95,7 @@ class Compare:
     """One file of `conf/compare/`: methods and seeds that are set side by side."""
 
     methods: Annotated[tuple[str, ...], Field(min_length=1)]
-    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -140,8 +147,27 @@ def check(tree: Mapping[str, Any], root: Path = Path(".")) -> Params:
         value: Any = getattr(result, setting.key)
         if value != setting.default:
             for name in value if setting.is_list else [value]:
+                if setting.key == "model" and HUB_NAME.fullmatch(name):
+                    raise ValueError(
+                        f"{PARAMS}: model={name!r}: found a name of the Hugging Face hub. {how_to_take(name)}"
+                    )
                 conf.kind_of(setting.kinds, name, root)
     return result
+
+
+def how_to_take(hub_name: str) -> str:
+    """What to do to train a model of the Hugging Face hub."""
+    short = hub_name.rpartition("/")[2]
+    return (
+        f"A run reads local folders only. Fetch the model once:\n"
+        f"  hf download {hub_name} --local-dir models/{short}\n"
+        f"then write {CONF}/model/{short.lower()}.yaml:\n"
+        f"  kind: pretrained\n"
+        f"  prompt: null        # the method's own instructions\n"
+        f"  pretrained: {{folder: models/{short}}}\n"
+        f"  lora: {{rank: 0}}\n"
+        f"and run with MODEL={short.lower()}. (make sets HF_HUB_OFFLINE=1 for its own commands; hf needs it unset.)"
+    )
 
 
 def compare(name: str, root: Path = Path(".")) -> Compare:

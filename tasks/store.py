@@ -187,7 +187,7 @@ def read_json(path: Path) -> Any:
     """Read one JSON document.
 
     Raises:
-        DataError: missing or not JSON.
+        DataError: missing, no file, or not JSON.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -197,6 +197,10 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path}: byte {error.start} is not UTF-8. Save the file as UTF-8.") from None
     except json.JSONDecodeError as error:
         raise DataError(f"{path}: line {error.lineno}: not JSON ({error.msg}).") from None
+    except (ValueError, RecursionError) as error:  # A number of thousands of digits, or brackets as deep.
+        raise DataError(f"{path}: not JSON that can be read ({error}).") from None
+    except OSError as error:  # A folder, or something below a file.
+        raise DataError(f"{path}: not a file that can be read ({error.strerror}).") from None
 
 
 @contextlib.contextmanager

@@ -93,6 +93,9 @@ DAMAGE = {
     "cut": lambda p: p.write_bytes(p.read_bytes()[:-7]),
     "empty": lambda p: p.write_bytes(b""),
     "missing": lambda p: p.unlink(),
+    "a folder": lambda p: (p.unlink(), p.mkdir()),
+    "deep": lambda p: p.write_bytes(b"[" * 100_000),
+    "6000 digits": lambda p: p.write_bytes(b"9" * 6_000),
     **{f"flip {place}": flip(place) for place in (0, 6, 13, 60, -3)},
 }
 
@@ -125,6 +128,18 @@ def test_every_flipped_byte_of_a_manifest_is_found(tmp_path: Path) -> None:
                 assert same(load(path.parent), state(1, 3))
             except DataError:
                 continue
+
+
+def test_what_is_no_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    sound = save(tmp_path, 1)
+    (tmp_path / "step-00000099").touch()
+    for name in ("step-²", "step-٣٣٣٣٣٣٣٣", "step-7", "step-x"):
+        (tmp_path / name).mkdir()
+    assert checkpoint.steps(tmp_path) == [1]
+    assert checkpoint.latest(tmp_path) == sound
+    save(tmp_path, 2)
+    save(tmp_path, 3)
+    assert checkpoint.steps(tmp_path) == [2, 3]
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"files": []}', '{"files": {}}', '{"files": {"values.json": ""}}', "3"])

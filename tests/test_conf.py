@@ -258,10 +258,20 @@ def test_params(clone):
         (("top_k: 3", "topk: 3"), ["evaluate", "unknown key 'topk'", "Did you mean 'top_k'?"]),
         (
             ("top_k: 3", "top_k: -1"),
-            ["evaluate: top_k=-1", "expected 0 or more (passages per search; 0 takes the scale's, as in training)"],
+            [
+                "evaluate: top_k=-1",
+                "expected 0 or more and 1000 or less (passages per search; 0 takes the scale's, as in training)",
+            ],
         ),
         (("max_questions: 0", "max_questions: -1"), ["max_questions=-1", "expected 0 or more", "0 plays all"]),
+        (("top_k: 3", "top_k: 1000000000"), ["evaluate: top_k=1000000000", "expected 0 or more and 1000 or less"]),
         (("num_bootstrap: 2000", "num_bootstrap: 99"), ["num_bootstrap=99", "100 or more"]),
+        (("num_bootstrap: 2000", "num_bootstrap: 1000000000000"), ["num_bootstrap=1000000000000", "1000000 or less"]),
+        (("[0, 1]", f"[0, {10**23}]"), [f"seeds[1]={10**23}", "expected 0 or more and 999999 or less"]),
+        (("scale: small", "scale: " + "1" * 5000), ["4300 digits", "line 1, column 8", "scale: 1111"]),
+        (("scale: small", "scale: 2020-13-41"), ["month must be in 1..12", "line 1, column 8", "scale: 2020-13-41"]),
+        (("scale: small", "scale: " + "[" * 5000 + "]" * 5000), ["too deep"]),
+        (("scale: small", "scale: 0x" + "f" * 5000), ["found what JSON cannot hold"]),
         (("seeds: [0, 1]\n", ""), ["'seeds' is missing"]),
         (("seeds:", "compare_retrievers: [bm25, bm52]\nseeds:"), ["unknown retriever 'bm52'", "Did you mean 'bm25'?"]),
         (("seeds:", "augment: rule\nseeds:"), ["unknown augment 'rule'", "Did you mean 'rules'?"]),
@@ -332,6 +342,25 @@ def test_a_few_lines_that_stand_for_a_billion_values_are_refused(tmp_path, line)
     (tmp_path / "x.yaml").write_text("a: &a {x: 1}\n" + "\n".join(rows))
     with pytest.raises(ValueError, match=r"x\.yaml: not valid YAML: aliases stand for more than 20,000 values"):
         conf.read_yaml(tmp_path / "x.yaml")
+
+
+LARGE = {
+    "a list": "[" + "x, " * 9_000 + "x]",
+    "a text": "x" * 100_000,
+    "a mapping": "{" + "".join(f"k{i}: 1, " for i in range(9_000)) + "}",
+    "deep lists": "[" * 60 + "]" * 60,
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_a_message_is_short_whatever_was_found(kind):
+    for key in ("num_steps", "sizes", "inner", "kind"):
+        with pytest.raises(ValueError, match=rf"^conf/x\.yaml: {key}") as found:
+            read("\n".join([*(line for line in GOOD.split("\n") if key not in line), f"{key}: {LARGE[kind]}"]))
+        assert len(str(found.value)) < 600
+    with pytest.raises(ValueError) as found:
+        require(False, "key", conf.parse(LARGE[kind], ""), "something else")
+    assert len(str(found.value)) < 600
 
 
 def test_a_date_is_text_and_what_json_cannot_hold_is_named():

@@ -111,11 +111,19 @@ def test_a_damaged_gzip_stream_is_an_error_not_a_short_file(tmp_path, kind, cont
         list(store.read_jsonl(path))
 
 
-@pytest.mark.parametrize("content", [b"{", b"", b"{'a'}", b'{"a": "\xff"}'])
+@pytest.mark.parametrize("content", [b"{", b"", b"{'a'}", b'{"a": "\xff"}', b"[" * 100_000, b"9" * 6_000])
 def test_a_bad_json_document_is_named(tmp_path, content):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(DataError, match=r"a\.json: "):
         store.read_json(tmp_path / "a.json")
+
+
+def test_a_folder_is_no_json_document(tmp_path):
+    (tmp_path / "a.json").mkdir()
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "a.json", tmp_path / "file" / "a.json"):
+        with pytest.raises(store.DataError, match=r"a\.json: not a file that can be read \("):
+            store.read_json(path)
 
 
 def test_reading_streams(tmp_path):

@@ -288,7 +288,9 @@ def test_costs(tokenizer: Any) -> None:
     assert player.cost.searches == 1
 
 
-@pytest.mark.parametrize("change", [{"top_k": 0}, {"max_turns": -1}, {"max_total_tokens": 64}, {"search_retries": -1}])
+@pytest.mark.parametrize(
+    "change", [{"top_k": 0}, {"top_k": 10**9}, {"max_turns": -1}, {"max_total_tokens": 64}, {"search_retries": -1}]
+)
 def test_budgets_out_of_bounds(change: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(change))}={next(iter(change.values()))}"):
         rollout_conf(**change)

@@ -226,6 +226,14 @@ def test_unscorable_questions_can_be_left_out_and_are_counted(make_folder: Make,
     assert manifest["questions"]["d"]["rows"] == 3
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"corpus": ' + "9" * 6_000 + "}", "{"])
+def test_a_manifest_that_cannot_be_read_is_named(make_folder: Make, tmp_path: Path, text: str) -> None:
+    folder = make_folder()
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(DataError, match=r"manifest\.json: .*not JSON"):
+        ingest(folder, tmp_path / "out")
+
+
 def test_declared_hashes_are_verified(make_folder: Make, tmp_path: Path) -> None:
     folder = make_folder()
     digest = hashlib.sha256((folder / "corpus.jsonl").read_bytes()).hexdigest()
