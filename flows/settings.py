@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import io
 import os
+import re
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -115,10 +116,27 @@ def apply(answers: dict[str, Any], root: Path) -> list[str]:
             changes.append(f"{key}: {_text(old)} -> {_text(value)}")
     text = io.StringIO()
     yaml.dump(tree, text)
-    params.check(conf.parse(text.getvalue(), str(conf.PARAMS)), root)  # Also what was written there by hand.
+    checked = params.check(conf.parse(text.getvalue(), str(conf.PARAMS)), root)  # Also what was written by hand.
+    if not (root / checked.data_folder).exists():
+        raise ValueError(_no_data(f"{conf.PARAMS}: data_folder={checked.data_folder}", root))
     if changes:
-        write(root, text.getvalue())
+        write(root, _with_spaces_of(path.read_text(encoding="utf-8"), text.getvalue()))
     return changes
+
+
+def _with_spaces_of(before: str, after: str) -> str:
+    """The new text with as many spaces before each comment as the old one has: going back leaves no difference.
+
+    ruamel keeps the column of a comment, unless a longer value pushes it on; then it stays there for good.
+    """
+    old, new = before.split("\n"), after.split("\n")
+    if len(old) != len(new):
+        return after
+    for number, line in enumerate(old):
+        found = re.search(r"\S(\s+)(#.*)$", line)
+        if found and new[number].endswith(found[2]):
+            new[number] = new[number].removesuffix(found[2]).rstrip() + found[1] + found[2]
+    return "\n".join(new)
 
 
 def _place(tree: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
@@ -127,7 +145,7 @@ def _place(tree: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
     for name in sections:
         tree = tree.setdefault(name, {})
         if not isinstance(tree, dict):
-            raise ValueError(f"{conf.PARAMS}: {name}: found {tree!r}, expected a mapping.")
+            raise ValueError(f"{conf.PARAMS}: {name}: found {conf.shown(tree)}, expected a mapping.")
     return tree, last
 
 
@@ -201,7 +219,11 @@ def data_answers(data: str, root: Path) -> dict[str, Any]:
         return {"data": data, "data_folder": f"{conf.CONF}/data/{data}.yaml"} if data != "folder" else {"data": data}
     if (root / data).is_dir():
         return {"data": "folder", "data_folder": data}
-    raise ValueError(f"DATA={data}: neither a folder nor a name of conf/data/ ({', '.join(known)}).")
+    raise ValueError(_no_data(f"DATA={data}", root))
+
+
+def _no_data(found: str, root: Path) -> str:
+    return f"{found}: neither a folder nor a name of conf/data/ ({', '.join(names_of(['data'], root))})."
 
 
 def method_answers(methods: str, root: Path) -> dict[str, Any]:

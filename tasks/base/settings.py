@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import PositiveInt
@@ -46,6 +46,8 @@ class ModelConf:
         grammar: kind and settings in place of the method's, for a policy that knows only one grammar; null keeps it.
         lora: adapters during reinforcement learning.
         tiny, pretrained: the section named like `kind`.
+        rollout: budgets of play that this model needs, such as `max_prompt_tokens`; laid over the scale's and over
+            those of every method.
     """
 
     kind: Literal["tiny", "pretrained"]
@@ -54,6 +56,7 @@ class ModelConf:
     grammar: dict[str, Any] | None = None
     tiny: TinyConf | None = None
     pretrained: PretrainedConf | None = None
+    rollout: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for kind, given in (("tiny", self.tiny), ("pretrained", self.pretrained)):

@@ -11,7 +11,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -40,7 +40,8 @@ class VllmConf:
     """Engine options, `conf/generator/vllm.yaml`. Weights and activations have the dtype of training.
 
     Attributes:
-        max_model_len: longest prompt + response in tokens that a session may ask for.
+        max_model_len: longest prompt + response in tokens that a session may ask for; less where the model has
+            fewer positions.
         gpu_memory_utilization: share of a GPU's memory that vLLM takes; lower it if a trainer uses the same GPU.
         cpu_kv_cache_gib: size of the KV cache where vLLM runs on CPU; unused on GPUs.
         tensor_parallel_size: GPUs (on CPU: processes) that share one copy of the model.
@@ -132,7 +133,8 @@ class VllmGenerator:
         self._is_checked = False
         self._sleeps = False
 
-        self._llm = _start(folder, conf, precision)
+        self._max_model_len = min(conf.max_model_len, max_positions(folder) or conf.max_model_len)
+        self._llm = _start(folder, replace(conf, max_model_len=self._max_model_len), precision)
         self._end_ids = end_ids(folder, self._llm.get_tokenizer())
         size = self._llm.llm_engine.model_config.get_vocab_size()
         self._probes = [list(p) for p in probes] if probes is not None else _default_probes(size)
@@ -157,10 +159,13 @@ class VllmGenerator:
             raise WeightsError(
                 "the vLLM engine holds unknown weights: it slept, or its last update failed. Give it new weights."
             )
-        if max_total_tokens > self.conf.max_model_len:
+        if max_total_tokens > self._max_model_len:
+            place = "conf/generator/vllm.yaml: max_model_len"
+            if self._max_model_len < self.conf.max_model_len:
+                place = "the model's config.json: max_position_embeddings"
             raise ValueError(
-                f"conf/generator/vllm.yaml: max_model_len={self.conf.max_model_len} is below the {max_total_tokens} "
-                "tokens (prompt + response) asked for. Raise it."
+                f"{place}={self._max_model_len} is below the {max_total_tokens} tokens (prompt + response) asked for. "
+                "Raise it, or lower max_total_tokens."
             )
         require_prompts(prompts, max_total_tokens)
         return VllmSession(self, prompts, copies, sampling, max_total_tokens)
@@ -408,6 +413,13 @@ def end_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
     listed = read_json(settings if settings.is_file() else folder / "config.json").get("eos_token_id")
     ids = [*(listed if isinstance(listed, list) else [listed]), tokenizer.eos_token_id]
     return frozenset(i for i in ids if i is not None)
+
+
+def max_positions(folder: Path) -> int | None:
+    """The longest text that a model folder says its model can read; vLLM refuses to serve a longer one."""
+    settings = read_json(folder / "config.json")
+    text = settings.get("text_config", settings)  # Of a model that also reads pictures.
+    return text.get("max_position_embeddings") if isinstance(text, dict) else None
 
 
 def _start(folder: Path, conf: VllmConf, precision: Precision) -> Any:

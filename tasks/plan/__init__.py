@@ -46,7 +46,12 @@ def plans(run: RunSettings, stages: Mapping[str, ModuleType]) -> Iterator[tuple[
 
 
 def write(out: Path, run: RunSettings, stages: Mapping[str, ModuleType]) -> list[str]:
-    """Write all plans into `out`, which appears only when every setting is right; returns the names of the stages."""
+    """Write all plans into `out`, which appears only when every setting is right; returns the names of the stages.
+
+    Raises:
+        ValueError: a wrong setting, or a model folder that is not there.
+    """
+    run.check_model_folder()
     with store.replacing_folder(out) as work:
         names = []
         for name, plan in plans(run, stages):

@@ -17,7 +17,7 @@ from tasks.base.settings import ModelConf
 from tasks.conf import Tree
 from tasks.data.settings import DataConf
 from tasks.methods import loader
-from tasks.params import SYSTEMS, Params
+from tasks.params import HUB_NAME, SYSTEMS, Params, how_to_take
 from tasks.train.settings import TrainConf
 
 T = TypeVar("T")
@@ -86,7 +86,11 @@ class RunSettings:
         return self.scale(TrainConf, "train", changes, where)
 
     def rollout(self, changes: Mapping[str, Any] | None = None, where: str = "") -> RolloutConf:
-        """Budgets of play; see `scale`."""
+        """Budgets of play, with those that the model needs laid over all others; see `scale`."""
+        own = self.model.rollout
+        if own:
+            changes = conf.merge(changes or {}, own)
+            where = " and ".join(filter(None, (where, self._model_file)))
         return self.scale(RolloutConf, "rollout", changes, where)
 
     @functools.cached_property
@@ -108,10 +112,28 @@ class RunSettings:
         """The policy's settings."""
         return self.load(ModelConf, "model", self.params.model)
 
+    @property
+    def _model_file(self) -> str:
+        return f"{conf.CONF}/model/{self.params.model}.yaml"
+
+    def check_model_folder(self) -> None:
+        """Whether the folder of a model that is taken over is there.
+
+        Raises:
+            ValueError: it is not; says how to fetch a model.
+        """
+        pretrained = self.model.pretrained
+        if pretrained is None or (self.root / pretrained.folder).is_dir():
+            return
+        folder = pretrained.folder
+        is_hub_name = HUB_NAME.fullmatch(folder) and not folder.startswith("models/")
+        how = how_to_take(folder if is_hub_name else f"<organisation>/{Path(folder).name}")
+        raise ValueError(f"{self._model_file}: pretrained: folder={folder!r}: there is no such folder. {how}")
+
     @functools.cached_property
     def own_prompting(self) -> tuple[Prompt | None, SearchGrammar | None]:
         """Prompt and grammar that the model brings; None where it takes the method's."""
-        model, where = self.model, f"{conf.CONF}/model/{self.params.model}.yaml"
+        model, where = self.model, self._model_file
         prompt = None if model.prompt is None else prompts.load(model.prompt, where, self.root)
         grammar = None if model.grammar is None else grammars.make(model.grammar, None, f"{where}: grammar")
         return prompt, grammar

@@ -28,7 +28,7 @@ GREEDY = Sampling(temperature=0.0, top_p=1.0, stop=(), seed=0)
 SAMPLED = Sampling(temperature=1.0, top_p=1.0, stop=(), seed=7)
 BUDGET = 160
 CONF = VllmConf(
-    max_model_len=BUDGET,
+    max_model_len=8192,  # More than the model's positions: the smaller one holds.
     gpu_memory_utilization=0.3,
     cpu_kv_cache_gib=0.25,
     tensor_parallel_size=1,
@@ -285,8 +285,8 @@ def test_rows_never_exceed_their_budget(generator: VllmGenerator, tokenizer: Any
     session.append([1], [start[:full]])
     with pytest.raises(ValueError, match="room for 0 tokens"):
         session.generate([1], [1])
-    with pytest.raises(ValueError, match="max_model_len=160 is below"):
-        generator.open([start], 1, GREEDY, BUDGET + 1)
+    with pytest.raises(ValueError, match="max_position_embeddings=256 is below"):
+        generator.open([start], 1, GREEDY, 257)
     with pytest.raises(ValueError, match="prompt 0: found 20 tokens"):
         generator.open([start], 1, GREEDY, 20)
 

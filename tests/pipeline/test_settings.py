@@ -40,6 +40,8 @@ def test_answers_are_written_and_comments_stay(root: Path) -> None:
         (["evaluate.topk=5"], "Did you mean evaluate.top_k?"),
         (["evaluate.top_k.x=5"], "params.yaml has no such key"),
         (["evaluate=5"], "params.yaml has no such key"),
+        (["METHOD=stepsearch"], "Did you mean METHODS?"),
+        (["SEED=0"], "Did you mean SEEDS?"),
         (["SEDES=5"], "--set SEDES: params.yaml has no such key. Known: SCALE, DATA, "),
         (["SEDES=5"], "Did you mean SEEDS?"),
         (["DATA=nowhere"], "DATA=nowhere: neither a folder nor a name of conf/data/"),
@@ -48,7 +50,7 @@ def test_answers_are_written_and_comments_stay(root: Path) -> None:
         (["REFERENCE=c"], "evaluate.reference='c': expected one of systems=['a', 'b']"),
         (["METHODS=[a"], "the value is not YAML"),
         (["TOP_K=1,2"], "top_k: found '1,2' (str), expected an integer"),
-        (["evaluate.top_k=-1"], "evaluate: top_k=-1: expected 0 or more (passages per search; 0 takes"),
+        (["evaluate.top_k=-1"], "evaluate: top_k=-1: expected 0 or more and 1000 or less (passages per"),
         (["evaluate.top_k=five"], "found 'five' (str), expected an integer"),
         (["systems=[a, plian]"], "unknown system 'plian'. Did you mean 'plain'?"),
         (["retriever=bm52"], "unknown retriever 'bm52'. Did you mean 'bm25'?"),
@@ -158,6 +160,36 @@ def test_data_is_a_name_or_a_folder(root: Path) -> None:
     assert settings.data_answers("mine", root) == {"data": "folder", "data_folder": "mine"}
     with pytest.raises(ValueError, match="DATA=nowhere: neither a folder nor a name of conf/data/ \\(world\\)"):
         settings.data_answers("nowhere", root)
+
+
+def test_a_folder_of_the_form_is_checked_like_that_of_the_command_line(root: Path) -> None:
+    with pytest.raises(ValueError, match=r"data_folder=/nope: neither a folder nor a name of conf/data/ \(world\)"):
+        settings.apply({"data_folder": "/nope"}, root)
+    assert (root / "params.yaml").read_text() == PARAMS_YAML
+
+
+def test_there_and_back_leaves_the_file_as_it_was(root: Path) -> None:
+    text = PARAMS_YAML.replace("data_folder: conf/data\n", "data_folder: conf/data  # of data: folder\n")
+    (root / "params.yaml").write_text(text)
+    long = "a folder whose name is longer than the columns before any comment of the file"
+    (root / long).mkdir()
+    settings.apply({"data_folder": long, "scale": "large", "seeds": [0, 1, 2, 3]}, root)
+    changed = (root / "params.yaml").read_text()
+    assert f"data_folder: {long}  # of data: folder" in changed
+    settings.apply({"data_folder": "conf/data", "scale": "small", "seeds": [0]}, root)
+    assert (root / "params.yaml").read_text() == text
+
+
+def test_a_name_of_the_hub_is_told_how_to_become_a_folder(root: Path) -> None:
+    with pytest.raises(ValueError) as caught:
+        settings.apply(settings.parse(["MODEL=Qwen/Qwen2.5-0.5B-Instruct"], root), root)
+    for part in (
+        "params.yaml: model='Qwen/Qwen2.5-0.5B-Instruct': found a name of the Hugging Face hub.",
+        "hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir models/Qwen2.5-0.5B-Instruct\n",
+        "conf/model/qwen2.5-0.5b-instruct.yaml:\n  kind: pretrained\n",
+        "HF_HUB_OFFLINE=1",
+    ):
+        assert part in str(caught.value)
 
 
 def compare_file(root: Path, text: str) -> None:

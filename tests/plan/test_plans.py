@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,3 +105,42 @@ def test_another_pin_changes_every_plan(tmp_path: Path) -> None:
     after = dict(plan.plans(run, stages()))
     assert all(dataclasses.replace(before[name], libraries=after[name].libraries) == after[name] for name in before)
     assert not {made.libraries for made in before.values()} & {made.libraries for made in after.values()}
+
+
+def _clone(root: Path, model: str) -> RunSettings:
+    """The house with a model of its own, called `mine`, at laptop scale."""
+    for name in ("requirements", "conf"):
+        shutil.copytree(ROOT / name, root / name)
+    (root / "conf/model/mine.yaml").write_text(model)
+    return RunSettings(root, replace(params.read(ROOT), model="mine", systems=("base", "dspo"), seeds=(0,)))
+
+
+@pytest.mark.parametrize(
+    ("folder", "fetch"),
+    [
+        ("Qwen/Qwen2.5-0.5B", "hf download Qwen/Qwen2.5-0.5B --local-dir models/Qwen2.5-0.5B\n"),
+        ("models/Mine-1B", "hf download <organisation>/Mine-1B --local-dir models/Mine-1B\n"),
+    ],
+)
+def test_a_model_folder_that_is_missing_ends_the_plan(tmp_path: Path, folder: str, fetch: str) -> None:
+    run = _clone(tmp_path, f"kind: pretrained\nprompt: null\npretrained: {{folder: {folder}}}\nlora: {{rank: 0}}\n")
+    with pytest.raises(ValueError, match=r"^conf/model/mine\.yaml: pretrained: folder=.* no such folder") as caught:
+        plan.write(tmp_path / "plan", run, stages())
+    assert fetch in str(caught.value)
+    assert not (tmp_path / "plan").exists()
+    (tmp_path / folder).mkdir(parents=True)
+    assert "base@0" in plan.write(tmp_path / "plan", run, stages())
+
+
+def test_a_model_lays_the_budgets_it_needs_over_all_others(tmp_path: Path) -> None:
+    text = "kind: pretrained\nprompt: null\npretrained: {folder: here}\nlora: {rank: 0}\n"
+    run = _clone(tmp_path, f"{text}rollout: {{max_prompt_tokens: 700, max_total_tokens: 1500}}\n")
+    other = RunSettings(ROOT, replace(run.params, model="tiny"))
+    for name, where in (("train@dspo-0", ("learning", "rollout")), ("train@base-0", ("described", "rollout"))):
+        found, plain = (dict(plan.plans(one, {"train": stages()["train"]}))[name].settings for one in (run, other))
+        for key in where:
+            found, plain = found[key], plain[key]
+        assert found == plain | {"max_prompt_tokens": 700, "max_total_tokens": 1500}
+    (tmp_path / "conf/model/mine.yaml").write_text(f"{text}rollout: {{max_prompt_token: 700}}\n")
+    with pytest.raises(ValueError, match=r"conf/model/mine\.yaml: rollout over .*: unknown key 'max_prompt_token'"):
+        RunSettings(tmp_path, run.params).rollout()
