@@ -10,8 +10,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "methods"
-_PLACE = r"(?:(?:Eq\.|Section|Table|Appendix|Algorithm) [A-Z0-9]+(?:\.\d+)*|Abstract|\w+\.(?:py|sh)(?::\d+)?)"
-_ID = r"arXiv \d{4}\.\d{5}|[\w.-]+/[\w.-]+@[0-9a-f]{7}"
+_PLACE = r"(?:(?:Eq\.|Section|Table|Appendix|Algorithm) [A-Z0-9]+(?:\.\d+)*|Abstract|Paper|\w+\.(?:py|sh)(?::\d+)?)"
+_ID = r"arXiv \d{4}\.\d{5}|doi 10\.\d{4,9}/[^;\s]+|[\w.-]+/[\w.-]+@[0-9a-f]{7}"
 CITATION = re.compile(
     rf"(?P<name>[A-Z][\w-]*) (?P<places>{_PLACE}(?:, {_PLACE})*) \((?P<id>{_ID}); docs/methods/(?P<page>\w+)\.md\)"
 )

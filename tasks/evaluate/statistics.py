@@ -68,6 +68,7 @@ def bootstrap_means(
     were drawn, and a resample that drew none is left out. Where all scores are equal no resample moves; then, with
     `bounds`, the interval says what n questions without any other score exclude (Clopper and Pearson: another score has
     a probability of at most 1 - 0.025^(1/n), and may be as far off as a bound).
+    Bootstrap Paper (doi 10.1214/aos/1176344552; docs/methods/statistics.md)
 
     Args:
         values: [Q, C], one row a question, one column a metric of one run; NaN = no value.
@@ -124,7 +125,10 @@ def _widened(found: Interval, means: Floats, bounds: Bounds | None) -> Interval:
 
 
 def _student(values: Sequence[float] | Floats) -> float:
-    """Half the width of Student's interval around the mean of these values."""
+    """Half the width of Student's interval around the mean of these values.
+
+    Student Paper (doi 10.1093/biomet/6.1.1; docs/methods/statistics.md)
+    """
     count = len(values)
     error = float(np.std(values, ddof=1)) / math.sqrt(count)
     return _STUDENT[min(count - 1, len(_STUDENT)) - 1] * error
@@ -177,7 +181,10 @@ def _interval(scores: Floats, means: Floats, bounds: Bounds | None) -> Interval:
 
 
 def _unmoved(value: float, count: int, bounds: Bounds) -> tuple[float, float]:
-    """What `count` questions that all score `value` say about the mean of all questions."""
+    """What `count` questions that all score `value` say about the mean of all questions.
+
+    Clopper-Pearson Paper (doi 10.1093/biomet/26.4.404; docs/methods/statistics.md)
+    """
     share = 1 - ((1 - LEVEL) / 2) ** (1 / count)
     return value - share * (value - bounds[0]), value + share * (bounds[1] - value)
 

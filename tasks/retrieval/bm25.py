@@ -2,6 +2,9 @@
 
 score(q, d) = sum over query tokens t of idf(t) * tf / (tf + k1 * (1 - b + b * |d| / mean |d|)),
 idf(t) = ln(1 + (N - df + 0.5) / (df + 0.5)), float32; a token that stands twice in the query counts twice.
+BM25 Section 3 (doi 10.1561/1500000019; docs/methods/search.md)
+BM25S Section 2 (arXiv 2407.03618; docs/methods/search.md)
+
 The files are those of bm25s; `tasks.retrieval.postings` writes them in bounded memory, `tasks.retrieval.scoring`
 searches them.
 """

@@ -1,7 +1,8 @@
 """Reciprocal rank fusion: one ranking out of several, from ranks alone, so that scores need no common scale.
 
-score(d) = sum over rankings r that hold d of weight_r / (k + rank_r(d)), ranks from 1 (Cormack, Clarke and
-Buettcher, SIGIR 2009, who took k = 60). Here and not on a server, so that every server and licence will do.
+score(d) = sum over rankings r that hold d of weight_r / (k + rank_r(d)), ranks from 1; the paper has k = 60
+and weights of 1. Here and not on a server, so that every server and licence will do.
+RRF Paper (doi 10.1145/1571941.1572114; docs/methods/search.md)
 """
 
 from __future__ import annotations

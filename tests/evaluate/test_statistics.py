@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from tasks.evaluate import statistics
 from tasks.evaluate.statistics import Interval, bootstrap_means, differences, over_seeds
+from tests.papers import golden
 
 
 def bootstrap_mean(values, num_resamples=2000, seed=0, bounds=None):
@@ -229,20 +231,14 @@ def test_runs_that_played_different_questions_are_refused():
         differences({"a": 1.0}, {"a": 1.0, "b": 0.0})
 
 
-def test_an_interval_over_seeds_by_hand() -> None:
-    # Mean .275, standard deviation .025; 4.303 * .025 / sqrt(3) = .062109.
-    found = over_seeds([0.3, 0.25, 0.275], (-1.0, 1.0))
-    assert (found.mean, found.num_questions) == (0.275, 3)
-    assert (found.low, found.high) == pytest.approx((0.212891, 0.337109), abs=1e-5)
-    two = over_seeds([0.0, 1.0], (0.0, 1.0))  # 0.5 -+ 12.706 * .7071 / sqrt(2), cut at the bounds.
-    assert (two.mean, two.low, two.high) == (0.5, 0.0, 1.0)
+@pytest.mark.parametrize("row", golden("statistics", "Intervals over seeds"))
+def test_golden_intervals_over_seeds(row: dict[str, Any]) -> None:
+    found = over_seeds(row["values"], tuple(row["bounds"]))
+    assert (found.mean, found.num_questions) == (row["mean"], len(row["values"]))
+    assert (found.low, found.high) == pytest.approx((row["low"], row["high"]), abs=1e-6)
 
 
 def test_seeds_that_agree_exclude_little_and_one_seed_nothing() -> None:
-    # Another value has a probability of at most 1 - .025^(1/3) = .707598, and may be 2 away.
-    found = over_seeds([1.0, 1.0, 1.0], (-1.0, 1.0))
-    assert (found.mean, found.high) == (1.0, 1.0)
-    assert found.low == pytest.approx(1 - 2 * 0.707598, abs=1e-5)
     almost = over_seeds([0.6, 0.8 - 0.2, 0.1 + 0.5], (-1.0, 1.0))  # Equal but for rounding.
     assert almost.high - almost.low > 1.0
     alone = over_seeds([0.4], (0.0, 1.0))

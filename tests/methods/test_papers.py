@@ -40,7 +40,7 @@ def places(page: str) -> dict[Citation, list[str]]:
     for row in stands.rows:
         name, _, place = row["place"].partition(" ")
         is_code = ".py" in place or ".sh" in place
-        (id_,) = [one for one in ids[name] if one.startswith("arXiv") != is_code]
+        (id_,) = [one for one in ids[name] if one.startswith(("arXiv ", "doi ")) != is_code]
         found[Citation(name, place, id_, page)] = re.findall(r"`([^`]+)`", row["here"])
     return found
 
@@ -75,7 +75,8 @@ def test_papers_are_cited_in_one_form(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".md" and str(path.relative_to(ROOT)) not in SHOWN:
         whole = {(found.id, found.page) for found in citations(text)}
-        assert set(re.findall(r"arXiv:? ?\d{4}\.\d{5}", text)) == {id_ for id_, _ in whole if id_.startswith("arXiv")}
+        printed = {id_ for id_, _ in whole if id_.startswith(("arXiv ", "doi "))}
+        assert set(re.findall(r"arXiv:? ?\d{4}\.\d{5}|doi[: ]10\.[^;\s]+", text)) == printed
         assert set(re.findall(r"docs/methods/(\w+)\.md", text)) == {page for _, page in whole}
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tasks import conf, retrieval, store
 from tasks.retrieval import bm25
 from tasks.retrieval.bm25 import Settings
+from tests.papers import golden
 
 _STOP_TEXT = (
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these they "
@@ -102,16 +103,13 @@ def test_stemming(corpus, town_passages):
         assert hits[0].score > 0
 
 
-def test_score_by_hand(corpus):
-    """Two passages of 3 and 1 terms; "apple" is in one of them, twice.
-
-    idf = ln(1 + (2 - 1 + 0.5) / (1 + 0.5)) = ln 2; mean length 2;
-    tf part = 2 / (2 + 1.5 * (0.25 + 0.75 * 3 / 2)) = 2 / 4.0625; score = 0.693147 * 0.492308 = 0.341242.
-    """
+@pytest.mark.parametrize("row", golden("search", "BM25 scores"))
+def test_golden_scores(corpus, row):
+    """Two passages of 3 and 1 terms; "apple" is in one of them, twice."""
     retriever = _open(corpus([("", "apple apple pear"), ("", "plum")]), Settings("bm25"))
-    first, second = retriever.search(["apple"], 2)[0]
-    assert (first.passage_id, second.passage_id, second.score) == ("p0", "p1", 0.0)
-    assert first.score == pytest.approx(0.341242, abs=1e-6)
+    (hits,) = retriever.search([row["query"]], 2)
+    assert [hit.passage_id for hit in hits] == ["p0", "p1"]
+    assert [hit.score for hit in hits] == pytest.approx(row["scores"], abs=1e-6)
 
 
 def test_title_weight_lifts_a_title_match(corpus):

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from tasks import conf, retrieval
 from tasks.retrieval import RetrievalError
 from tasks.retrieval.bm25 import Settings as Bm25
+from tasks.retrieval.fusion import fuse
 from tasks.retrieval.hybrid import GROWTH, HybridRetriever, Settings, _Rows
 from tasks.retrieval.rerank import CrossEncoder, RerankConf
 from tasks.store import DataError
 from tasks.types import Hit
+from tests.papers import golden
 from tests.retrieval.conftest import Corpus
 
 ROOT = Path(__file__).parents[2]
@@ -94,6 +96,14 @@ def test_fusion_against_a_slow_one_and_every_result_begins_the_longer_ones(case)
     assert scores == sorted(scores, reverse=True)
     for one, other in itertools.pairwise(whole):
         assert one.score > other.score or int(one.passage_id[1:]) < int(other.passage_id[1:])
+
+
+@pytest.mark.parametrize("row", golden("search", "Fused ranks"))
+def test_golden_fusion(row):
+    rankings = [[Hit(letter, 1.0, "", "") for letter in word] for word in row["rankings"]]
+    found = fuse(rankings, 9, row["k"], row["weights"])
+    assert [hit.passage_id for hit in found] == row["order"]
+    assert [hit.score for hit in found] == pytest.approx(row["scores"], abs=1e-6)
 
 
 def test_by_hand():
