@@ -262,7 +262,7 @@
     });
     const base = top + rowHeight * values.length;
     const axis = [0, 0.25, 0.5, 0.75, 1].map((tick) => [s("line", { class: "gridline", x1: x(tick), x2: x(tick), y1: top, y2: base }), s("text", { x: x(tick), y: base + 16, "text-anchor": "middle" }, `${100 * tick}%`)]);
-    const plot = s("svg", { class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Exact match by ${name}, with intervals; the same numbers are in the table` }, axis, marks);
+    const plot = s("svg", { class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Exact match ${name.toLowerCase()}, with intervals; the same numbers are in the table` }, axis, marks);
     const rows = values.map((value) => row([label(value), h("td", { class: "wide" }, String((find(order[0], "em", { [key]: value }) || {}).count ?? "")), ...order.map((policy) => share(find(policy, "em", { [key]: value })) || "\u2013")]));
     section(key, name, lead, h("div", { class: "grid two" }, h("div", { class: "card" }, legend(order), plot), h("div", { class: "card" }, table([key, h("span", { class: "wide" }, "questions"), ...order.map(title)], rows))));
   }
@@ -279,6 +279,12 @@
     const found = [];
     for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * span; i++) found.push(i * step);
     return found;
+  }
+  // The label of a tick: as many digits as tell it from its neighbours.
+  function tickText(tick, marks) {
+    const step = marks.length > 1 ? marks[1] - marks[0] : Math.abs(tick);
+    const digits = [0, 1, 2, 3, 4, 5].find((d) => Math.abs(step * 10 ** d - Math.round(step * 10 ** d)) < 1e-6 * step * 10 ** d);
+    return digits === undefined || Math.max(...marks.map(Math.abs)) >= 1e3 ? brief(tick) : (Math.abs(tick) < step / 2 ? 0 : tick).toFixed(digits);
   }
   function smoothed(points, window) {
     if (window < 2) return points;
@@ -324,9 +330,10 @@
     const py = (y) => top + (height - top - bottom) * (1 - (y - y0) / (y1 - y0));
     const path = (points) => points.map((p, i) => `${i ? "L" : "M"}${px(p[0]).toFixed(1)} ${py(p[1]).toFixed(1)}`).join("");
     const cross = s("line", { class: "cross", y1: top, y2: height - bottom, visibility: "hidden" });
+    const yTicks = ticks(y0, y1), xTicks = ticks(x0, x1, width > 400 ? 5 : 4);
     const node = s("svg", { class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
-      ticks(y0, y1).map((tick) => [s("line", { class: "gridline", x1: left, x2: width - right, y1: py(tick), y2: py(tick) }), s("text", { x: left - 6, y: py(tick) + 4, "text-anchor": "end" }, brief(tick))]),
-      ticks(x0, x1, width > 400 ? 5 : 4).map((tick) => s("text", { x: px(tick), y: height - bottom + 16, "text-anchor": "middle" }, brief(tick))),
+      yTicks.map((tick) => [s("line", { class: "gridline", x1: left, x2: width - right, y1: py(tick), y2: py(tick) }), s("text", { x: left - 6, y: py(tick) + 4, "text-anchor": "end", class: "ytick" }, tickText(tick, yTicks))]),
+      xTicks.map((tick) => s("text", { x: px(tick), y: height - bottom + 16, "text-anchor": "middle" }, tickText(tick, xTicks))),
       s("line", { class: "axis", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom }),
       xName && s("text", { x: (left + width - right) / 2, y: height - 3, "text-anchor": "middle" }, xName),
       series.map((one) => one.band && s("path", { class: "band", d: `${path(one.band)}Z`, fill: colour(one.policy) })),
@@ -388,7 +395,7 @@
     ["response_tokens", "Response length", "tokens"], ["truncated_rate", "Cut off", "share"], ["failed", "Failed trajectories", "count"],
   ];
   function health() {
-    const panels = HEALTH.filter(([metric]) => has(trained, metric)).map(([metric, name, unit]) => h("div", { class: "card" }, h("h3", {}, name, unit && h("span", { class: "range" }, unit)),
+    const panels = HEALTH.filter(([metric]) => has(trained, metric)).map(([metric, name, unit]) => h("div", { class: "card" }, h("h3", {}, name, unit && [" ", h("span", { class: "range" }, unit)]),
       chart({ series: seriesOf(trained, metric, "step", 0), width: 280, height: 150, zero: !["ratio_mean", "loss"].includes(metric), label: `${name} against steps` })));
     const making = { start: data.start_curves }, [first] = Object.values(data.start_curves);
     const names = first ? Object.keys(first).filter((name) => name !== "step" && has(["start"], name, making)) : [];
@@ -400,7 +407,8 @@
   // Trajectory viewer
 
   const TAGS = ["think", "search", "answer", "information", "evidence", "original_evidence", "tool_call"];
-  // Split the policy's tokens into blocks by tag pair; a token belongs to the block in which it starts.
+  // Split the policy's tokens into blocks by tag pair; a token belongs to the block in which its first visible character
+  // lies: many tokenizers put the space before a tag into the tag's token.
   function blocksOf(turn) {
     const text = turn.pieces.join("");
     const spans = [];
@@ -409,7 +417,8 @@
     const blocks = [];
     let offset = 0;
     turn.pieces.forEach((token, i) => {
-      const span = spans.find(([start, end]) => offset >= start && offset < end);
+      const at = offset + Math.max(0, token.search(/\S/));
+      const span = spans.find(([start, end]) => at >= start && at < end);
       const kind = span ? span[2] : "other", key = span ? span[0] : -1;
       const last = blocks[blocks.length - 1];
       if (last && last.key === key) last.tokens.push(i);
@@ -479,7 +488,7 @@
         if (shade === "advantage" && known(advantage) && scale > 0) background = `rgba(var(--${advantage >= 0 ? "plus" : "minus"}), ${(0.72 * Math.min(1, Math.abs(advantage) / scale)).toFixed(3)})`;
         if (shade === "surprise" && known(logprob)) background = `rgba(var(--minus), ${(0.72 * Math.min(1, -logprob / 4)).toFixed(3)})`;
         tag = /^\s*<\/?\w+>\s*$/.test(token);
-        const span = h("span", { class: tag ? "tag" : null, background, "data-i": i }, token);
+        const span = h("span", { class: tag ? (background ? "tag shaded" : "tag") : null, background, "data-i": i }, token);
         box.append(span);
       }
       box.addEventListener("pointermove", (event) => {

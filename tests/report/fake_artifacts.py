@@ -236,13 +236,13 @@ def _trajectory(policy: str, seed: int, row: Row, question: Row, step: int | Non
     turns = []
     for number in range(row["searches"]):
         name = question["names"][number]
-        text = f"<think>I need to find out about {name}{bad}.</think><search>capital of {name}</search>"
+        text = f"<think>I need to find out about {name}{bad}.</think> <search>capital of {name}</search>"
         hits = [_hit(question, number, rank, generator, bad) for rank in range(3)]
         documents = " ".join(f'Doc {i + 1}(Title: "{hit["title"]}") {hit["text"]}' for i, hit in enumerate(hits))
         observation = f"\n\n<information>{documents}</information>\n\n"
         turns.append(_turn("search", f"capital of {name}", text, True, 0.0, step, generator, observation, hits))
     if row["status"] == "answered":
-        text = f"<think>Now I know it.</think><answer>{row['answer']}</answer>"
+        text = f"<think>Now I know it.</think> <answer>{row['answer']}</answer>"
         turns.append(_turn("answer", row["answer"], text, False, row["em"], step, generator, "", []))
     else:
         notice = "My previous action is invalid. Let me try again."
@@ -271,7 +271,7 @@ def _turn(
     kind: str, content: str, text: str, executed: bool, reward: float, step: int | None,
     generator: random.Random, observation: str, hits: list[Row],
 ) -> Row:  # fmt: skip
-    tokens = re.findall(r"</?\w+>|\s*\w+|\s*[^\w\s]|\s+", text)
+    tokens = re.findall(r"\s*</?\w+>|\s*\w+|\s*[^\w\s]|\s+", text)
     tilt = generator.choice([-0.7, 0.9])
     return {
         "kind": kind,

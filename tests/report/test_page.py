@@ -288,6 +288,53 @@ def test_viewer_steps_with_keys_and_buttons(browser: Browser, page: Path):
 
 
 @needs_browser
+def test_an_opening_tag_stands_in_the_block_it_opens(browser: Browser, page: Path):
+    """The tokens of the made-up policy carry the space before a tag, as those of many tokenizers do."""
+    browser.open(page)
+    choose(browser, MODE, "training")
+    blocks = browser.run(
+        "[...document.querySelectorAll('.turn .block:not(.information)')]"
+        ".map(b => [b.querySelector('h4').textContent, b.querySelector('.tokens, p').textContent.trim()])"
+    )
+    assert {name for name, _ in blocks} >= {"think", "search"}
+    assert not [block for block in blocks if block[0] == "outside any tag"]
+    assert all(text.startswith(f"<{name}>") for name, text in blocks if name in ("think", "search", "answer"))
+
+
+@needs_browser
+def test_a_tag_can_be_read_on_a_saturated_colour(browser: Browser, page: Path):
+    browser.open(page)
+    choose(browser, MODE, "training")
+    colours = browser.run(
+        "[...document.querySelectorAll('.tokens span.tag')].filter(s => s.style.background)"
+        ".map(s => [getComputedStyle(s).color, getComputedStyle(s.parentNode).color])"
+    )
+    assert colours
+    assert all(tag == text for tag, text in colours)
+
+
+@needs_browser
+def test_labels_of_an_axis_differ_from_one_another(browser: Browser, tmp_path: Path):
+    """An importance ratio between 0.998 and 1.001 needs more digits than a loss."""
+    artifacts = write_artifacts(tmp_path, num_questions=6, steps=6)
+    for path in artifacts.glob("train/*/metrics.jsonl"):
+        rows = [row for _, row in read_jsonl(path)]
+        for i, row in enumerate(rows):
+            row["metrics"]["ratio_mean"] = 0.998 + 0.0005 * i
+        write_jsonl(path, rows)
+    write_page(tmp_path / "index.html", build(artifacts, SYSTEMS, (0, 1), "base", 50), artifacts)
+    browser.open(tmp_path / "index.html")
+    charts = browser.run(
+        "[...document.querySelectorAll('svg.plot')].map(p => [...p.querySelectorAll('.ytick')].map(t => t.textContent))"
+    )
+    drawn = [labels for labels in charts if labels]
+    assert len(drawn) > 10
+    for labels in drawn:
+        assert len(set(labels)) == len(labels)
+        assert len({len(label.partition(".")[2]) for label in labels if label[-1].isdigit() and "e" not in label}) <= 1
+
+
+@needs_browser
 def test_hovering_a_token_tells_its_advantage(browser: Browser, page: Path):
     browser.open(page)
     choose(browser, MODE, "training")
