@@ -23,6 +23,7 @@ Point = tuple[float, float]
 
 TOKENS = "generated_tokens_total"
 NUM_POINTS = 61  # Of a drawn line.
+MIN_SEEDS = 3  # Below it an interval over seeds covers nearly every possible value.
 AT_BUDGET, AREA, EARLY_AREA, DROP, BUDGET = (
     "validation_em_at_budget", "validation_em_area", "validation_em_area_early", "validation_em_drop",
     "common_token_budget",
@@ -159,21 +160,29 @@ def section(results: Results, tracks: Sequence[Track]) -> Section | None:
         return None
     names = (AT_BUDGET, AREA, EARLY_AREA, DROP)
     trained = [policy for policy in results.policies if any(track.policy == policy for track in tracks)]
-    rows = [
-        [results.title(policy), *(show(results.find(policy, name, mode="training")) for name in names)]
-        for policy in trained
-    ]
+    rows = [[results.title(policy), *(_shown(results, policy, name) for name in names)] for policy in trained]
+    is_few = len(results.seeds) < MIN_SEEDS
+    seeds = "Single seeds stand in parentheses." if is_few else seeds_note(results.seeds)
     series = [line for policy in trained if (line := _line(policy, tracks, at)) is not None]
     lead = (
         f"Greedy play on validation questions, read off at the same number of generated tokens: {at.budget:,.0f}, the "
         "smallest number at the end of a run (stopped runs left out: they keep their last value). Straight lines "
         "between validations (a method of larger steps is looked at later); an area is divided by its length, so that "
         "it reads as a mean. The drop is from the best "
-        f"to the last validation. {seeds_note(results.seeds)} In the picture bands reach from the lowest to the "
+        f"to the last validation. {seeds} In the picture bands reach from the lowest to the "
         "highest seed."
     )
     header = ["policy", "EM at the budget", "area under the curve", "area, first third", "drop from best to last"]
     return Section("budget", "Equal token budget", lead, header, rows, series, ("generated tokens", "validation EM"))
+
+
+def _shown(results: Results, policy: str, name: str) -> str:
+    """The mean with its interval, or with its seeds where these are so few that an interval says nothing."""
+    mean = results.find(policy, name, mode="training")
+    if mean is None or len(results.seeds) >= MIN_SEEDS:
+        return show(mean)
+    each = [show(results.find(policy, name, seed, mode="training"), interval=False) for seed in results.seeds]
+    return f"{show(mean, interval=False)} ({', '.join(each)})"
 
 
 def seeds_note(seeds: Sequence[int]) -> str:

@@ -28,8 +28,9 @@
   const h = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
   const s = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
+  const WITHOUT_LINK = ["health-table", "signal"];  // They follow the section they belong to.
   function section(id, name, lead, ...children) {
-    document.getElementById("nav").append(h("a", { href: `#${id}` }, name));
+    if (!WITHOUT_LINK.includes(id)) document.getElementById("nav").append(h("a", { href: `#${id}` }, name));
     const node = h("section", { id, "aria-labelledby": `${id}-title` }, h("h2", { id: `${id}-title` }, name), lead && h("p", { class: "lead" }, lead), children);
     main.append(node);
     return node;
@@ -37,6 +38,26 @@
   function table(header, rows, attributes) {
     return scroller("table", h("table", attributes || {},
       h("thead", {}, h("tr", {}, header.map((text) => h("th", { scope: "col", class: text instanceof Node ? text.className : null }, text)))), h("tbody", {}, rows)));
+  }
+  // Let a heading sort the rows below it, by number where the cells begin with one. Rows of single seeds go with theirs.
+  function sortable(node) {
+    const body = node.querySelector("tbody"), heads = [...node.querySelectorAll("th")];
+    const value = (group, i) => { const text = group[0].children[i].textContent.trim().replace("\u2212", "-").replaceAll(",", ""); return [Number.parseFloat(text), text]; };
+    const ahead = ([a, aText], [b, bText]) => (Number.isNaN(a) && Number.isNaN(b) ? aText.localeCompare(bText) : Number.isNaN(a) ? 1 : Number.isNaN(b) ? -1 : a - b);
+    heads.forEach((head, i) => {
+      const sort = () => {
+        const isDown = head.getAttribute("aria-sort") !== "descending";
+        heads.forEach((other) => other.removeAttribute("aria-sort"));
+        head.setAttribute("aria-sort", isDown ? "descending" : "ascending");
+        const groups = [];
+        for (const line of body.children) { if (line.classList.contains("seedrow") && groups.length) groups[groups.length - 1].push(line); else groups.push([line]); }
+        groups.sort((a, b) => (isDown ? -1 : 1) * ahead(value(a, i), value(b, i)));
+        body.append(...groups.flat());
+      };
+      head.classList.add("sorts");
+      fill(head, { tabindex: 0, title: "Sort by this column", onclick: sort, onkeydown: (event) => { if (event.key === "Enter") sort(); } }, []);
+    });
+    return node;
   }
   // A box that scrolls sideways, and says so while there is something to scroll to.
   function scroller(label, content) {
@@ -230,6 +251,7 @@
     const toggle = h("label", { class: "check" }, h("input", { type: "checkbox", onchange: (event) => draw(event.target.checked) }), "show each seed");
     const whole = scroller("Result table", h("table", { class: "tight" }, h("thead", {}, h("tr", {}, header.map((text) => h("th", { scope: "col" }, text)))), body));
     whole.querySelectorAll("th")[1].classList.add("left", "wide");
+    sortable(whole);
     section("results", "Results", null, h("div", { class: "card" }, whole, h("div", { class: "bar" }, h("p", { class: "note" },
       `Greedy play. Second line: 95% interval ${data.coverage}.`, h("span", { class: "wide" }, " Ticks below a bar are single seeds."), ` Differences to ${title(data.reference)} are paired on seed and question. Valid: share of actions that could be executed. Gold: share of gold passages found. Select a number to see where it comes from.`), h("span", { class: "space" }), toggle)));
     const failed = order.map((policy) => find(policy, "failed")).filter((cell) => cell && cell.value > 0);
@@ -558,7 +580,7 @@
   function cost() {
     const rows = data.costs.map((c) => row([[swatch(c.policy), title(c.policy)], duration(c.seconds), ...["steps", "num_trajectories", "generated_tokens", "prefill_tokens", "searches"].map((name) => { const cell = find(c.policy, name, { mode: "training" }); return cell ? number(cell, short(cell.value)) : "\u2013"; }), duration(c.evaluate_seconds)]));
     section("cost", "Cost", "Means over seeds. Seconds were measured where this page was made and are left out where a stage's result came from a cache; of a stage that was killed and went on they cover its last attempt.",
-      h("div", { class: "card" }, table(["policy", "making it", "steps", "trajectories", "generated tokens", "prefilled tokens", "searches", "evaluating it"], rows)));
+      h("div", { class: "card" }, sortable(table(["policy", "making it", "steps", "trajectories", "generated tokens", "prefilled tokens", "searches", "evaluating it"], rows))));
   }
   function looksFine(value) { return value === true ? h("span", { class: "up" }, "\u2713 passed") : value === false ? h("span", { class: "down" }, "\u2717 failed") : null; }
   function validation() {
@@ -631,14 +653,17 @@
   // Tables made elsewhere, of text; a column with words is set to the left.
 
   const VERDICT = { reproduced: "up", "(reproduced)": "up", "not reproduced": "down", "(not reproduced)": "down", harms: "down", "(harms)": "down" };
+  const FOLDED = ["printed"];  // Long, and no result of this run.
   function extra(id) {
     const one = data.sections.find((found) => found.id === id);
     if (!one) return;
     const isLeft = one.header.map((_, i) => i === 0 || one.rows.some((cells) => cells[i] && !/^[+\-]?\d/.test(cells[i])));
     const set = (text, i) => h("td", { class: [isLeft[i] && "left", VERDICT[text]].filter(Boolean).join(" ") || null }, text);
+    const made = table(one.header.map((text, i) => (isLeft[i] ? h("span", { class: "left" }, text) : text)), one.rows.map((cells) => row(cells.map(set))), { class: "extra" });
+    const card = h("div", { class: "card" }, one.rows.every((cells) => cells[0]) ? sortable(made) : made);
     section(id, one.title, one.lead, h("div", { class: "grid" },
       one.series.length > 0 && h("div", { class: "card" }, legend(one.series.map((line) => line.policy)), chart({ series: one.series.map(bandOf), width: narrow() ? 330 : 1000, height: narrow() ? 240 : 300, xName: one.axes[0], label: `${one.axes[1]} against ${one.axes[0]}`, format: (v) => v.toFixed(3) })),
-      h("div", { class: "card" }, table(one.header.map((text, i) => (isLeft[i] ? h("span", { class: "left" }, text) : text)), one.rows.map((cells) => row(cells.map(set))), { class: "extra" }))));
+      FOLDED.includes(id) ? h("details", {}, h("summary", {}, `${one.rows.length} lines`), card) : card));
   }
   function bandOf(line) {
     const at = (place) => line.points.map((point) => [point[0], point[place]]);

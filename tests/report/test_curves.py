@@ -66,7 +66,10 @@ def test_all_runs_are_read_off_at_the_smallest_budget(tmp_path: Path):
     assert mean.low <= 0.7
     assert mean.policy_sha256 == "hash of b-0;hash of b-1"
     assert cells["b", "1", curves.AT_BUDGET].value == pytest.approx(0.7)
-    line = next(section for section in whole.sections if section.id == "budget").series[1]
+    section = next(section for section in whole.sections if section.id == "budget")
+    assert section.rows[1][1] == "0.750 (0.800, 0.700)"  # Two seeds have no interval worth printing.
+    assert "Single seeds stand in parentheses." in section.lead
+    line = section.series[1]
     assert line["policy"] == "b"
     assert line["points"][-1] == [200.0, 0.75, 0.7, 0.8]
 

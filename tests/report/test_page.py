@@ -288,6 +288,32 @@ def test_viewer_steps_with_keys_and_buttons(browser: Browser, page: Path):
 
 
 @needs_browser
+def test_a_heading_sorts_its_table_and_seeds_stay_with_their_policy(browser: Browser, page: Path):
+    browser.open(page)
+    browser.run("document.querySelector('#results .check input').click()")
+    names = "[...document.querySelectorAll('#results tbody tr')].map(r => r.children[0].textContent)"
+    seeds, before = ["seed 0", "seed 1"], browser.run(names)
+    assert before == ["base", *seeds, "Search-R1-PPO", *seeds, "Search-R1-GRPO", *seeds]
+    lines = "[...document.querySelectorAll('#results tbody tr:not(.seedrow)')]"
+    column = f"{lines}.map(r => parseFloat(r.children[2].textContent))"
+    for order in ("descending", "ascending"):
+        browser.run("document.querySelectorAll('#results th')[2].click()")
+        assert browser.run("document.querySelectorAll('#results th')[2].getAttribute('aria-sort')") == order
+        assert browser.run(column) == sorted(browser.run(column), reverse=order == "descending")
+        assert browser.run(names)[1:3] == browser.run(names)[4:6] == seeds
+    assert sorted(browser.run(names)) == sorted(before)
+
+
+@needs_browser
+def test_the_papers_numbers_are_folded_and_the_bar_is_short(browser: Browser, study_page: Path):
+    browser.open(study_page)
+    assert browser.run("document.querySelector('#printed details').open") is False
+    links = browser.run("[...document.querySelectorAll('#nav a')].map(a => a.getAttribute('href'))")
+    sections = browser.run("[...document.querySelectorAll('section')].map(s => s.id)")
+    assert links == [f"#{one}" for one in sections if one not in ("health-table", "signal")]
+
+
+@needs_browser
 def test_an_opening_tag_stands_in_the_block_it_opens(browser: Browser, page: Path):
     """The tokens of the made-up policy carry the space before a tag, as those of many tokenizers do."""
     browser.open(page)
