@@ -1,17 +1,41 @@
-"""Fixtures of several rooms: tokenizers and tiny random models, made once."""
+"""Fixtures of several rooms: tokenizers and tiny random models, made once. Which skips are failures."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 from typing import Any
 
 import hypothesis
 import pytest
 
+from tests import skips
+
 # A busy machine is no failure: how long examples take is never asserted.
 hypothesis.settings.register_profile("house", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("house")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def _strict(report: Any) -> Any:
+    """The report, as a failure if it is a skip that must not be; of an expected failure `wasxfail` tells."""
+    if os.environ.get("STRICT_SKIPS") == "1" and report.skipped and not hasattr(report, "wasxfail"):
+        fault = skips.fault(report.longrepr[2])
+        if fault is not None:
+            report.outcome, report.longrepr = "failed", fault
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """A test that skips itself or is skipped by a mark."""
+    return _strict((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
+    """A file that skips itself, such as for a package that is not there."""
+    return _strict((yield))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
-import json
 from pathlib import Path
 
 import pytest
@@ -13,12 +11,12 @@ from tasks.augment.coherence import fault
 from tasks.augment.rules import RulesWriter, key_words
 from tasks.data import world
 from tasks.data.decomposition import REFERENCE
-from tasks.data.records import to_question
+from tasks.data.ingest import find_questions
+from tasks.data.records import read_questions
 from tasks.text import normalize
 from tasks.types import Hop, Question
 from tests.base.small import SMALL
-
-REAL = Path(__file__).parents[3] / "shared" / "data" / "real" / "musique" / "questions.jsonl.gz"
+from tests.skips import REAL, REAL_LIKE, needs_shared
 
 
 def hops(question: Question) -> tuple[Hop, ...]:
@@ -89,9 +87,10 @@ def test_the_generated_world() -> None:
             assert hop.queries[0].startswith(before.answer)
 
 
-@pytest.mark.skipif(not REAL.is_file(), reason="no folder of real data beside the clone")
-def test_real_questions() -> None:
-    with gzip.open(REAL, "rt", encoding="utf-8") as file:
-        questions = [to_question(json.loads(line), "row") for line in file]
-    assert len(questions) > 1000
+@pytest.mark.parametrize("folder", [REAL_LIKE, pytest.param(REAL, marks=needs_shared(REAL))], ids=["written", "shared"])
+def test_real_questions(folder: Path) -> None:
+    questions = [
+        one for path in find_questions(folder) if path.parent.name == "musique" for one in read_questions(path)
+    ]
+    assert len(questions) > (3 if folder == REAL_LIKE else 1000)
     _hold(questions)

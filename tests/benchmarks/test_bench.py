@@ -77,7 +77,7 @@ def test_our_side_runs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="`make bench` installs TRL, `make test` does not")
+@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="no TRL: `make bench` installs it")
 def test_both_sides_run_to_the_table(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.benchmarks.bench_trl", "--smallest", "--folder", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -9,16 +9,16 @@ import pytest
 
 from tasks.data.ingest import FolderConf, ingest
 from tests.data.rows import Row, lines, passage, question
+from tests.skips import REAL, REAL_LIKE
 
-REAL = Path(__file__).parents[2].parent / "shared" / "data" / "real"
 
-
-@pytest.fixture(scope="session")
-def real_folder() -> Path:
-    """The folder of real data; skips where it is absent."""
-    if not REAL.is_dir():
-        pytest.skip("no folder of real data beside the clone")
-    return REAL
+@pytest.fixture(scope="session", params=[REAL_LIKE, REAL], ids=["written", "shared"])
+def real_folder(request: pytest.FixtureRequest) -> Path:
+    """A folder in the format of real data: the few rows of the tests, and the one beside the clone."""
+    folder: Path = request.param
+    if not folder.is_dir():
+        pytest.skip("no ../shared: data/real is missing")
+    return folder
 
 
 @pytest.fixture(scope="session")

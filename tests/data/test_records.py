@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.data.ingest import find_corpus
 from tasks.data.records import (
     UnscorableError,
     passage_row,
@@ -196,8 +197,8 @@ def test_readers_stream_and_name_the_row(tmp_path: Path) -> None:
 
 
 def test_real_rows_survive_a_round_trip(real_folder: Path) -> None:
-    path = real_folder / "musique" / "questions.jsonl.gz"
+    (path,) = (real_folder / "musique").iterdir()
     for wanted in read_questions(path):
         assert to_question(json.loads(dump(question_row(wanted))), "here") == wanted
-    first = next(read_passages(real_folder / "corpus.jsonl.gz"))
+    first = next(read_passages(find_corpus(real_folder)))
     assert to_passage(passage_row(first) | {"datasets": list(first.datasets)}, "here") == first

@@ -33,7 +33,7 @@ def _files() -> list[Path]:
         ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True
     )
     if listed.returncode:
-        pytest.skip("not a git repository")
+        pytest.skip("no git repository")
     return [path for line in listed.stdout.splitlines() if (path := ROOT / line).is_file()]
 
 

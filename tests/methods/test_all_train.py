@@ -35,11 +35,12 @@ from tasks.train.loop import Trainer
 from tasks.train.settings import TrainConf
 from tasks.types import Action, Passage, Question
 from tests.base.small import SMALL
+from tests.skips import SHARED, needs_shared
 from tests.tiny import PROMPT, make_grammar
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
-PRINTED = ROOT.parent / "shared" / "papers" / "results.csv"
+PRINTED = SHARED / "papers" / "results.csv"
 # Systems of other families, trained and prompted ones: each has its own work and its own test.
 OTHERS = {
     "Adaptive-RAG", "CoT", "FLARE", "IRCoT", "Iter-Retgen", "LLM w/o Search", "Naive Generation", "PiCA", "R-Search",
@@ -47,10 +48,9 @@ OTHERS = {
 }  # fmt: skip
 
 
+@needs_shared(PRINTED)
 def test_every_printed_row_of_the_family_has_a_configuration() -> None:
     """Each (method, variant) of results.csv is claimed by a file, and no file claims one that nobody printed."""
-    if not PRINTED.is_file():
-        pytest.skip("the papers' numbers are not here")
     with PRINTED.open(encoding="utf-8", newline="") as file:
         printed = {(row["method"], row["variant"]) for row in csv.DictReader(file)}
     assert {method for method, _ in printed} > OTHERS, "a name of OTHERS is printed nowhere"

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.skips import chromium
+
 FLAGS = [
     "--headless=new",
     "--no-sandbox",
@@ -28,11 +30,6 @@ FLAGS = [
     "--hide-scrollbars",
     "--remote-debugging-pipe",
 ]
-
-
-def chromium() -> str | None:
-    """The installed browser, None if there is none."""
-    return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 class Browser:

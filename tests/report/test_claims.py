@@ -30,9 +30,9 @@ from tasks.report.study import complete
 from tasks.report.table import markdown
 from tasks.store import write_jsonl
 from tests.report.small_study import Given, answer, small, validations
+from tests.skips import SHARED, needs_shared
 
-PAPERS = Path(__file__).parents[3] / "shared" / "papers"
-needs_papers = pytest.mark.skipif(not PAPERS.is_dir(), reason="needs the texts of the papers")
+PAPERS = SHARED / "papers"
 BY_ID = {claim.id: claim for claim in CLAIMS}
 SEEDS = (0, 1, 2)
 
@@ -300,7 +300,7 @@ def test_the_penalty_is_found_in_the_real_configurations():
     assert punished == ["stepsearch", "stepsearch_ow_penalty"]
 
 
-@needs_papers
+@needs_shared(PAPERS)
 def test_a_claim_stands_in_the_paper_it_is_said_to_be_of():
     """Words of each claim, in the paper it names; what no paper says is called ours."""
     said = {

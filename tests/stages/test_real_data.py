@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.stages.clone import HOUSE, Clone
+from tests.skips import REAL, REAL_LIKE, needs_shared
+from tests.stages.clone import Clone
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-REAL = HOUSE.parent / "shared" / "data" / "real"
 NUM_QUESTIONS, NUM_OTHERS = 300, 2000
 Row = dict[str, Any]
 
@@ -48,7 +48,7 @@ def _read(path: Path) -> list[Row]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="no folder of real data beside the clone")
+@needs_shared(REAL)
 def test_real_data_goes_through_every_stage(tmp_path: Path) -> None:
     folder = tmp_path / "given"
     folder.mkdir()
@@ -94,3 +94,25 @@ def test_real_data_goes_through_every_stage(tmp_path: Path) -> None:
     # The plan repeats the settings as params.yaml has them, the folder's path too; no result holds a place.
     results = [data for path, data in clone.files("artifacts").items() if not path.startswith("artifacts/plan/")]
     assert str(tmp_path).encode() not in b"".join(results)
+
+
+def test_rows_in_the_format_of_real_data_go_through_every_stage_that_reads_them(tmp_path: Path) -> None:
+    clone = Clone.make(tmp_path / "clone")
+    for key, value in (("data", "folder"), ("data_folder", str(REAL_LIKE)), ("systems", "[base, search_r1_grpo]")):
+        clone.set(key, value)
+    clone.must("data", "validate", "index", "recall", "augment")
+    artifacts = clone.root / "artifacts"
+    manifest = json.loads((artifacts / "data/manifest.json").read_text())
+    assert manifest["unscorable"]["rows_dropped"] == ["nq/a5"]
+    rows = {name: counts["rows"] for name, counts in manifest["questions"].items()}
+    assert rows == {"2wikimultihopqa": 2, "musique": 4, "nq": 4}
+    recall = json.loads((artifacts / "recall.json").read_text())["datasets"]
+    assert {name: row["num_questions"] for name, row in recall.items()} == {"2wikimultihopqa": 2, "musique": 3, "nq": 4}
+    hops = {row["question_id"]: row["hops"] for row in _read(artifacts / "augment/hops.jsonl")}
+    assert [hop["question"] for hop in hops["musique/2hop__2"]] == [
+        "What is the rises in canton of Rhône?",
+        "What is the capital of Valais?",
+    ]
+    assert str(tmp_path).encode() not in b"".join(
+        data for path, data in clone.files("artifacts").items() if not path.startswith("artifacts/plan/")
+    )

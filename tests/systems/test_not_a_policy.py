@@ -15,9 +15,10 @@ from tasks.report.table import Results, build, markdown, terminal
 from tasks.retrieval import RetrievalError
 from tasks.store import DataError, read_jsonl, write_json
 from tasks.types import Hit, Question
-from tests.report.browser import Browser, chromium
+from tests.report.browser import Browser
 from tests.report.fake_artifacts import DATA, write_artifacts, write_system
 from tests.report.test_page import MODE, choose, text
+from tests.skips import needs_chromium
 from tests.systems.first_title import FirstTitle
 
 NUM_QUESTIONS = 9
@@ -139,7 +140,7 @@ def browser() -> Iterator[Browser]:
         yield found
 
 
-@pytest.mark.skipif(chromium() is None, reason="chromium is not installed")
+@needs_chromium
 def test_the_viewer_shows_what_it_wrote_and_found(
     browser: Browser, artifacts: Path, results: Results, tmp_path: Path
 ) -> None:
