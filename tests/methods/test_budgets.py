@@ -9,28 +9,33 @@ from typing import Any
 import pytest
 
 from tasks import conf, methods
+from tasks.agent.rollout import RolloutConf
 from tasks.methods import loader
 from tasks.rl.losses.policy_clip import PolicyClip
 from tasks.rl.losses.reference_kl import ReferenceKl
+from tasks.rl.value_losses.clipped_value import ClippedValueLoss
 from tasks.train.settings import TrainConf
 from tests.papers import PAGES, clip_range, tables
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
-BUDGETS = [
-    row
-    for page in sorted(PAGES.glob("*.md"))
-    for table in tables(page.stem)
-    if table.heading == "Budgets"
-    for row in table.rows
-]
 
 
-def resolved(name: str) -> tuple[TrainConf, methods.Method, int]:
-    """Training, method and turns of a configuration at paper scale."""
+def rows(heading: str) -> list[dict[str, str]]:
+    """The rows of all tables under this heading."""
+    found = [table for page in sorted(PAGES.glob("*.md")) for table in tables(page.stem) if table.heading == heading]
+    return [row for table in found for row in table.rows]
+
+
+BUDGETS, LENGTHS = rows("Budgets"), rows("Lengths")
+
+
+def resolved(name: str) -> tuple[TrainConf, methods.Method, RolloutConf]:
+    """Training, method and play of a configuration at paper scale."""
     scale, own = conf.section("scale", "paper", ROOT), loader.load(name, "paper", ROOT)
     training = conf.fill(TrainConf, conf.merge(scale["train"], own["train"]), name)
-    return training, methods.build(own, None), conf.merge(scale["rollout"], own["rollout"])["max_turns"]
+    play = conf.fill(RolloutConf, conf.merge(scale["rollout"], own["rollout"]), name)
+    return training, methods.build(own, None), play
 
 
 def printed(cell: str) -> tuple[int, Decimal]:
@@ -51,13 +56,13 @@ def test_every_configuration_has_one_budget() -> None:
 
 @pytest.mark.parametrize("row", BUDGETS, ids=lambda row: row["configuration"].strip("`"))
 def test_a_budget_is_that_of_its_page(row: dict[str, str]) -> None:
-    train, method, turns = resolved(row["configuration"].strip("`"))
+    train, method, play = resolved(row["configuration"].strip("`"))
     found: dict[str, Any] = {
         "steps": train.num_steps,
         "questions": train.prompts_per_step,
         "rollouts": method.sampler.size,
         "updates a step": train.minibatches * train.epochs,
-        "turns": turns,
+        "turns": play.max_turns,
     }
     assert found == {key: int(row[key]) for key in found}
     assert train.policy.lr == float(row["policy lr"])
@@ -79,6 +84,23 @@ def test_warm_up_is_its_share_of_all_updates(row: dict[str, str]) -> None:
         warmup, share = printed(row["critic warm-up"])
         assert train.critic.lr == float(row["critic lr"])
         assert train.critic.warmup_steps == warmup == int(share * updates)
+
+
+@pytest.mark.parametrize("row", LENGTHS, ids=lambda row: row["configuration"].strip("`"))
+def test_lengths_are_those_of_the_page(row: dict[str, str]) -> None:
+    train, method, play = resolved(row["configuration"].strip("`"))
+    found = {
+        "whole": play.max_total_tokens,
+        "first prompt": play.max_prompt_tokens,
+        "call": play.max_call_tokens,
+        "observation": play.max_observation_tokens,
+        "passages": play.top_k,
+        "gradient norm": train.policy.max_grad_norm,
+    }
+    assert found == {key: float(row[key]) for key in found}
+    value_clip = method.value_loss.clip if isinstance(method.value_loss, ClippedValueLoss) else None
+    assert value_clip == (float(row["value clip"]) if row["value clip"] else None)
+    assert (method.temperature, method.top_p, train.epochs) == (1.0, 1.0, 1)
 
 
 def test_updates_a_step_follow_from_the_mini_batch() -> None:
