@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tasks.agent.grammar import SearchGrammar
+from tasks.agent.observation import observation_ids
 from tasks.agent.prompts import Prompt, prompt_ids
 from tasks.agent.searches import search_for_rows
 from tasks.conf import require
@@ -315,9 +316,9 @@ class Player:
 
     def _append(self, row: Row, action: Action, hits: list[list[Hit]] | None) -> None:
         """Add the observation to the row's text and to its last turn; if it does not fit, the row is over."""
-        observation = self._observation(action, hits)
-        if len(row.turns) == self.conf.max_turns and self.grammar.last_message:
-            observation += self._encode(self.grammar.last_message)
+        is_last = len(row.turns) == self.conf.max_turns
+        budget = self.conf.max_observation_tokens
+        observation = observation_ids(self.tokenizer, self.grammar, action, hits, budget, is_last)
         if row.total + len(observation) + 1 > self.conf.max_total_tokens:
             row.status = "overflow"
             return  # The policy never reads this observation, so it is not recorded.
@@ -365,19 +366,6 @@ class Player:
         finally:
             self.cost.prefilled += session.num_prefilled - prefilled
             self.cost.generated += session.num_generated - generated
-
-    def _observation(self, action: Action, hits: list[list[Hit]] | None) -> list[int]:
-        """Opening tag, documents cut to their budget, closing tag: the tag survives any cut (methods README, 4)."""
-        if hits is None:
-            return self._encode(self.grammar.complaint(action))
-        whole = self._encode(self.grammar.body(action, hits))
-        kept = whole[: self.conf.max_observation_tokens * len(hits)]
-        while len(kept) < len(whole) and kept and not self.grammar.may_end(self._decode(kept)):
-            kept.pop()
-        return self._encode(self.grammar.opening) + kept + self._encode(self.grammar.closing)
-
-    def _encode(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))

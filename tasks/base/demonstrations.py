@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.agent.grammar import SearchGrammar
+from tasks.agent.observation import observation_ids
 from tasks.agent.prompts import Prompt, prompt_ids
 from tasks.agent.rollout import RolloutConf
 from tasks.conf import Share
@@ -165,8 +166,8 @@ class Renderer:
             seen: list[int] = []
             if found is not None:
                 searches += 1
-                kept = self._encode(self.grammar.body(step.action, [found]))[: self.conf.max_observation_tokens]
-                seen = self._encode(self.grammar.opening) + kept + self._encode(self.grammar.closing)
+                is_last, budget = searches == self.conf.max_turns, self.conf.max_observation_tokens
+                seen = observation_ids(self.tokenizer, self.grammar, step.action, [found], budget, is_last)
             room = self.conf.max_total_tokens - len(prompt) - len(ids) - (found is not None)  # A turn follows a search.
             if len(own) > self.conf.max_call_tokens or len(own) + len(seen) > room or searches > self.conf.max_turns:
                 break

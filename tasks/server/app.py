@@ -288,6 +288,7 @@ def make_app(service: SearchService, settings: Settings, api_key: str | None = N
         service.metrics.in_work.set(guard.in_work)
         return Response(service.measure(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    @app.get("/", include_in_schema=False)
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
         return HTMLResponse(docs_page(app.openapi()))

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-PATHS = ("/retrieve", "/health", "/metrics", "/docs", "/openapi.json")
+PATHS = ("/retrieve", "/health", "/metrics", "/docs", "/openapi.json", "/")
 
 
 class Metrics:

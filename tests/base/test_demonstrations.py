@@ -34,7 +34,7 @@ from tasks.text import exact_match
 from tasks.types import Action, Hop, Question, Trajectory
 from tests.base.conftest import SmallWorld
 from tests.base.small import PROMPT, SMALL
-from tests.tiny import Script
+from tests.tiny import Script, make_grammar
 
 CONF = RolloutConf(
     max_turns=5,
@@ -129,6 +129,28 @@ def test_a_cut_demonstration_is_a_beginning_of_what_the_rollout_records(
         else:  # What follows in the recording is not what the script meant.
             rest = [turn for turn in trajectory.turns if turn.start >= length]
             assert trajectory.status in ("overflow", "open") or rest[0].action.kind == "invalid"
+
+
+@pytest.mark.parametrize("kind", ["search_r1", "stepsearch", "tool_call"])
+@pytest.mark.parametrize("budget", [7, 12, 160])
+def test_an_observation_is_that_of_the_rollout_whatever_the_grammar(
+    small_world: SmallWorld, kind: str, budget: int
+) -> None:
+    """Cut inside an escape sequence, or followed by the message that no search is left."""
+    grammar = make_grammar(kind, small_world.tokenizer)
+    conf = replace(CONF, max_turns=2, max_observation_tokens=budget, max_call_tokens=200)
+    questions = [question for question in small_world.questions if question.hops == 2][:8]
+    plans = [expert_plan(question) for question in questions]
+    rendered = replace(_renderer(small_world, conf), grammar=grammar).render(questions, plans)
+    for question, plan, example in zip(questions, plans, rendered, strict=True):
+        lines = [f"<think> {step.think} </think> {grammar.render(step.action)}" for step in plan]
+        player = Player(
+            conf, Script(small_world.tokenizer, [lines]), small_world.tokenizer, small_world.retriever, grammar, PROMPT
+        )
+        (trajectory,) = player.play([question], 1, Sampling(1.0, 1.0, (), 0))
+        assert trajectory.status == "answered"
+        assert example.response_ids == trajectory.response_ids
+        assert example.loss_mask == trajectory.loss_mask
 
 
 def test_a_question_over_its_budget_is_found_before_training(small_world: SmallWorld) -> None:

@@ -223,13 +223,14 @@ def test_the_key(world_index):
 def test_other_paths_and_methods(world_index):
     async def main() -> None:
         async with serving(world_index, NO_CACHE) as (client, _):
-            assert (await client.get("/")).status_code == 404
+            assert (await client.get("/nothing")).status_code == 404
             assert (await client.post("/retrieve/", json={})).status_code == 404
             for method in ("GET", "PUT", "DELETE"):
                 refused = await client.request(method, "/retrieve")
                 assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
             page = await client.get("/docs")
             assert "POST /retrieve" in page.text
+            assert (await client.get("/")).text == page.text
             assert "http" not in page.text  # Nothing is loaded from elsewhere.
 
     asyncio.run(main())
