@@ -54,7 +54,7 @@ def test_a_method_gets_the_files_of_its_parts_and_of_no_others() -> None:
     found = _planned("train", systems=("base", "stepsearch", "search_r1_grpo", "tips"), seeds=(0,))
     grpo, step, tips = (found[f"train@{name}-0"] for name in ("search_r1_grpo", "stepsearch", "tips"))
     assert _files(grpo, "rewards") == {"__init__.py", "answer.py", "format.py"}
-    assert {"key.py", "steps.py"} <= _files(step, "rewards")
+    assert {"key.py", "search_turns.py"} <= _files(step, "rewards")
     assert _files(grpo, "rl/advantages") == {"__init__.py", "group.py"}
     assert _files(step, "rl/advantages") == {"__init__.py", "gae.py"}
     assert "start_policy.py" in _files(tips, "services")
