@@ -38,6 +38,8 @@ def body(ctx):
     ctx.track.log_trajectory(ROW)
     print("worked", flush=True)
     time.sleep(float(sys.argv[1]) if len(sys.argv) > 1 else 0)
+    while Path(".scratch/hold").exists():
+        time.sleep(0.05)
 
 run("train@a-0", body)
 """
@@ -226,6 +228,10 @@ def test_a_real_server_that_dies_mid_run(clone: Path, tmp_path: Path) -> None:  
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+    # The pipeline run lives on while its records are sent: a sender that outlives it has 25 s, too few on a busy machine.
+    owner = subprocess.Popen(["sleep", "280"])
+    env = {"MLFLOW_TRACKING_URI": address, "BREADCRUMB_OWNER": str(owner.pid)}
+    path = clone / ".scratch/tracking"
     try:
         until = time.monotonic() + 90
         while True:
@@ -235,24 +241,29 @@ def test_a_real_server_that_dies_mid_run(clone: Path, tmp_path: Path) -> None:  
             except OSError:
                 assert time.monotonic() < until, "the MLflow server did not start"
                 time.sleep(0.3)
-        assert "warning" not in _run(clone, MLFLOW_TRACKING_URI=address).stderr
-        _wait_for_sender(clone)
+        assert "warning" not in _run(clone, **env).stderr
+        _until(lambda: any(json.loads(p.read_text()).get("settled") for p in path.glob("*.sent.json")), 90)
         _check(address)
+        # The stage ends when the server is dead, however long a busy machine takes to begin the run there.
+        hold = clone / ".scratch/hold"
+        hold.touch()
         process = subprocess.Popen(
-            [sys.executable, "toy.py", "5"],
+            [sys.executable, "toy.py"],
             cwd=clone,
-            env=_env(MLFLOW_TRACKING_URI=address, BREADCRUMB_RUN="two"),
+            env=_env(BREADCRUMB_RUN="two", **env),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
         assert process.stdout is not None
         process.stdout.readline()
-        path = clone / ".scratch/tracking"
-        _until(lambda: sum("run_id" in p.read_text() for p in path.glob("*.sent.json")) == 1)
+        _until(lambda: sum("run_id" in p.read_text() for p in path.glob("*.sent.json")) == 1, 90)
     finally:
         os.killpg(server.pid, 9)
         server.wait()
+        owner.kill()
+        owner.wait()
+    hold.unlink()
     started = time.monotonic()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
