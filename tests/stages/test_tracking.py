@@ -228,7 +228,7 @@ def test_a_real_server_that_dies_mid_run(clone: Path, tmp_path: Path) -> None:  
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    # The pipeline run lives on while its records are sent: a sender that outlives it has 25 s, too few on a busy machine.
+    # The pipeline run lives on while its records are sent: a sender that outlives it has 25 s for them.
     owner = subprocess.Popen(["sleep", "280"])
     env = {"MLFLOW_TRACKING_URI": address, "BREADCRUMB_OWNER": str(owner.pid)}
     path = clone / ".scratch/tracking"
