@@ -15,6 +15,9 @@ from numba import njit
 
 from tasks.retrieval.ranking import Rows, Scores, in_order
 
+_BLOCK = 256
+"""Rows that are compared at once with the lowest score of the heap; most blocks hold none above it."""
+
 
 def best_rows(
     data: Scores, indices: npt.NDArray[np.int32], indptr: Rows, num_rows: int, queries: list[list[int]], count: int
@@ -51,11 +54,23 @@ def _best_rows(data: Any, indices: Any, indptr: Any, num_rows: int, terms: Any, 
             rows[row], scores[row] = row, totals[row]
         for place in range(count // 2 - 1, -1, -1):
             _sink(rows, scores, place)
-        for row in range(count, num_rows):
-            if totals[row] > scores[0]:  # An equal score further on in the corpus is worse.
-                rows[0], scores[0] = row, totals[row]
-                _sink(rows, scores, 0)
+        for first in range(count, num_rows, _BLOCK):
+            if not _any_above(totals[first : first + _BLOCK], scores[0]):
+                continue
+            for row in range(first, min(first + _BLOCK, num_rows)):
+                if totals[row] > scores[0]:  # An equal score further on in the corpus is worse.
+                    rows[0], scores[0] = row, totals[row]
+                    _sink(rows, scores, 0)
     return best_rows, best_scores
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def _any_above(totals: Any, lowest: Any) -> bool:
+    """Whether a score is above the lowest. Without a branch in the loop the compiler compares many scores at a time."""
+    above = False
+    for row in range(len(totals)):
+        above |= totals[row] > lowest
+    return above
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
@@ -78,6 +93,6 @@ def _sink(rows: Any, scores: Any, place: int) -> None:
 
 # Kept on disk, so that a process starts without compiling; where numba finds no folder it may write to, it raises
 # RuntimeError, and every process compiles for itself.
-for _function in (_sink, _best_rows):
+for _function in (_any_above, _sink, _best_rows):
     with contextlib.suppress(RuntimeError):
         _function.enable_caching()
