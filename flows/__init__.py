@@ -1,7 +1,6 @@
 """The pipeline as a Prefect flow. Prefect knows when, DVC knows what depends on what, the core knows neither.
 
-Settings of Prefect that must be in place before it is imported are set here: its files stay in the clone
-and nothing is sent anywhere.
+Prefect reads some settings at import, so they are set here: its files stay in the clone and nothing is sent anywhere.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Runs one DVC stage in a child process, passes its output on, stops it with everything below it.
+"""Runs one DVC stage in a child process, passes its output on, and stops it with all its descendants.
 
 It knows no stage by name, nothing of what a stage computes, and nothing of Prefect.
 """
@@ -42,12 +42,12 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """Whether what depends on the stage may run."""
+        """Whether stages that depend on this one may run."""
         return self.result in ("executed", "cached")
 
 
 class Stopper:
-    """The children now at work, so that one call ends them all."""
+    """The running children, so that one call ends them all."""
 
     def __init__(self) -> None:
         self._children: set[int] = set()
@@ -65,10 +65,11 @@ class Stopper:
             self._children.discard(pid)
 
     def stop(self) -> None:
-        """End every child with everything below it: SIGTERM, some seconds to leave, then SIGKILL."""
+        """End every child and its descendants: SIGTERM, and after some seconds SIGKILL."""
         self.is_stopped = True
         family: list[psutil.Process] = []
-        for pid in list(self._children):  # No lock: this also runs inside a signal handler.
+        # Without the lock, because a signal handler that waits for it could wait for ever.
+        for pid in list(self._children):
             try:
                 child = psutil.Process(pid)
                 family += [*child.children(recursive=True), child]
@@ -110,8 +111,8 @@ def execute(name: str, root: Path, key: str, force: bool, say: Say, stopper: Sto
         root: root of the clone.
         key: name of the pipeline run, under which tracking gathers its stages.
         force: run it even if nothing changed.
-        say: takes one line without its end.
-        stopper: learns of the child.
+        say: called with each line, without its line break.
+        stopper: can end the child.
     """
     if stopper.is_stopped:
         return Outcome(name, "skipped", message="the run was stopped")
@@ -123,7 +124,7 @@ def execute(name: str, root: Path, key: str, force: bool, say: Say, stopper: Sto
         **os.environ,
         "BREADCRUMB_RUN": key,
         "BREADCRUMB_OWNER": str(os.getpid()),
-        "PATH": f"{bin_folder}{os.pathsep}{path}",  # `python` in dvc.yaml is the one that runs the flow.
+        "PATH": f"{bin_folder}{os.pathsep}{path}",  # So that `python` in dvc.yaml is the interpreter of this process.
         "PYTHONPATH": _python_path(),
         "PYTHONUNBUFFERED": "1",
     }
@@ -164,9 +165,9 @@ def execute(name: str, root: Path, key: str, force: bool, say: Say, stopper: Sto
 
 
 def start_tracking(root: Path, key: str) -> None:
-    """Start what sends the stages' records to the tracking server, so that it is warm when the first stage ends.
+    """Start the sender of tracking records early, so that it is ready when the first stage ends.
 
-    It ends soon after this process, and every stage can start it too: a failure here costs nothing.
+    It ends soon after this process. A failure here does no harm, because every stage can start it as well.
     """
     if os.environ.get("BREADCRUMB_TRACKING", "on") == "off":
         return
@@ -186,8 +187,8 @@ def start_tracking(root: Path, key: str) -> None:
 
 
 def _python_path() -> str:
-    house = str(Path(__file__).resolve().parents[1])
-    return os.pathsep.join(filter(None, [house, os.environ.get("PYTHONPATH")]))
+    code = str(Path(__file__).resolve().parents[1])
+    return os.pathsep.join(filter(None, [code, os.environ.get("PYTHONPATH")]))
 
 
 NOISE = (
@@ -201,7 +202,7 @@ NOISE = (
 
 
 def _reason(last: list[str], code: int) -> str:
-    own = [line for line in last if line.startswith("error:")]
-    if own:
-        return own[-1].removeprefix("error: ")
-    return "\n".join(last) or f"it ended with code {code} and said nothing"
+    errors = [line for line in last if line.startswith("error:")]
+    if errors:
+        return errors[-1].removeprefix("error: ")
+    return "\n".join(last) or f"it ended with code {code} without a message"

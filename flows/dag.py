@@ -1,4 +1,4 @@
-"""What depends on what, read from DVC. Nothing here runs a stage, and nothing here knows what a stage does."""
+"""The graph of stages, read from DVC. Nothing here runs a stage or knows what a stage does."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Dag:
     """The stages of `dvc.yaml` in an order that respects their dependencies.
 
     Attributes:
-        needs: stage name (such as `train@search_r1_grpo-0`) to the stages it reads from, in that order.
-        stale: stages DVC sees as changed, and all that depend on them; the others need not be run.
+        needs: stage name (such as `train@search_r1_grpo-0`) -> the stages it reads from; keys are in that order.
+        stale: stages that DVC sees as changed, and all that depend on them; the others need not run.
     """
 
     needs: dict[str, tuple[str, ...]]
@@ -32,13 +32,13 @@ class Dag:
 
     @property
     def first(self) -> str | None:
-        """The one stage that needs no other; what it writes decides which others are stale. None: several need none."""
+        """The only stage without dependencies; its output decides which others are stale. None if there are several."""
         free = [name for name, needs in self.needs.items() if not needs]
         return free[0] if len(free) == 1 else None
 
     @property
     def urgent_first(self) -> list[str]:
-        """All stages, dependencies first, and of those that are free at once the one that most others wait for."""
+        """All stages, dependencies first; of stages that could start, the one that most others wait for comes first."""
         followers: dict[str, set[str]] = {name: set() for name in self.needs}
         for name in reversed(self.names):
             for need in self.needs[name]:
@@ -103,19 +103,19 @@ def _in_order(edges: dict[str, set[str]], position: dict[str, int]) -> dict[str,
 
 
 def repair(root: Path) -> list[str]:
-    """Remove what a killed run left in the way; returns what was done, one line each.
+    """Remove the unfinished files of a killed run; returns one line for each thing that was done.
 
-    Only for a caller that holds the pipeline lock and has seen no `working_dvc`. DVC frees its own lock with
-    the process, but writes its list of busy paths and `dvc.lock` in place, so a kill can leave them torn, or
-    naming a process id that now belongs to somebody else.
+    The caller must hold the pipeline lock and have found no `working_dvc`. The kernel frees DVC's own lock, but DVC
+    writes its list of busy paths and `dvc.lock` in place, so a kill can leave them incomplete, or with the id of a
+    process that is now another program.
     """
     done = _repair_busy_paths(root / ".dvc/tmp/rwlock") + _repair_lock_file(root)
     for folder in ("artifacts", "reports"):
-        for left in [*(root / folder).glob(".*.*"), *(root / folder).glob("*/.*.*")]:
-            if not left.exists():  # It went with the unfinished folder that held it.
+        for path in [*(root / folder).glob(".*.*"), *(root / folder).glob("*/.*.*")]:
+            if not path.exists():  # It was removed with the unfinished folder that held it.
                 continue
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
-            done.append(f"removed the unfinished {left.relative_to(root)}")
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            done.append(f"removed the unfinished {path.relative_to(root)}")
     return done
 
 
@@ -128,7 +128,7 @@ def working_dvc(root: Path) -> int | None:
 
 
 def keep_lock_file(root: Path) -> None:
-    """Keep a copy of a sound `dvc.lock`, for `repair`."""
+    """Keep a copy of `dvc.lock` if it is complete, for `repair`."""
     if _stages_in(root / "dvc.lock"):
         good = root / ".scratch/dvc.lock"
         good.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ def keep_lock_file(root: Path) -> None:
 
 
 def _holders(path: Path) -> list[dict[str, int]] | None:
-    """Entries of DVC's list of busy paths; None when the file is torn."""
+    """Entries of DVC's list of busy paths; None if the file is incomplete."""
     try:
         busy = json.loads(path.read_text(encoding="utf-8"))
         readers = busy.get("read", {}).values()

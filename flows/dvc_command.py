@@ -1,4 +1,4 @@
-"""DVC in a process that dies with its parent: `python -m flows.dvc_command repro ...`; refuses to add options."""
+"""DVC in a process that ends with its parent: `python -m flows.dvc_command repro ...`. It adds no options."""
 
 import ctypes
 import os
@@ -7,12 +7,12 @@ import sys
 
 
 def main() -> int:
-    """Ask Linux for SIGTERM when the parent dies, then be `dvc`."""
+    """Ask Linux for SIGTERM when the parent dies, then run `dvc` in this process."""
     if sys.platform == "linux":
         parent = os.getppid()
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:  # It died between the two calls.
+        if os.getppid() != parent:  # The parent died between the two calls.
             return 143
     from dvc.cli import main as dvc
 

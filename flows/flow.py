@@ -1,7 +1,7 @@
 """The pipeline as one Prefect flow, started by `flows/reproduce.py` or, as a deployment, from Prefect's page.
 
-It reads the order from DVC, runs each stage as one task, and holds no knowledge of rewards or methods. A
-Prefect server that is absent or dies does not stop the work.
+It reads the order from DVC, runs each stage as one task, and knows nothing of rewards or methods. The work goes on if
+the Prefect server is absent or dies.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from prefect.states import Completed, Failed
 
 from flows import STOPPED
 from flows.child import Outcome
-from flows.pipeline import REPORT, TABLE, Run, farewell, prepared
+from flows.pipeline import REPORT, TABLE, Run, prepared, summary
 from flows.settings import Form
 from flows.stage import dvc_stage
 
@@ -52,8 +52,10 @@ def reproduce(form: Form = Form()) -> Any:  # noqa: B008 - Prefect shows the def
 
 
 def _task(run: Run, name: str) -> Callable[[], Outcome]:
-    """A call for another thread: the stage as a task, or directly if Prefect cannot run the task."""
-    context, work, outcomes = contextvars.copy_context(), run.work(name), list[Outcome]()
+    """A function for another thread, which runs the stage as a task, or directly if Prefect cannot run the task."""
+    context = contextvars.copy_context()
+    work = run.work(name)
+    outcomes: list[Outcome] = []
 
     def remember(listen: Callable[[str], None]) -> Outcome:
         outcomes.append(work(listen))
@@ -84,7 +86,7 @@ def _stopped_by_signals(run: Run) -> Iterator[None]:
 
     def stop(number: int, frame: Any) -> None:
         run.stopper.stop()
-        run.has_ended.set()  # Whatever swallows what is raised here, the process ends.
+        run.has_ended.set()  # The process then ends even if Prefect catches the exception raised here.
         handler = before[signal.Signals(number)]
         if callable(handler):
             handler(number, frame)
@@ -101,8 +103,8 @@ def _stopped_by_signals(run: Run) -> Iterator[None]:
 
 
 def _show(run: Run) -> None:
-    """Put the result table and the way to the report on the run's page."""
-    with contextlib.suppress(Exception):  # The page is a view; the files are the result.
+    """Put the result table and the path of the report on the run's page in Prefect."""
+    with contextlib.suppress(Exception):  # The page is only a view; the results are files.
         table = run.root / TABLE
         text = table.read_text(encoding="utf-8") if table.is_file() else "No result table was written."
         lines = [f"- {name}: {outcome.result}, {outcome.seconds:.1f} s" for name, outcome in run.outcomes.items()]
@@ -115,16 +117,16 @@ def _show(run: Run) -> None:
 
 def find_server(root: Path) -> str | None:
     """Address of a Prefect server that answers: `PREFECT_API_URL`, else the one `make ui` started."""
-    own = os.environ.get("PREFECT_API_URL")
-    if not own:
+    address = os.environ.get("PREFECT_API_URL")
+    if not address:
         with contextlib.suppress(OSError):
-            own = (root / UI_ADDRESS).read_text(encoding="utf-8").strip()
-    if not own:
+            address = (root / UI_ADDRESS).read_text(encoding="utf-8").strip()
+    if not address:
         return None
-    if _answers(own):
-        return own
+    if _answers(address):
+        return address
     if os.environ.get("PREFECT_API_URL"):
-        print(f"warning: no Prefect server answers at {own}; going on without it.", file=sys.stderr, flush=True)
+        print(f"warning: no Prefect server answers at {address}; going on without it.", file=sys.stderr, flush=True)
     return None
 
 
@@ -137,15 +139,16 @@ def _answers(address: str) -> bool:
 
 
 def run_here(run: Run, form: Form, use_prefect: bool) -> None:
-    """Run through Prefect if it can be had, else directly; fills `run.outcomes` either way."""
+    """Run through Prefect if it works, else directly; both fill `run.outcomes`."""
     server = find_server(run.root) if use_prefect else None
     if not use_prefect or (server is None and not run.graph.stale):
-        # A temporary server would take many times longer to start than there is work to show.
+        # Nothing has to run, and a temporary server would take many seconds to start.
         with _stopped_by_signals(run):
             run.run()
         return
     if server is None:
         run.say("starting Prefect, which records this run ...")
+
     address = {PREFECT_API_URL: server} if server else {}
     token = _ready.set(run)
     threading.Thread(target=_end_without_prefect, args=(run,), daemon=True).start()
@@ -164,7 +167,7 @@ def run_here(run: Run, form: Form, use_prefect: bool) -> None:
 
 
 def _end_without_prefect(run: Run) -> None:
-    """End the process in good order when the stages have ended and Prefect cannot let go of a dead server."""
+    """End the process if the stages have ended and Prefect hangs on a dead server."""
     run.has_ended.wait()
     if run.is_free.wait(SECONDS_TO_END):
         return
@@ -178,12 +181,13 @@ def _end_without_prefect(run: Run) -> None:
 def close(run: Run) -> int:
     """Say how a run ended; 0 when every stage is up to date."""
     if not run.has_failed and (run.problems or len(run.outcomes) < len(run.graph.needs)):
-        print(STOPPED, file=sys.stderr, flush=True)  # Prefect keeps a KeyboardInterrupt to itself.
+        # Prefect catches a KeyboardInterrupt, so the missing outcomes show it.
+        print(STOPPED, file=sys.stderr, flush=True)
         return 130
     if run.problems:
-        for one in run.problems:
-            print(f"error: {one.name}: {one.message}", file=sys.stderr, flush=True)
-        print("Finished stages are kept. Mend the cause and run again; it goes on from there.", file=sys.stderr)
+        for problem in run.problems:
+            print(f"error: {problem.name}: {problem.message}", file=sys.stderr, flush=True)
+        print("Finished stages are kept. Mend the cause and run again; the run goes on from there.", file=sys.stderr)
         return 1
-    print(farewell(run), flush=True)
+    print(summary(run), flush=True)
     return 0

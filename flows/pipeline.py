@@ -1,4 +1,4 @@
-"""One run of the pipeline in one clone: who may run, in which order, and what is said at the end.
+"""One run of the pipeline in one clone: its lock, the order of stages, and the summary at the end.
 
 Prefect is not needed here: `flows.flow` wraps each stage in a task, and this module goes on without it
 when it falls away. It knows no stage by name.
@@ -32,10 +32,10 @@ Start = Callable[[str], Callable[[], Outcome]]
 
 @dataclass
 class Run:
-    """A pipeline run that has been prepared: settings written, lock held, graph read.
+    """A prepared pipeline run: its settings are written, its lock is held, its graph is read.
 
-    `has_ended` is set when the last stage has ended or all were stopped, `is_free` when Prefect has let go of the run;
-    `put_back` restores settings that were for this run only.
+    `has_ended` is set when the last stage has ended or all were stopped, `is_free` when Prefect has returned from the
+    run; `put_back` restores settings that were changed for this run only.
     """
 
     root: Path
@@ -50,16 +50,16 @@ class Run:
     started: float = field(default_factory=time.monotonic)
     has_ended: threading.Event = field(default_factory=threading.Event)
     is_free: threading.Event = field(default_factory=threading.Event)
-    _voice: threading.Lock = field(default_factory=threading.Lock)
+    _print_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def say(self, text: str, name: str = "") -> None:
-        """Print one line with the time since the start, and the stage it came from."""
+        """Print one line with the time since the start and the name of its stage."""
         minutes, seconds = divmod(int(time.monotonic() - self.started), 60)
-        with self._voice, contextlib.suppress(BrokenPipeError):
+        with self._print_lock, contextlib.suppress(BrokenPipeError):
             print(f"[{minutes:3d}:{seconds:02d}] {name + ' | ' if name else ''}{text}", flush=True)
 
     def work(self, name: str) -> Callable[[Say], Outcome]:
-        """The work of stage `name`, as a call that passes its lines to one listener more."""
+        """The work of stage `name`, as a function that also passes each line of output to its argument."""
 
         def work(listen: Say) -> Outcome:
             if name not in self.graph.stale:
@@ -69,17 +69,17 @@ class Run:
             if blocked:
                 return Outcome(name, "skipped", message=f"it needs {blocked[0]}, which did not end well")
 
-            def hear(line: str) -> None:
+            def on_line(line: str) -> None:
                 self.say(line, name)
-                with contextlib.suppress(Exception):  # A log that has gone away does not stop the work.
+                with contextlib.suppress(Exception):  # A log that fails must not stop the work.
                     listen(line)
 
-            force = any(one in (name, name.partition("@")[0]) for one in self.force)
-            outcome = execute(name, self.root, self.key, force, hear, self.stopper)
+            is_forced = any(forced in (name, name.partition("@")[0]) for forced in self.force)
+            outcome = execute(name, self.root, self.key, is_forced, on_line, self.stopper)
             if outcome.result == "cached" and (damaged := restored.remove_damaged(self.root, name)):
                 names = ", ".join(damaged)
-                hear(f"DVC's cache is damaged: its copy of {names} is not what dvc.lock names. Running again.")
-                outcome = execute(name, self.root, self.key, force, hear, self.stopper)
+                on_line(f"DVC's cache is damaged: its copy of {names} is not what dvc.lock names. Running again.")
+                outcome = execute(name, self.root, self.key, is_forced, on_line, self.stopper)
             dag.keep_lock_file(self.root)
             tail = f": {outcome.message}" if outcome.message else ""
             self.say(f"{outcome.result} in {outcome.seconds:.1f} s{tail}", name)
@@ -88,13 +88,13 @@ class Run:
         return work
 
     def run(self, start: Start | None = None) -> None:
-        """Run every stage as soon as what it needs has ended, `max_parallel` at once; fills `outcomes`.
+        """Run every stage as soon as its dependencies have ended, `max_parallel` at once; fills `outcomes`.
 
-        The stage that all others wait for runs first. Only then does DVC know which of the others are stale.
+        The stage that all others wait for runs first, because only after it DVC knows which of the others are stale.
 
         Args:
-            start: called in this thread with a stage's name, gives the call that runs it in another one;
-                without it the stage is run directly.
+            start: called in this thread with a stage's name; returns the function that runs the stage in another
+                thread. None runs the stage directly.
         """
         begin = start or (lambda name: lambda: self.work(name)(lambda line: None))
         first = self.graph.first
@@ -105,7 +105,7 @@ class Run:
         self._run_each([name for name in self.graph.urgent_first if name not in self.outcomes], begin)
 
     def _run_each(self, waiting: list[str], begin: Start) -> None:
-        """Run these stages, each as soon as what it needs has ended."""
+        """Run these stages, each as soon as its dependencies have ended."""
         running: dict[Future[Outcome], str] = {}
         with ThreadPoolExecutor(self.max_parallel, "stage") as pool:
             try:
@@ -123,7 +123,7 @@ class Run:
 
     @property
     def problems(self) -> list[Outcome]:
-        """Stages that failed, in order; what was only skipped because of them is left out."""
+        """Stages that failed, in order, without the stages that were skipped because of them."""
         bad = [outcome for outcome in self.outcomes.values() if not outcome.is_good]
         return [outcome for outcome in bad if outcome.result == "failed"] or bad
 
@@ -136,7 +136,7 @@ class Run:
     def verdict(self) -> str:
         """One sentence: what failed, or how many stages ran."""
         if self.problems:
-            return "; ".join(f"{one.name}: {one.message}" for one in self.problems)
+            return "; ".join(f"{problem.name}: {problem.message}" for problem in self.problems)
         executed = sum(outcome.result == "executed" for outcome in self.outcomes.values())
         return f"{executed} of {len(self.graph.needs)} stages executed, {len(self.outcomes) - executed} cached"
 
@@ -145,17 +145,17 @@ class Run:
 def prepared(
     root: Path, answers: dict[str, Any], force: tuple[str, ...], max_parallel: int, once: bool = False
 ) -> Iterator[Run]:
-    """Take the clone's lock, mend what a killed run left, write the settings, read the graph.
+    """Take the clone's lock, repair the files of a killed run, write the settings, read the graph.
 
     Args:
         root: root of the clone.
         answers: settings to write into `params.yaml`, by dotted key.
         force: stages to run even if nothing changed.
         max_parallel: independent stages at once.
-        once: put `params.yaml` back as it was at the end.
+        once: restore `params.yaml` at the end.
 
     Raises:
-        ValueError: another run is at work in the clone, or a setting is wrong; then nothing was changed.
+        ValueError: another run is at work in the clone, or a setting is wrong; nothing was changed.
     """
     with _alone(root):
         for line in dag.repair(root):
@@ -182,7 +182,7 @@ def prepared(
 
 @contextlib.contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """Be the only pipeline run in this clone; the lock goes with the process, however it ends."""
+    """Be the only pipeline run in this clone; the kernel frees the lock when the process ends."""
     path = root / LOCK
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as file:
@@ -207,8 +207,8 @@ def _busy(who: str) -> str:
     )
 
 
-def farewell(run: Run) -> str:
-    """The result table and where to look further."""
+def summary(run: Run) -> str:
+    """The result table, and where to find more."""
     lines = []
     table = run.root / TABLE
     if table.is_file():

@@ -1,6 +1,7 @@
-"""`make serve`: deployments on a Prefect server, on demand and a nightly evaluation, worked off one at a time.
+"""`make serve` offers two deployments on a Prefect server, runs on demand and a nightly evaluation, one at a time.
 
-Needs a server: `make ui`, or `PREFECT_API_URL`. It registers and works; it defines nothing about the pipeline.
+It needs a server: `make ui`, or `PREFECT_API_URL`. It registers deployments and works; it defines nothing of the
+pipeline.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ def deploy(root: Path, cron: str = NIGHTLY, force: list[str] | None = None) -> l
         force: groups of stages it repeats even if nothing changed, so that a drift would show.
     """
     with get_client(sync_client=True) as client, contextlib.suppress(ObjectAlreadyExists):
-        # One run at a time for the whole clone: more would only be refused by its lock.
+        # One run at a time, because the lock of the clone would refuse a second one.
         client.create_work_pool(WorkPoolCreate(name=POOL, type="process", concurrency_limit=1))
-    one = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.ENQUEUE)
+    one_at_a_time = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.ENQUEUE)
     nightly = {"form": {"force": EVALUATIONS if force is None else force}}
     return [
-        _deploy(root, name="on-demand", concurrency_limit=one, description="Run what is out of date."),
+        _deploy(root, name="on-demand", concurrency_limit=one_at_a_time, description="Run what is out of date."),
         _deploy(
             root,
             name="nightly-evaluation",
-            concurrency_limit=one,
+            concurrency_limit=one_at_a_time,
             schedules=[Cron(cron)],
             parameters=nightly,
             description="Repeat the evaluation; the table must not move.",
@@ -53,11 +54,11 @@ def deploy(root: Path, cron: str = NIGHTLY, force: list[str] | None = None) -> l
 
 
 def _deploy(root: Path, name: str, **how: Any) -> Any:
-    house = Path(__file__).resolve().parents[1]
-    source = flow.from_source(source=str(house), entrypoint="flows/flow.py:reproduce")
+    code = Path(__file__).resolve().parents[1]
+    source = flow.from_source(source=str(code), entrypoint="flows/flow.py:reproduce")
     variables = {
         "working_dir": str(root.resolve()),
-        "env": {"PYTHONPATH": str(house), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
+        "env": {"PYTHONPATH": str(code), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
     }
     return source.deploy(  # type: ignore[union-attr]
         name=name,
@@ -72,7 +73,7 @@ def _deploy(root: Path, name: str, **how: Any) -> Any:
 
 
 def main() -> int:
-    """Register, then work until Ctrl-C."""
+    """Register the deployments, then work until Ctrl-C."""
     server = find_server(Path.cwd())
     if server is None:
         print(
@@ -80,7 +81,8 @@ def main() -> int:
         )
         return 1
     env = {**os.environ, "PREFECT_API_URL": server, "PREFECT_WORKER_QUERY_SECONDS": "1"}
-    if os.environ.get("PREFECT_API_URL") != server:  # Prefect has read its settings already: start anew with it.
+    # Prefect reads its settings at import, so a new process must read this one.
+    if os.environ.get("PREFECT_API_URL") != server:
         return subprocess.run([sys.executable, "-m", "flows.serve"], env=env, check=False).returncode
     deploy(Path.cwd())
     print(f"Serving at {server.removesuffix('/api')}; Ctrl-C stops, schedules stay.", flush=True)

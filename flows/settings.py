@@ -1,8 +1,7 @@
 """The form of a pipeline run and the settings of its command line, both made from `tasks.params.Params`.
 
-How answers get into `params.yaml`: checked, written, run.
-
-An answer left empty means "as `params.yaml` says". Nothing here knows what a setting does.
+Answers are checked and then written into `params.yaml`. An empty answer keeps the value in `params.yaml`. Nothing here
+knows what a setting does.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def names_of(kinds: Sequence[str], root: Path = Path(".")) -> list[str]:
 
 
 def form_of(cls: type) -> type[BaseModel]:
-    """A form with the keys of a settings dataclass, each of which may stay empty; names of files become a choice."""
+    """A form with the keys of a settings dataclass. Each may stay empty; names of files become a choice."""
     fields: dict[str, Any] = {}
     for setting in params.settings_of(cls):
         note = setting.info.description
@@ -41,7 +40,7 @@ def form_of(cls: type) -> type[BaseModel]:
 
 
 def _choice(setting: params.Setting) -> Any:
-    """The type of a setting, with the names of its files where it has some."""
+    """The type of a setting; if it names files, a choice of their names."""
     names = tuple(names_of(setting.kinds))
     if not names:
         return setting.info.annotation
@@ -52,7 +51,7 @@ _Answers: Any = form_of(params.Params)
 
 
 class Form(_Answers):
-    """What to change in `params.yaml` before running. Empty: as it stands there."""
+    """Changes of `params.yaml` before running. An empty field keeps its value there."""
 
     force: list[str] = Field(default_factory=list, description="stages to run even if nothing changed")
     max_parallel: int = Field(default=2, ge=1, le=64, description="independent stages at once")
@@ -75,13 +74,13 @@ def _every(cls: type = params.Params, prefix: str = "") -> Iterator[tuple[str, p
 
 
 SETTINGS: dict[str, params.Setting] = dict(_every())
-"""What can be set, by dotted key."""
+"""Every setting by its dotted key."""
 VARIABLES = {key.rpartition(".")[2].upper(): key for key in SETTINGS}
 """The dotted key of each variable of the Makefile, such as `TOP_K`."""
 
 
 def help_text(root: Path) -> str:
-    """Every setting for `--help`: its key, its variable, what it means and which values it may have."""
+    """Every setting for `--help`: its key, its variable, its meaning and its possible values."""
     lines = ["settings (--set key=value, or --set VARIABLE=value; lists as a,b):"]
     for variable, key in VARIABLES.items():
         setting = SETTINGS[key]
@@ -95,7 +94,7 @@ def help_text(root: Path) -> str:
 def apply(answers: dict[str, Any], root: Path) -> list[str]:
     """Write answers into `params.yaml`, keeping its comments; returns `key: old -> new` for each real change.
 
-    Either all are written or none: the result is checked first, and replaces the file in one step.
+    All are written or none: the result is checked first, and replaces the file in one step.
 
     Raises:
         ValueError: a value that `tasks.conf` refuses.
@@ -107,6 +106,7 @@ def apply(answers: dict[str, Any], root: Path) -> list[str]:
     path = root / conf.PARAMS
     conf.read_yaml(path)  # ruamel's errors name no file.
     tree = yaml.load(path.read_text(encoding="utf-8"))
+
     changes = []
     for key, value in answers.items():
         section, last = _place(tree, key)
@@ -114,6 +114,7 @@ def apply(answers: dict[str, Any], root: Path) -> list[str]:
         if list(old) != list(value) if isinstance(old, list) and isinstance(value, list) else old != value:
             section[last] = _inline(value)
             changes.append(f"{key}: {_text(old)} -> {_text(value)}")
+
     text = io.StringIO()
     yaml.dump(tree, text)
     checked = params.check(conf.parse(text.getvalue(), str(conf.PARAMS)), root)  # Also what was written by hand.
@@ -150,7 +151,7 @@ def _place(tree: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
 
 
 def _inline(value: Any) -> Any:
-    """A list as `[a, b]` in the file."""
+    """A list that is written as `[a, b]` in the file."""
     from ruamel.yaml.comments import CommentedSeq
 
     if not isinstance(value, list):
@@ -163,9 +164,9 @@ def _inline(value: Any) -> Any:
 def write(root: Path, text: str) -> None:
     """Replace `params.yaml` in one step."""
     path = root / conf.PARAMS
-    beside = path.with_name(f".{path.name}.new")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(text, encoding="utf-8")
+    os.replace(new, path)
 
 
 def parse(words: list[str], root: Path = Path(".")) -> dict[str, Any]:
@@ -198,7 +199,7 @@ def _key(name: str) -> str:
 
 
 def _value(word: str, text: str, is_list: bool) -> Any:
-    """The YAML value of a setting; a list may go without its brackets."""
+    """The YAML value of a setting; a list may lack its brackets."""
     try:
         value = conf.parse(text, word)
         if is_list and not isinstance(value, list):
@@ -241,7 +242,7 @@ def _beside_reference(methods: Sequence[str], root: Path) -> list[str]:
 
 
 SHORTHANDS: dict[str, Callable[[str, Path], dict[str, Any]]] = {"DATA": data_answers, "METHODS": method_answers}
-"""Variables that stand for more than their setting."""
+"""Variables that set more than the setting of their name."""
 
 
 def compare_answers(name: str, root: Path) -> dict[str, Any]:
@@ -250,8 +251,8 @@ def compare_answers(name: str, root: Path) -> dict[str, Any]:
     Raises:
         ValueError: no such file, an unknown or missing key, or a method that does not exist.
     """
-    found = params.compare(name, root)
-    return {"systems": _beside_reference(found.methods, root), "seeds": list(found.seeds)}
+    compare = params.compare(name, root)
+    return {"systems": _beside_reference(compare.methods, root), "seeds": list(compare.seeds)}
 
 
 def _text(value: Any) -> str:

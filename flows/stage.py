@@ -1,4 +1,4 @@
-"""The single Prefect task: one DVC stage, its lines in the run's log, its outcome as the state on the page."""
+"""The only Prefect task: it runs one DVC stage, logs its lines, and ends in a state that shows its outcome."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flows.child import Outcome, Say
 
 @task(name="stage", task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False)
 def dvc_stage(name: str, work: Callable[[Say], Outcome]) -> Any:
-    """Do `work`, which runs stage `name`; cached stages end in a state named Cached, skipped ones in Skipped."""
+    """Call `work`, which runs stage `name`; cached stages end in a state named Cached, skipped ones in Skipped."""
     logger = get_run_logger()
     outcome = work(logger.info)
     match outcome.result:

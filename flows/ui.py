@@ -1,4 +1,4 @@
-"""`make ui`: Prefect and MLflow on the loopback address, over what the runs of this clone have stored.
+"""`make ui` starts Prefect and MLflow on the loopback address, with the runs that this clone has stored.
 
 The servers end with this command. While it runs, pipeline runs of this clone report to this Prefect server.
 """
@@ -93,7 +93,7 @@ def _start(module: str, words: list[str], address: str, **env: str) -> subproces
 
 
 def _check_ports(ports: Mapping[str, str]) -> None:
-    """Refuse ports that are no numbers, the same one twice, or taken: whoever has it would answer in our name."""
+    """Refuse ports that are no numbers, the same one twice, or taken: the program on it would answer in our place."""
     for name, port in ports.items():
         if not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
             raise ValueError(f"PORT_{name.upper()}={port!r}, expected a number from 1 to 65535.")
@@ -101,10 +101,11 @@ def _check_ports(ports: Mapping[str, str]) -> None:
         both = " and ".join(f"PORT_{name.upper()}={port}" for name, port in ports.items())
         raise ValueError(f"{both}: each server needs a port of its own.")
     for name, port in ports.items():
-        with socket.socket() as one:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # As servers do; a port just left is free.
+        with socket.socket() as probe:
+            # Servers set this option, too. Without it a port that was just freed would look taken.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                one.bind(("127.0.0.1", int(port)))
+                probe.bind(("127.0.0.1", int(port)))
             except OSError as error:
                 raise ValueError(
                     f"{name} cannot have port {port} of 127.0.0.1 ({error.strerror}); is another `make ui` running? "
@@ -117,9 +118,9 @@ def _another(name: str) -> str:
 
 
 def _wait(name: str, server: subprocess.Popen[bytes], url: str, port: str) -> None:
-    """Until it answers and is alive a moment later: an answer alone may be that of a foreign server on its port."""
-    until = time.monotonic() + SECONDS_TO_START
-    while time.monotonic() < until:
+    """Wait until it answers and still lives a moment later; the answer alone may be another server's on that port."""
+    deadline = time.monotonic() + SECONDS_TO_START
+    while time.monotonic() < deadline:
         if server.poll() is not None:
             _raise_ended(name, server, port)
         try:

@@ -1,7 +1,7 @@
-"""Configuration files that extend another one: `extends: name` takes over what a file does not say itself.
+"""Configuration files that extend another one: `extends: name` inherits every key that a file does not set itself.
 
-Mappings are merged key by key; a part of another `kind` replaces the inherited one whole. `scales` lays changes over
-the file for one scale.
+Mappings are merged key by key; a part of another `kind` replaces the inherited part as a whole. `scales` holds changes
+of the file for single scales.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def read(kind: str, name: str, scale: str, root: Path = Path("."), own: Collecti
 
     Args:
         kind, name: folder and name of the file.
-        scale: the entry of `scales` that is laid over the rest.
+        scale: the entry of `scales` that is applied.
         root: root of the clone.
-        own: keys that no other file takes over and no scale changes.
+        own: keys that no other file inherits and no scale changes.
 
     Raises:
         ValueError: an unknown name, files that extend each other in a circle, a wrong entry of `scales`, or a setting
-            of this file that an inherited entry of `scales` would hide.
+            of this file that an inherited entry of `scales` would override.
     """
     chain = _chain(kind, name, root)
     tree: Tree = {}
@@ -78,7 +78,7 @@ def _overlay(file: Tree, path: Path, scale: str, own: Collection[str], root: Pat
 
 
 def _refuse_hidden(file: Tree, overlay: Tree, path: Path, scale: str, source: Path) -> None:
-    """Refuse a setting of the file itself that an inherited overlay of the scale would win over in silence."""
+    """Raise if an inherited scale override would silently win over a value that this file sets."""
     mine = {key: value for key, value in file.items() if key not in (EXTENDS, SCALES)}
     again = dict(_leaves((file.get(SCALES) or {}).get(scale) or {}))
     for place, value in _leaves(mine):
@@ -87,12 +87,12 @@ def _refuse_hidden(file: Tree, overlay: Tree, path: Path, scale: str, source: Pa
                 key, other_key = ": ".join(place), ": ".join(hidden_by)
                 raise ValueError(
                     f"{path}: {key}={value!r} is hidden by {other_key}={stronger!r} of {SCALES}: {scale}, which it "
-                    f"takes over from {source}. Say it there, too: {SCALES}: {{{scale}: {_nested(place, value)}}}."
+                    f"inherits from {source}. Set it there as well: {SCALES}: {{{scale}: {_nested(place, value)}}}."
                 )
 
 
 def _leaves(tree: Mapping[str, Any], above: Place = ()) -> Iterator[tuple[Place, Any]]:
-    """Every value that is no mapping, and where it stands."""
+    """Every value that is no mapping, with its path of keys."""
     for key, value in tree.items():
         place = (*above, str(key))
         if isinstance(value, Mapping) and value:
@@ -102,7 +102,7 @@ def _leaves(tree: Mapping[str, Any], above: Place = ()) -> Iterator[tuple[Place,
 
 
 def _is_below(one: Place, other: Place) -> bool:
-    """Whether one of two places is the other or lies inside it."""
+    """Whether one path of keys begins with the other."""
     shorter = min(len(one), len(other))
     return one[:shorter] == other[:shorter]
 

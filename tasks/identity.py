@@ -21,7 +21,7 @@ from tasks import store
 
 PACKAGE = "tasks"
 ROOT = Path(__file__).resolve().parents[1]
-"""Where the package lies that this process runs; a clone whose code it is."""
+"""Root of the clone whose code this process runs."""
 FRAME = ("tasks/__init__.py", "tasks/stages/__init__.py", "tasks/identity.py", "tasks/runner/")
 """Files and folders that start, guard and record a stage and never change what it writes: no stage uses them."""
 BY_KIND = "# Loads parts by kind."
@@ -30,7 +30,7 @@ REQUIREMENTS = Path("requirements")
 MADE_FROM = REQUIREMENTS / ".made-from"
 """Names the file of this folder that the environment was made from; `make` writes it. It lies beside those files, so
 that a change of environment is a change of what stage `plan` reads."""
-_NOT_SOURCES = {".pyc", ".md"}  # Documents explain the code, they are not part of it.
+_NOT_SOURCES = {".pyc", ".md"}  # Documents are not part of the code.
 _LOADERS = {"import_module", "__import__", "run_module", "run_path", "spec_from_file_location"}
 _PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)(\[[^\]]*\])?\s*==\s*([^\s;\\]+)")
 
@@ -55,7 +55,7 @@ class Sources:
     def used(self, modules: Iterable[str]) -> dict[str, str]:
         """Files that can change what these modules compute, with their hashes: the closure without the frame.
 
-        What the frame itself imports of other rooms is among them, since every stage runs it.
+        Files of other rooms that the frame imports are among them, since every stage runs them.
         """
         return {path: digits for path, digits in self.hashes(modules).items() if not path.startswith(FRAME)}
 
@@ -78,7 +78,7 @@ class Sources:
             if path not in sources:
                 sources.add(path)
                 waiting += self._loads(path)
-        beside = {found for folder in {path.parent for path in sources} for found in _data_files(folder)}
+        beside = {file for folder in {path.parent for path in sources} for file in _data_files(folder)}
         return {path.relative_to(self.root).as_posix() for path in sources | beside}
 
     def files_of(self, name: str) -> list[Path]:
@@ -132,12 +132,12 @@ class Sources:
         """Files of this package that the file imports.
 
         Raises:
-            ValueError: a star import or an unmarked import of a computed name: nobody can tell what it loads.
+            ValueError: a star import or an unmarked import of a computed name, whose files cannot be known.
         """
         if path not in self._imported:
             names = {self._checked(path, name, line) for name, line in self.imports(path)}
-            own = [name for name in names if name.partition(".")[0] == PACKAGE]
-            self._imported[path] = {found for name in own for found in self.files_of(name)}
+            in_package = [name for name in names if name.partition(".")[0] == PACKAGE]
+            self._imported[path] = {file for name in in_package for file in self.files_of(name)}
         return self._imported[path]
 
     def _checked(self, path: Path, name: str, line: int) -> str:
@@ -196,8 +196,7 @@ def loaded(root: Path = ROOT) -> set[str]:
 def libraries(root: Path) -> dict[str, str]:
     """Name and version of every library that the environment of this clone was made from.
 
-    They are read from the file of `requirements/` that the environment was made from, see `MADE_FROM`; `cpu.txt` where
-    nobody says so.
+    They are read from the file of `requirements/` that `MADE_FROM` names, or from `cpu.txt` without it.
 
     Raises:
         ValueError: the file is missing, or pins nothing.

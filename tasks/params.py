@@ -1,6 +1,6 @@
-"""`params.yaml`: which runs exist. Form, command line and checks of a run all follow the fields of `Params`.
+"""`params.yaml` says which runs exist. Form, command line and checks of a run all follow the fields of `Params`.
 
-No stage reads this: a plan hands it what it uses, so that a new parameter runs nothing again.
+No stage reads it: a stage reads its plan, so that a new parameter makes no stage run again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tasks import conf
 from tasks.conf import CONF, PARAMS, require
 
 SYSTEMS = ("system", "method")
-"""Folders of `conf/` with what may be evaluated: systems as they are, and methods that train a policy."""
+"""Folders of `conf/` whose files can be evaluated: systems that do not learn, and methods that train a policy."""
 Seed = Annotated[int, Field(ge=0, le=999_999)]
 """Seeds of draws are made of it and of two counters by multiplication, and fit into 64 bits."""
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -38,7 +38,7 @@ class FileOf:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """The section `evaluate` of `params.yaml`; the evaluation and the report alone depend on it."""
+    """The section `evaluate` of `params.yaml`; only the evaluation and the report depend on it."""
 
     top_k: Annotated[
         int, Field(ge=0, le=MAX_TOP_K, description="passages per search; 0 takes the scale's, as in training")
@@ -53,13 +53,13 @@ class Evaluate:
     reference: Annotated[str, Field(description="the system that others are compared with, one of systems")]
     max_failed_share: Annotated[
         float,
-        Field(ge=0, lt=1, description="of all trajectories, how many may fail in search; more end the evaluation"),
+        Field(ge=0, lt=1, description="largest share of episodes that may fail in search; more end the evaluation"),
     ] = 0.0
 
 
 @dataclass(frozen=True)
 class Params:
-    """`params.yaml`: which runs exist. Form, command line and checks all follow these fields."""
+    """The keys of `params.yaml`. Form, command line and checks all follow these fields."""
 
     scale: Annotated[str, FileOf(("scale",)), Field(description="sizes and budgets (conf/scale)")]
     data: Annotated[str, FileOf(("data",)), Field(description="world is generated, folder is read (conf/data)")]
@@ -105,7 +105,7 @@ class Setting:
     Attributes:
         key: its name.
         info: type, bounds and description, as pydantic has them.
-        default: what holds where `params.yaml` leaves the key out; `dataclasses.MISSING` where it must not.
+        default: value if `params.yaml` leaves the key out; `dataclasses.MISSING` if it must not.
     """
 
     key: str
@@ -114,7 +114,7 @@ class Setting:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """`conf/<kind>/` of one of these has a file for each value; empty where the values are no names of files."""
+        """Folders of `conf/` whose files its values name; empty if its values are no names of files."""
         return next((mark.kinds for mark in self.info.metadata if isinstance(mark, FileOf)), ())
 
     @property
@@ -141,9 +141,9 @@ def read(root: Path = Path(".")) -> Params:
 
 
 def check(tree: Mapping[str, Any], root: Path = Path(".")) -> Params:
-    """The settings `params.yaml` would give with this content; ValueErrors as if it stood there."""
+    """The settings of a `params.yaml` with this content; ValueErrors are those of reading the file."""
     result = conf.fill(Params, tree, str(PARAMS))
-    for setting in (one for one in settings_of() if one.kinds):
+    for setting in (setting for setting in settings_of() if setting.kinds):
         value: Any = getattr(result, setting.key)
         if value != setting.default:
             for name in value if setting.is_list else [value]:
@@ -171,9 +171,9 @@ def how_to_take(hub_name: str) -> str:
 
 
 def compare(name: str, root: Path = Path(".")) -> Compare:
-    """`conf/compare/<name>.yaml`, and that every method it names exists; `check` knows the other bounds."""
+    """Read `conf/compare/<name>.yaml` and check that its methods exist; `check` has the other bounds."""
     conf.path_of("compare", name, root, "--compare")
-    found = conf.load(Compare, "compare", name, root=root)
-    for method in found.methods:
+    chosen = conf.load(Compare, "compare", name, root=root)
+    for method in chosen.methods:
         conf.path_of("method", method, root, f"{CONF}/compare/{name}.yaml")
-    return found
+    return chosen

@@ -1,8 +1,8 @@
-"""Parts by room and kind: kind `answer` of room `rewards` is what `tasks/rewards/answer.py` calls `PART`.
+"""Finds parts by room and kind: kind `answer` of room `rewards` is the `PART` of `tasks/rewards/answer.py`.
 
 `PART` is the frozen dataclass that holds the part's numbers and their bounds. There is no registry and no list of
-kinds: a new file is a new kind. A part is imported only where settings name it, so that a file changes the results of
-those that use it and of no others.
+kinds: a new file is a new kind. A part is imported only if settings name it, so that a change of its file makes only
+those stages run again that use it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PART = re.compile(r"^PART\b", re.MULTILINE)
 
 
 def kinds(room: str) -> list[str]:
-    """The kinds of a room, such as `rewards` or `rl.losses`: its files that name a `PART`. Imports none of them."""
+    """The kinds of a room, such as `rewards` or `rl.losses`: its files that define `PART`. It imports none of them."""
     files = _TASKS.joinpath(*room.split(".")).glob("*.py")
     return sorted(path.stem for path in files if _PART.search(path.read_text(encoding="utf-8")))
 
@@ -47,7 +47,7 @@ def make(room: str, tree: Mapping[str, Any], where: str) -> Any:
 
 
 def make_each(room: str, trees: Mapping[str, Any], where: str) -> tuple[Any, ...]:
-    """Build a part for each kind -> numbers, in order; a kind whose numbers are null was taken away.
+    """Build the part of each kind, in order; a kind whose numbers are null is left out.
 
     Raises:
         ValueError: as `make`.
@@ -68,7 +68,7 @@ def kind_of(part: object) -> str:
 
 
 def plain(part: object) -> dict[str, Any]:
-    """The settings that `make` builds an equal part from, ready for JSON; every field is given."""
+    """Settings from which `make` builds an equal part, ready for JSON, with every field."""
     return {KIND: kind_of(part), **conf.plain(part)}
 
 

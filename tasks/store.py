@@ -1,7 +1,7 @@
-"""Artifact files: write beside, then rename; stream rows; name file, row and field when a row is bad.
+"""Artifact files: atomic writing, streaming of rows, and errors that name file, row and field.
 
-A reader never sees half a file: every writer here fills a temporary sibling, flushes it to the disk and
-renames it. Nothing here knows what a row means.
+Every writer here fills a temporary file in the same folder, flushes it to the disk and renames it, so that a reader
+never sees half a file. Nothing here knows what a row means.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DataError(ValueError):
 
 
 class OutageError(RuntimeError):
-    """Something that a stage needs and does not own did not answer: a server, a model, a device."""
+    """A server, model or device outside the pipeline did not answer."""
 
 
 class _RepeatedKeyError(ValueError):
@@ -53,11 +53,11 @@ def _object(pairs: list[tuple[str, Any]]) -> Row:
     return row
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object)  # Made once: as fast as json.loads without the hook.
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)  # Made once, which is as fast as json.loads without the hook.
 
 
 OnFault = Callable[[int, DataError], None]
-"""Hears of a row that cannot be read: its number, and the error that would have been raised."""
+"""Called for a row that cannot be read, with its number and the error that would have been raised."""
 
 GZIP_DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error)
 """What reading a broken gzip stream raises."""
@@ -70,15 +70,16 @@ def read_jsonl(path: Path, on_fault: OnFault | None = None, max_bytes: int = 0) 
 
     Args:
         path: the file.
-        on_fault: hears of every fault in place of the error. A bad row is then left out; of a broken gzip stream
-            all whole rows before the damage are read, and the number is that of the first lost one.
-        max_bytes: a longer row is bad and never held in memory; 0 is no limit.
+        on_fault: called for every fault instead of an error. A bad row is then left out. Of a broken gzip stream all
+            whole rows before the damage are read, and the number is that of the first lost row.
+        max_bytes: a longer row is bad and is not held in memory; 0 is no limit.
 
     Raises:
         DataError: file missing, not UTF-8, not JSON, a key twice, not an object, too long, or a broken gzip stream.
     """
     if not path.is_file():
         raise DataError(f"{path}: the file is missing.", "missing_file")
+
     number = 0
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
         try:
@@ -100,7 +101,7 @@ def read_jsonl(path: Path, on_fault: OnFault | None = None, max_bytes: int = 0) 
 
 
 def _bounded(file: Any, most: int) -> Iterator[bytes]:
-    """Lines; of one with more than `most` bytes come `most` + 1, and the rest is passed over."""
+    """Yield lines, cut to `most` + 1 bytes, which shows the caller that a line is too long."""
     while line := file.readline(most + 1):
         rest = line
         while len(rest) > most and not rest.endswith(b"\n"):
@@ -109,7 +110,7 @@ def _bounded(file: Any, most: int) -> Iterator[bytes]:
 
 
 def _lines_before_damage(path: Path, number: int, max_bytes: int) -> list[bytes]:
-    """The whole lines after line `number`: of the block in which zlib meets the damage it hands out nothing."""
+    """The whole lines after line `number`, read byte by byte: zlib gives out nothing of a block with a damage in it."""
     found = bytearray()
     with gzip.open(path, "rb") as file, contextlib.suppress(*GZIP_DAMAGE):
         for _ in itertools.islice(_bounded(file, max_bytes) if max_bytes else file, number):
@@ -120,7 +121,7 @@ def _lines_before_damage(path: Path, number: int, max_bytes: int) -> list[bytes]
 
 
 def _row(line: bytes, path: Path, number: int, max_bytes: int, on_fault: OnFault | None) -> Row | None:
-    """The parsed row, None for one that `on_fault` has heard of."""
+    """The parsed row, None after a fault that was given to `on_fault`."""
     try:
         if max_bytes and len(line) > max_bytes and not line.endswith(b"\n"):
             raise DataError(
@@ -140,7 +141,8 @@ def _row(line: bytes, path: Path, number: int, max_bytes: int, on_fault: OnFault
 
 def _parse(line: bytes, path: Path, number: int) -> Row:
     try:
-        row = _DECODER.decode(line.decode("utf-8").rstrip("\r\n"))  # A column after the line's end would be its first.
+        # With its line break, an error at the end of a line would be reported in column 1 of the next line.
+        row = _DECODER.decode(line.decode("utf-8").rstrip("\r\n"))
     except UnicodeDecodeError as error:
         message = f"{path}: row {number}: byte {error.start} is not UTF-8. Save the file as UTF-8."
         raise DataError(message, "not_utf8") from None
@@ -152,7 +154,7 @@ def _parse(line: bytes, path: Path, number: int) -> Row:
         key = f"{error.args[0]!r:.80}"
         message = f"{path}: row {number}: key {key} appears more than once in one object. Keep one of them."
         raise DataError(message, "repeated_key") from None
-    except (ValueError, RecursionError) as error:  # A number of thousands of digits, or brackets as deep.
+    except (ValueError, RecursionError) as error:  # A number of thousands of digits, or thousands of brackets.
         message = f"{path}: row {number}: not JSON that can be read ({error}). Correct the row."
         raise DataError(message, "not_json") from None
     if not isinstance(row, dict):
@@ -205,7 +207,7 @@ def read_json(path: Path) -> Any:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A binary file that becomes `path` when the block ends well, and vanishes when it does not."""
+    """A binary file that becomes `path` if the block ends without an error, and is deleted otherwise."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -222,9 +224,9 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """A folder that becomes `path` (replacing what was there) when the block ends well.
+    """A folder that becomes `path` if the block ends without an error; an older folder is replaced.
 
-    What killed processes left of theirs is removed first; that of a living one is locked.
+    Unfinished folders of killed processes are removed first. Those of living processes are locked.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(path)
@@ -254,11 +256,11 @@ def _exchange(new: Path, path: Path) -> None:
 
 @contextlib.contextmanager
 def _locked_folder(path: Path, suffix: str) -> Iterator[Path]:
-    """A new folder beside `path` that is locked while the block runs, wherever it is moved."""
+    """A new folder beside `path`, locked inside the block even if it is renamed."""
     while True:
         folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=suffix))
         with _lock(folder, fcntl.LOCK_EX):
-            if not folder.exists():  # Somebody took it for a leftover before it was locked.
+            if not folder.exists():  # Another process removed it as a leftover before it was locked.
                 continue
             folder.chmod(0o755)
             yield folder
@@ -267,19 +269,20 @@ def _locked_folder(path: Path, suffix: str) -> Iterator[Path]:
 
 def _remove_leftovers(path: Path) -> None:
     name = re.compile(rf"\.{re.escape(path.name)}\.[a-z0-9_]{{8}}({re.escape(_WORK)}|{re.escape(_OLD)})")
-    for left in path.parent.iterdir():
-        if not name.fullmatch(left.name):
+    for folder in path.parent.iterdir():
+        if not name.fullmatch(folder.name):
             continue
-        with _lock(left, fcntl.LOCK_EX | fcntl.LOCK_NB) as is_ours:
-            if is_ours and left.suffix == _OLD and (left / "old").exists() and not path.exists():
-                os.replace(left / "old", path)  # Killed in the moment between two renames.
+        with _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as is_ours:
+            # A process that was killed between its two renames has moved the old folder away: put it back.
+            if is_ours and folder.suffix == _OLD and (folder / "old").exists() and not path.exists():
+                os.replace(folder / "old", path)
             if is_ours:
-                shutil.rmtree(left, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def _lock(folder: Path, how: int) -> Iterator[bool]:
-    """Lock a folder while the block runs; says whether that could be done."""
+    """Lock a folder inside the block; yields whether that was possible."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
@@ -306,5 +309,5 @@ def sha256(path: Path) -> str:
 
 
 def digest(*values: Any) -> str:
-    """16 hex digits that identify JSON-ready values: names of scratch folders and cache keys."""
+    """16 hex digits that identify JSON-ready values, for names of scratch folders and for cache keys."""
     return hashlib.sha256(dump(list(values)).encode()).hexdigest()[:16]

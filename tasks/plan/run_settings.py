@@ -1,4 +1,4 @@
-"""What `params.yaml` chooses, resolved: the files of `conf/` that it names, checked and by value."""
+"""Resolves the settings of a run: reads and checks the files of `conf/` that `params.yaml` names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCALE_SECTIONS = ("base", "rollout", "train")
 
 
 def _once(resolve: Callable[..., R]) -> Callable[..., R]:
-    """A method of `RunSettings` that resolves each name once: every seed of a system asks for the same."""
+    """Makes a method of `RunSettings` resolve each name only once, because every seed of a system needs the same."""
 
     @functools.wraps(resolve)
     def resolved(self: RunSettings, *names: str) -> R:
@@ -65,11 +65,11 @@ class RunSettings:
         Args:
             cls: dataclass of the section.
             section: its name.
-            changes: laid over the section.
-            where: the file that makes the changes, for messages.
+            changes: settings that replace those of the section.
+            where: the file with the changes, for messages.
 
         Raises:
-            ValueError: the section is missing or wrong, or the file has one that nothing reads.
+            ValueError: the section is missing or wrong, or the file has an unknown section.
         """
         tree, place = self._scale, f"{conf.CONF}/scale/{self.params.scale}.yaml"
         if not isinstance(tree.get(section), dict):
@@ -104,7 +104,7 @@ class RunSettings:
 
     @functools.cached_property
     def data(self) -> DataConf:
-        """Where questions come from, and which splits serve what."""
+        """The source of the questions, and which split is used for what."""
         return self.load(DataConf, "data", self.params.data)
 
     @functools.cached_property
@@ -131,8 +131,8 @@ class RunSettings:
         raise ValueError(f"{self._model_file}: pretrained: folder={folder!r}: there is no such folder. {how}")
 
     @functools.cached_property
-    def own_prompting(self) -> tuple[Prompt | None, SearchGrammar | None]:
-        """Prompt and grammar that the model brings; None where it takes the method's."""
+    def model_prompting(self) -> tuple[Prompt | None, SearchGrammar | None]:
+        """Prompt and grammar of the model's file; None where it leaves them to the method."""
         model, where = self.model, self._model_file
         prompt = None if model.prompt is None else prompts.load(model.prompt, where, self.root)
         grammar = None if model.grammar is None else grammars.make(model.grammar, None, f"{where}: grammar")
@@ -145,23 +145,23 @@ class RunSettings:
 
     @_once
     def method(self, name: str) -> Tree:
-        """A file of `conf/method/`, resolved; a model that brings its own prompt and grammar keeps them."""
-        return loader.load(name, self.params.scale, self.root, *self.own_prompting)
+        """A file of `conf/method/`, resolved; prompt and grammar of the model's file take the place of the method's."""
+        return loader.load(name, self.params.scale, self.root, *self.model_prompting)
 
     @_once
     def reads(self, system: str) -> tuple[str, ...] | None:
-        """What the rewards of a system's method read of a question; None where the system does not learn."""
+        """Fields of a question that the rewards of a system's method read; None if the system does not learn."""
         return methods.build(self.method(system), None).reads if self.is_method(system) else None
 
     @_once
     def system(self, name: str) -> Tree:
-        """Kind, settings and services of what plays under a name of `systems`; see `tasks.systems.build`.
+        """Kind, settings and services of a system; see `tasks.systems.build`.
 
-        A file of kind `policy` may name a `method`, whose prompt, grammar and budgets then hold where it gives none. A
-        `prompt` beside it is the name of a file of `conf/prompt/`.
+        A file of kind `policy` may name a `method` and then takes its prompt, grammar and budgets where it has none of
+        its own. Its own `prompt` is the name of a file of `conf/prompt/`.
 
         Raises:
-            ValueError: an unknown name or kind, a wrong setting, or services that are not those that the kind calls.
+            ValueError: an unknown name or kind, a wrong setting, or other services than those that the kind calls.
         """
         if self.is_method(name):
             return self._named(self._played(name), {}, f"{conf.CONF}/method/{name}.yaml")
@@ -180,7 +180,7 @@ class RunSettings:
         return systems.Named(kind, self._called(kind, called, where)).settings
 
     def _called(self, kind: systems.Kind, called: object, where: str) -> dict[services.Role, services.Kind]:
-        """The services of a kind by role, each from the file of `conf/service/` that is named for it."""
+        """The services of a kind by role, each from its file of `conf/service/`."""
         expected = f"{{{', '.join(f'{role}: <a file of conf/service/>' for role in kind.services)}}}"
         if not isinstance(called, Mapping) or set(called) != set(kind.services):
             name = parts.kind_of(kind)
@@ -191,8 +191,8 @@ class RunSettings:
         for role, service in loaded.items():
             if service.needs_reference:
                 raise ValueError(
-                    f"{where}: services: {role}={called[role]!r}: it asks the start policy of a training, and a system "
-                    "is evaluated without one. Name another file of conf/service/."
+                    f"{where}: services: {role}={called[role]!r}: it needs the start policy of a training, and a "
+                    "system is evaluated without one. Name another file of conf/service/."
                 )
         return loaded
 

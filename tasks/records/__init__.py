@@ -1,5 +1,5 @@
-"""What a run leaves behind, row by row: scores, trajectories and metrics, with one schema each.
+"""The rows that a run writes: scores, trajectories and metrics, with one schema each.
 
-The stage that writes a file, the report that reads it, the viewer that shows it and the expectations about it all use
-the same dataclass. Nothing here plays, scores or averages.
+The stage that writes a file, the report and viewer that read it and the expectations that check it all use the same
+dataclass. Nothing here plays, scores or averages.
 """

@@ -1,7 +1,7 @@
-"""How rows of JSONL files become dataclasses and back: types of their fields, reading, writing, one line per fault.
+"""Reads and writes rows of JSONL files as dataclasses, and says in one line what is wrong with a row.
 
 A row is a frozen dataclass with the decorator `row`; pydantic checks it against its annotations when it is read. Rules
-between fields and between rows are not here: they are expectations (`tasks/data/expectations.py`).
+between fields and between rows are expectations (`tasks/data/expectations.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Number = Annotated[float, Strict(), AllowInfNan(False)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 Match = Annotated[Number, AfterValidator(_zero_or_one)]
 
-# What pydantic calls a fault, in the words of the other messages; {…} are its arguments.
+# Pydantic's name of a fault -> what was expected, in the words of the other messages; {…} are its arguments.
 _EXPECTED = {
     "string_type": "text",
     "string_unicode": "text without lone surrogates (half of a \\u pair)",
@@ -56,11 +56,12 @@ _EXPECTED = {
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def row(cls: type[T]) -> type[T]:
-    """Make `cls` a frozen dataclass with named arguments; a field that it does not have is a fault when it is read."""
+    """Make `cls` a frozen dataclass with named arguments; when a row is read, an unknown field is a fault."""
     return with_config(ConfigDict(extra="forbid"))(dataclass(frozen=True, kw_only=True)(cls))
 
 
-_ADAPTERS: dict[type, TypeAdapter[Any]] = {}  # Making one takes milliseconds, a row has none to spare.
+# Kept, because making one takes milliseconds, which is too long for every row.
+_ADAPTERS: dict[type, TypeAdapter[Any]] = {}
 
 
 def adapter(cls: type) -> TypeAdapter[Any]:
@@ -70,9 +71,9 @@ def adapter(cls: type) -> TypeAdapter[Any]:
     return _ADAPTERS[cls]
 
 
-def plain(one: Any) -> Row:
+def plain(row_: Any) -> Row:
     """The JSON object of a row."""
-    return dict(adapter(type(one)).dump_python(one))
+    return dict(adapter(type(row_)).dump_python(row_))
 
 
 def fault(cls: type[Any], tree: object) -> str | None:
@@ -85,10 +86,10 @@ def fault(cls: type[Any], tree: object) -> str | None:
 
 
 def parse(cls: type[T], tree: object, where: str) -> T:
-    """The row that a JSON value stands for.
+    """The row of a JSON value.
 
     Raises:
-        DataError: it is not one; the message starts with `where`.
+        DataError: the value breaks the schema; the message starts with `where`.
     """
     try:
         parsed: T = adapter(cls).validate_python(tree)
@@ -136,9 +137,9 @@ _REASONS = {
 
 
 def first_fault(error: ValidationError) -> Fault:
-    """What pydantic found first; an unknown field before others, because it may be a missing one misspelt."""
+    """The first fault. An unknown field goes before others, because it may be the misspelt name of a missing one."""
     errors = error.errors(include_url=False)
-    first = min(errors, key=lambda one: _REASONS.get(one["type"]) != "unknown_field")
+    first = min(errors, key=lambda fault: _REASONS.get(fault["type"]) != "unknown_field")
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
     owner, _, name = place.rpartition(".")
     expected = _EXPECTED.get(first["type"], first["msg"]).format(**first.get("ctx", {}))

@@ -1,4 +1,4 @@
-"""`system.json`: what is played under a name with one seed, whether it was trained or not."""
+"""`system.json` describes one system with one seed, trained or not."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class SystemRecord:
     """One system and seed, in `artifacts/train/<name>-<seed>/`.
 
     Attributes:
-        name, seed: which.
+        name, seed: of the system.
         kind: file of `tasks/systems/` that plays it.
-        policy: folder of the weights below the root of the clone, null where a system has none.
-        policy_sha256: hash of the weights; of the settings where there are none.
-        made_by: the stage that made what is played, such as `base@0`.
-        is_trained: whether the summary, metrics and trajectories of a training stand beside this file.
+        policy: folder of the weights below the root of the clone, null if a system has no weights.
+        policy_sha256: hash of the weights, or of the settings if there are no weights.
+        made_by: the stage that made the weights, such as `base@0`.
+        is_trained: whether this folder also has the summary, metrics and trajectories of a training.
     """
 
     name: Text
@@ -38,7 +38,7 @@ def read(folder: Path) -> SystemRecord:
     """The system that a folder of `artifacts/train/` describes.
 
     Raises:
-        DataError: the file is missing or malformed, or is that of another folder.
+        DataError: the file is missing or malformed, or describes another system than the folder's name.
     """
     path = folder / FILE
     record = schema.parse(SystemRecord, read_json(path), str(path))
@@ -48,5 +48,5 @@ def read(folder: Path) -> SystemRecord:
 
 
 def write(folder: Path, record: SystemRecord) -> None:
-    """Put the description into its folder."""
+    """Write the description into its folder."""
     write_json(folder / FILE, schema.plain(record))

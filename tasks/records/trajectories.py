@@ -26,11 +26,11 @@ class HitRow:
 
 @row
 class TurnRow:
-    """One turn: what was written, what it earned, and what came back.
+    """One turn: its text, its rewards, and the observation.
 
     Attributes:
         kind, content, executed: the action that was read from the text, and whether it was a search that was run.
-        reward: rewards of this turn together.
+        reward: sum of the rewards placed in this turn.
         tokens: text of each token that was written, null where tokens are not known.
         advantages: one per token, null outside training.
         logprobs: natural log, one per token, null where they are not known.
@@ -99,7 +99,7 @@ def trajectory_row(
     Args:
         episode, question: what was played.
         policy, seed, mode, step: see `TrajectoryRow`.
-        outcome: where there are no `scores`.
+        outcome: taken if there are no `scores`.
         tokenizer: decodes the tokens of a trajectory.
         scores: rewards of training.
         advantages: one per response token.
@@ -169,11 +169,12 @@ def _turn_row(
 
 
 def pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """Text of each token; bytes of one character split over tokens are shown on the token that completes it.
+    """Text of each token; a character whose bytes are split over tokens belongs to the token that completes it.
 
-    The pieces join to exactly the decoded text, so bytes that never make a character wait for the next that does.
+    The pieces join to exactly the decoded text, so bytes that form no character go to the next complete piece.
     """
-    texts, start = [], 0
+    texts = []
+    start = 0
     for i in range(len(ids)):
         decoded = tokenizer.decode(list(ids[start : i + 1]), skip_special_tokens=False)
         if decoded.endswith("\ufffd") and i + 1 < len(ids):

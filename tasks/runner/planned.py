@@ -1,4 +1,4 @@
-"""The plan of a stage: a file that says everything its result depends on besides the artifacts it reads.
+"""The plan of a stage is a file with everything its result depends on besides the artifacts it reads.
 
 Stage `plan` writes one for each stage and item, `artifacts/plan/<stage>.json` or `artifacts/plan/<stage>/<item>.json`.
 DVC runs a stage again when its plan file or an artifact changes; the stage itself reads its settings from there.
@@ -20,7 +20,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Plan:
-    """What the result of one stage and item depends on besides artifacts.
+    """Everything that the result of one stage and item depends on besides artifacts.
 
     Attributes:
         settings: resolved settings, JSON-ready.
@@ -34,7 +34,7 @@ class Plan:
 
 
 def path_of(name: str) -> Path:
-    """Where the plan of a stage lies: `train@a-0` -> `artifacts/plan/train/a-0.json`."""
+    """The file of a stage's plan: `train@a-0` -> `artifacts/plan/train/a-0.json`."""
     stage, _, item = name.partition("@")
     return FOLDER / stage / f"{item}.json" if item else FOLDER / f"{stage}.json"
 
@@ -42,7 +42,7 @@ def path_of(name: str) -> Path:
 def write(folder: Path, name: str, plan: Plan) -> None:
     """Write the plan of stage `name` into `folder`, which stands for `artifacts/plan`.
 
-    Keys keep their order: that of losses and rewards is the order in which they are added.
+    Keys keep their order, because losses and rewards are added up in the order of their keys.
     """
     path = folder / path_of(name).relative_to(FOLDER)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,13 +68,13 @@ def settings_of(plan: Plan, cls: type[S], name: str) -> S:
     """The settings in a plan, as the dataclass of the stage.
 
     Raises:
-        ValueError: other settings than this dataclass has; the plan was made by another version of the code.
+        ValueError: the settings do not fit the dataclass, because another version of the code made the plan.
     """
     return conf.fill(cls, plan.settings, f"{path_of(name)}: settings")
 
 
 def check_sources(plan: Plan, root: Path, name: str) -> None:
-    """Refuse a plan that is older than the code or the libraries: the result would be recorded under the wrong hashes.
+    """Refuse a plan that is older than the code or the libraries; the result would be recorded with wrong hashes.
 
     Raises:
         ValueError: names what has changed.
@@ -90,7 +90,7 @@ def check_sources(plan: Plan, root: Path, name: str) -> None:
 
 
 def check_loaded(plan: Plan, name: str) -> None:
-    """Refuse a plan that leaves out a file this process has loaded: a change of that file would go unnoticed.
+    """Refuse a plan that does not list a file this process has loaded; a change of that file would go unnoticed.
 
     Raises:
         AssertionError: names the files.

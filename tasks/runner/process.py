@@ -14,7 +14,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 
 def begin() -> None:
-    """Die with the parent, turn SIGTERM into SystemExit, give numeric libraries one thread unless the user set more."""
+    """End with the parent, turn SIGTERM into SystemExit, and give numeric libraries one thread by default."""
     _die_with_parent()
     signal.signal(signal.SIGTERM, _leave)
     for variable in THREAD_VARIABLES:
@@ -22,13 +22,13 @@ def begin() -> None:
 
 
 def _die_with_parent() -> None:
-    """Ask Linux for SIGTERM when the parent dies: killing DVC alone would leave its command writing."""
+    """Ask Linux for SIGTERM when the parent dies; otherwise a stage would go on writing after DVC was killed."""
     if sys.platform != "linux":
         return
     parent = os.getppid()
     pr_set_pdeathsig = 1
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:  # It died between the two calls.
+    if os.getppid() != parent:  # The parent died between the two calls.
         raise SystemExit(143)
 
 
@@ -38,6 +38,6 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 
 def peak_rss_mb() -> float:
     """Most memory this process, or a child it has waited for, ever held."""
-    who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    processes = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     unit = 1 << 20 if sys.platform == "darwin" else 1 << 10
-    return max(resource.getrusage(one).ru_maxrss for one in who) / unit
+    return max(resource.getrusage(process).ru_maxrss for process in processes) / unit

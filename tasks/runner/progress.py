@@ -1,4 +1,4 @@
-"""Shows how far a stage is: a bar on a terminal, else a line every few seconds."""
+"""Shows the progress of a stage: a bar on a terminal, else a line every few seconds."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 def progress(iterable: Iterable[T], total: int | None, desc: str, initial: int = 0) -> Iterator[T]:
-    """Yield the items and show how far we are, on standard error: standard output stays for results.
+    """Yield the items and show the progress on standard error, because standard output is for results.
 
-    `initial` items were done before (a resumed stage): they count as done and not in the rate.
+    `initial` items were done before the stage was resumed; they count as done, but not in the rate.
     """
     if total is None and isinstance(iterable, Sized):
         total = len(iterable)
@@ -26,6 +26,7 @@ def progress(iterable: Iterable[T], total: int | None, desc: str, initial: int =
             iterable, total=total, initial=initial, desc=desc, mininterval=0.3, dynamic_ncols=True, smoothing=0.1
         )
         return
+
     started = shown = time.monotonic()
     done = initial
     for item in iterable:
@@ -42,23 +43,25 @@ def _line(desc: str, done: int, initial: int, total: int | None, seconds: float)
     rate = (done - initial) / seconds if seconds > 0 else 0.0
     if not total:
         return f"{desc}: {done} ({rate:.2f}/s)"
-    left = f", {(total - done) / rate:.0f} s left" if rate and done < total else ""
-    return f"{desc}: {done}/{total} ({100 * done / total:.0f}%, {rate:.2f}/s{left})"
+    rest = f", {(total - done) / rate:.0f} s left" if rate and done < total else ""
+    return f"{desc}: {done}/{total} ({100 * done / total:.0f}%, {rate:.2f}/s{rest})"
 
 
 class Bar:
-    """Progress of work that reports how far it is instead of handing out items.
+    """Progress of work that reports a number of finished steps instead of handing out items.
 
-    What the first report finds done may be the work of an earlier attempt, so the rate counts from there.
+    The steps before the first report may be those of an earlier attempt, so the rate counts from there.
 
     Args:
-        desc: what is done.
-        total: when it is done.
-        hear: hears of the metrics of each step.
+        desc: name of the work.
+        total: number of steps.
+        on_metrics: called with each step and its metrics.
     """
 
-    def __init__(self, desc: str, total: int, hear: Callable[[int, dict[str, float]], None]) -> None:
-        self._desc, self._total, self._hear = desc, total, hear
+    def __init__(self, desc: str, total: int, on_metrics: Callable[[int, dict[str, float]], None]) -> None:
+        self._desc = desc
+        self._total = total
+        self._on_metrics = on_metrics
         self._done = 0
         self._items: Iterator[int] | None = None
 
@@ -71,6 +74,6 @@ class Bar:
             self._done += 1
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Advance to `step` and hand its metrics on."""
+        """Advance to `step` and report its metrics."""
         self.show(step)
-        self._hear(step, metrics)
+        self._on_metrics(step, metrics)

@@ -1,6 +1,6 @@
-"""Turns telemetry and network look-ups of libraries off, before a stage imports any of them.
+"""Switches telemetry and network look-ups of libraries off before a stage imports any of them.
 
-Most libraries read these variables once. What the user has set already is left as it is.
+Most libraries read these variables only once, at import. A variable that the user has set is not changed.
 """
 
 import os

@@ -1,11 +1,11 @@
-"""The only importer of MLflow: one run for a pipeline run, below it one run a stage.
+"""Tracking with MLflow, which only this module imports: one run per pipeline run, and below it one run per stage.
 
-A stage writes what it has to tell as rows of a local file, `.scratch/tracking/<stage>-<start>-<process>.jsonl`:
-that is the record. One helper process a pipeline run, the sender, follows all these files and sends their rows
-to MLflow; it is a session of its own, so it outlives a stage that dies, and it ends soon after the pipeline run.
-A server that is absent, dies or hangs costs a stage nothing but a short bounded wait at its end; rows not sent
-stay for `python -m tasks.runner.tracking upload`. A run id that comes after its stage has ended is written into
-the stage's ledger later. Nothing here decides or changes a result, and no call raises.
+A stage writes rows into a local file, its record: `.scratch/tracking/<stage>-<start>-<process>.jsonl`. One helper
+process per pipeline run, the sender, reads all these files and sends their rows to MLflow. It has a session of its own,
+so it outlives a stage that dies, and it ends soon after the pipeline run. If the server is absent, dies or hangs, a
+stage only waits a short bounded time at its end; `python -m tasks.runner.tracking upload` sends the remaining rows
+later. If MLflow gives a run id after its stage has ended, the sender writes it into the stage's ledger. Nothing here
+decides or changes a result, and no call raises.
 
 Environment: `MLFLOW_TRACKING_URI` names a server (default: a database in `.scratch/mlflow/`),
 `BREADCRUMB_TRACKING=off` keeps the local file only, `BREADCRUMB_RUN` names the pipeline run,
@@ -42,8 +42,8 @@ EXPERIMENT = "breadcrumb"
 WAIT_AT_END_S = 1.5
 WAIT_FOR_IDS_S = 6.0
 SECONDS_BETWEEN_LOOKS = 1.0
-LINGER_S = 2.0  # The sender's rest after the pipeline run has ended and everything is sent.
-OUTLIVE_S = 25.0  # The longest it goes on sending after that end.
+LINGER_S = 2.0  # The sender waits so long for more rows after the pipeline run has ended.
+OUTLIVE_S = 25.0  # The sender ends at the latest so long after the pipeline run.
 LEDGER_FOLLOWS_END_S = 120.0
 WAIT_TO_DETACH_S = 5.0
 POLL_S = 0.2
@@ -63,10 +63,12 @@ USER_IN_URL = re.compile(r"://[^/@\s]+@")
 
 
 class Track:
-    """Handle a stage reports to. Every method returns at once; a failure is one warning and then silence."""
+    """The handle that a stage reports to. Every method returns at once; a failure gives one warning."""
 
     def __init__(self, name: str, path: Path | None, root: Path, send: bool) -> None:
-        self._name, self._path, self._root = name, path, root
+        self._name = name
+        self._path = path
+        self._root = root
         self._file: IO[str] | None = None
         self._is_sent = send
         self._looked = time.monotonic()
@@ -78,7 +80,7 @@ class Track:
             self._file = path.open("a", encoding="utf-8")
 
     def log_params(self, settings: object) -> None:
-        """Settings actually used: a dataclass or a mapping; nested keys are joined with dots."""
+        """The settings that were used, a dataclass or a mapping; nested keys are joined with dots."""
         self._write({"kind": "params", "params": flatten(conf.plain(settings))})
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -90,7 +92,7 @@ class Track:
         self._write({"kind": "tags", "tags": {key: hide(key, value) for key, value in tags.items()}})
 
     def log_inputs(self, name: str, path: Path, digest: str, num_rows: int | None = None, context: str = "") -> None:
-        """A data set the stage read: its name, where it lies in the clone, and the hash of its content."""
+        """A data set that the stage read: its name, its path in the clone, and the hash of its content."""
         row = {"kind": "input", "name": name, "path": str(path), "digest": digest, "num_rows": num_rows}
         self._write({**row, "context": context})
 
@@ -113,12 +115,12 @@ class Track:
             self._write({"kind": "trajectory", "row": row})
 
     def end(self, status: str, seconds: float) -> str | None:
-        """Close the run as FINISHED, FAILED or KILLED; returns its MLflow id where that is known by now."""
+        """Close the run as FINISHED, FAILED or KILLED; returns its MLflow id if it is known by now."""
         self._write({"kind": "end", "status": status, "seconds": round(seconds, 2)})
         with self._guard():
             until = time.monotonic() + WAIT_AT_END_S
             while self._path is not None:
-                if run_id := _read_state(self._path).get("run_id"):  # A server that died since had given it.
+                if run_id := _read_state(self._path).get("run_id"):  # Also if the server has died since.
                     return str(run_id)
                 if not self._is_sent or time.monotonic() > until:
                     break
@@ -136,7 +138,7 @@ class Track:
                 self._look()
 
     def _look(self) -> None:
-        """Give up, with one warning, when the sender has given up."""
+        """Stop tracking, with one warning, if the sender has given up."""
         self._looked = time.monotonic()
         if not self._is_sent or self._path is None:
             return
@@ -144,7 +146,7 @@ class Track:
         if reason:
             self._is_sent = False
             _warn(reason)
-            _note_told(self._root)
+            _claim_warning(self._root)
 
     @contextlib.contextmanager
     def _guard(self) -> Iterator[None]:
@@ -156,9 +158,9 @@ class Track:
 
 
 def start(name: str, params: Row, root: Path = Path("."), code: Commit | None = None) -> Track:
-    """Open the record of stage `name` and tell it who we are; see the module for the environment variables.
+    """Open the record of stage `name` and describe this process in it; the module lists the environment variables.
 
-    `code` is the commit at which the stage started, None that of now.
+    `code` is the commit at which the stage started; None takes the current one.
     """
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
     path = root / FOLDER / f"{name}-{stamp}-{os.getpid()}.jsonl"
@@ -170,7 +172,7 @@ def start(name: str, params: Row, root: Path = Path("."), code: Commit | None = 
         _forget_sent(root, name)
         if is_on and (reason := _reason_down(root)):
             track._is_sent = False
-            if _note_told(root):
+            if _claim_warning(root):
                 _warn(reason)
 
     code = code or read_commit(root)
@@ -199,7 +201,7 @@ def start(name: str, params: Row, root: Path = Path("."), code: Commit | None = 
 
 
 def silent(name: str = "none") -> Track:
-    """A handle that keeps nothing, for code that needs one outside a stage."""
+    """A handle that records nothing, for code that needs one outside a stage."""
     return Track(name, None, Path("."), False)
 
 
@@ -223,35 +225,36 @@ def hide(key: str, value: object) -> str:
 
 
 def address(root: Path) -> str:
-    """Where to send: `MLFLOW_TRACKING_URI`, else the absolute address of the clone's own database."""
+    """The address of the server: `MLFLOW_TRACKING_URI`, else the clone's own database."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(root / '.scratch/mlflow/mlflow.db').resolve()}"
 
 
 def address_digest(root: Path) -> str:
-    """Names the address without telling it: it may hold a password."""
+    """A hash that identifies the address without showing it, because it may contain a password."""
     return store.digest(address(root))
 
 
 def pipeline_key() -> str:
-    """Name of the pipeline run this process belongs to: the flow hands it on, else the `dvc` that started us."""
+    """Name of the pipeline run of this process, given by the flow or made of the `dvc` that started this process."""
     return _pipeline()[0]
 
 
 def wait_for_ids(root: Path, timeout_s: float = WAIT_FOR_IDS_S) -> None:
-    """Wait until the ledger holds the run ids of the stages that have ended, as long as somebody is sending them."""
+    """Wait until the ledger has the run ids of all ended stages, as long as a sender is at work."""
     with contextlib.suppress(Exception):
-        where, until = address_digest(root), time.monotonic() + timeout_s
-        while time.monotonic() < until and _has_sender(root) and not _reason_down(root):
+        where = address_digest(root)
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and _has_sender(root) and not _reason_down(root):
             paths = [path for path in (root / FOLDER).glob("*.jsonl") if not _has_live_writer(path)]
             states = [(path, _read_state(path)) for path in paths]
-            left = [path for path, state in states if not (state.get("settled") or state.get("failed"))]
-            if all(_start_row(path).get("address") != where for path in left):
+            unsent = [path for path, state in states if not (state.get("settled") or state.get("failed"))]
+            if all(_start_row(path).get("address") != where for path in unsent):
                 return
             time.sleep(0.1)
 
 
 def start_sender(root: Path, key: str, owner: int) -> None:
-    """Start the sender of this clone; one too many ends at once.
+    """Start the sender of this clone; if there is one already, the new one ends at once.
 
     Args:
         root: root of the clone.
@@ -313,7 +316,7 @@ def _mark_down(root: Path, pipelines: Iterable[str], reason: str) -> None:
 
 
 def _read_down(root: Path) -> Row:
-    """What is known of a tracking server this very pipeline run has found unusable; empty otherwise."""
+    """The note that this pipeline run has found its tracking server unusable; empty without one."""
     try:
         down = dict(json.loads(_down_path(root).read_text(encoding="utf-8")))
     except (ValueError, OSError):
@@ -326,8 +329,8 @@ def _reason_down(root: Path) -> str:
     return str(_read_down(root).get("reason", ""))
 
 
-def _note_told(root: Path) -> bool:
-    """Note that the user knows the server is unusable; whether that was news."""
+def _claim_warning(root: Path) -> bool:
+    """Whether this process is the first to warn that the server is unusable; it notes that for the others."""
     down = _read_down(root)
     if not down or down["is_told"]:
         return False
@@ -337,7 +340,7 @@ def _note_told(root: Path) -> bool:
 
 
 def _start_row(path: Path) -> Row:
-    """The first row of a record: stage, pipeline, owner, address; empty while it is not written."""
+    """The first row of a record, with stage, pipeline, owner and address; empty before it is written."""
     try:
         with path.open(encoding="utf-8") as file:
             return dict(json.loads(file.readline()))
@@ -350,14 +353,14 @@ def _sender_lock(root: Path) -> Path:
 
 
 def _has_sender(root: Path) -> bool:
-    """Whether a sender is at work in this clone for our address."""
+    """Whether a sender for our address is at work in this clone."""
     with _held(_sender_lock(root), fcntl.LOCK_SH) as is_free:
         return not is_free
 
 
 @contextlib.contextmanager
 def _held(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[bool]:
-    """Hold a lock if it is free; whether it was."""
+    """Hold a lock inside the block if it is free; yields whether it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         try:
@@ -380,7 +383,7 @@ def _forget_sent(root: Path, name: str) -> None:
 
 
 class Target:
-    """Where rows go: a client of the tracking server and our experiment in it."""
+    """A client of the tracking server, and our experiment on it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -403,24 +406,24 @@ class Target:
         from mlflow.tracking import MlflowClient
 
         mlflow.set_tracking_uri(uri)
-        with _lock(self.root):  # Two processes that create the database at once collide.
+        with _lock(self.root):  # Two processes that create the database at the same time would collide.
             if uri.startswith("sqlite:///"):
                 Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
             client = MlflowClient(uri)
-            found = client.get_experiment_by_name(EXPERIMENT)
-            if found is None:
+            existing = client.get_experiment_by_name(EXPERIMENT)
+            if existing is None:
                 local = uri.startswith("sqlite:///")
                 store_at = (self.root / ".scratch/mlflow/artifacts").resolve().as_uri() if local else None
                 self.experiment = client.create_experiment(EXPERIMENT, artifact_location=store_at)
             else:
-                self.experiment = found.experiment_id
+                self.experiment = existing.experiment_id
         self.client = client
 
     def check(self) -> None:
-        """Ask a server whether it is well.
+        """Ask a server for its health.
 
         Raises:
-            OSError: it is not.
+            OSError: the server does not answer or is not healthy.
         """
         uri = address(self.root)
         if uri.startswith("http"):
@@ -428,7 +431,7 @@ class Target:
 
 
 class Sender:
-    """Sends the rows of one record to MLflow, remembers how far it came, and completes the stage's ledger."""
+    """Sends the rows of one record to MLflow, remembers which were sent, and completes the stage's ledger."""
 
     def __init__(self, path: Path, root: Path, target: Target) -> None:
         self.path, self.root, self.target = path, root, target
@@ -438,17 +441,18 @@ class Sender:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to do, or a failure made us leave it to `upload`."""
+        """Whether everything is sent, or the rest is left to `upload` after a failure."""
         return bool(self.state.get("settled") or self.state.get("failed"))
 
     def send(self) -> None:
-        """Send the rows that have come since the last call; if the stage is dead or has ended, close its run.
+        """Send the rows written since the last call; if the stage has ended or died, close its run.
 
         Raises:
             Exception: whatever the server or MLflow answers.
         """
         if not self.state.get("complete"):
-            is_alive = _has_live_writer(self.path)  # Asked before reading, so that the last rows are not missed.
+            # Before reading: a stage that ends in between may have written its last rows.
+            is_alive = _has_live_writer(self.path)
             if not self._take():
                 return
             assert self._file is not None
@@ -461,20 +465,20 @@ class Sender:
             self._settle()
 
     def close(self) -> None:
-        """Let go of the record."""
+        """Close the record."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def fail(self, error: Exception) -> str:
-        """Keep the reason of a failure where the stage sees it; returns it."""
+        """Store the reason of a failure where the stage finds it; returns the reason."""
         reason = " ".join(f"{hide('', address(self.root))}: {error}".split())[:300]
         self._save(failed=reason)
         print(f"{self.path.name}: {error!r}", flush=True)
         return reason
 
     def _take(self) -> bool:
-        """Open the record at the first row not sent; False if another process is sending it."""
+        """Open the record at the first row that is not sent; False if another process is sending it."""
         if self._file is None:
             file = self.path.open(encoding="utf-8")
             try:
@@ -490,7 +494,7 @@ class Sender:
     def _settle(self) -> None:
         """Write the run id into the ledger that the stage wrote without it.
 
-        The stage's own lock keeps us from a ledger that the stage, or a later run of it, is about to write.
+        While the stage, or a later run of it, may write the ledger, it holds the stage's lock, and we wait.
         """
         if self.state["status"] == "FINISHED":
             with _held(self.root / LOCKS / f"{self.stage}.lock") as is_free:
@@ -505,7 +509,7 @@ class Sender:
         self.close()
 
     def _wrote(self, row: Row) -> bool:
-        """Whether this record and the ledger tell of the same execution: no other ended then and took as long."""
+        """Whether record and ledger describe the same execution, judged by its end and its duration."""
         later = datetime.datetime.fromisoformat(row["ended"]).timestamp() - self.state["ended"]
         return bool(row["seconds"] == self.state["seconds"] and -2 < later < LEDGER_FOLLOWS_END_S)
 
@@ -532,7 +536,7 @@ class Sender:
         self._save(run_id=run.info.run_id)
 
     def _parent(self, row: Row) -> str:
-        """The pipeline's run: made by whichever stage comes first, then shared through a small file."""
+        """The pipeline's run. The first stage creates it; the others find its id in a small file."""
         path = self.root / FOLDER / "pipelines" / f"{row['pipeline']}.json"
         with _lock(self.root):
             try:
@@ -602,10 +606,10 @@ class Sender:
             self.client.log_text(target, row["text"], row["name"])
 
     def _with_parent(self, run_id: str) -> list[str]:
-        return [one for one in (run_id, self.state.get("parent")) if one]
+        return [target for target in (run_id, self.state.get("parent")) if target]
 
     def _send_trajectory(self, run_id: str, row: Row) -> None:
-        """A trace of spans: the question, below it every turn and what the search engine said to it."""
+        """A trace of spans: the question, below it every turn, and below a turn its observation."""
         import mlflow
 
         mlflow.set_experiment(experiment_id=self.experiment)
@@ -629,7 +633,7 @@ class Sender:
         root.end(outputs={"answer": played.get("answer"), "outcome": played.get("outcome")})
 
     def _finish(self, row: Row) -> None:
-        """Close the stage's run; a record without any whole row has none."""
+        """Close the stage's run, unless the record ended before its first complete row."""
         if "run_id" in self.state:
             self.target.connect()
             client = self.target.client
@@ -646,10 +650,10 @@ class Sender:
 
 
 def probe(uri: str) -> None:
-    """Ask the server for its health, at most 3 s: a dead or hanging one is found before MLflow is even imported.
+    """Ask the server for its health, for at most 3 s, so that a dead or hanging one is found before MLflow is imported.
 
     Raises:
-        OSError: no good answer.
+        OSError: no answer, or a status other than 200.
     """
     with urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=3) as answer:
         if answer.status != 200:
@@ -692,7 +696,7 @@ def _lock(root: Path) -> Iterator[None]:
 
 
 class Follower:
-    """Follows all records of this clone that go to our address, until the pipeline run has ended.
+    """Sends all records of this clone with our address, until the pipeline run has ended.
 
     Args:
         root: root of the clone.
@@ -701,14 +705,16 @@ class Follower:
     """
 
     def __init__(self, root: Path, key: str, owner: int) -> None:
-        self.root, self.target = root, Target(root)
-        self.pipelines, self.owners = {key}, set(_processes([owner]))
+        self.root = root
+        self.target = Target(root)
+        self.pipelines = {key}
+        self.owners = set(_processes([owner]))
         self.senders: dict[Path, Sender] = {}
         self.seen: set[Path] = set()
-        self.gone_since = 0.0  # When the last owner was found dead; 0 while one lives.
+        self.gone_since = 0.0  # Time at which the last owner was found dead; 0 while one lives.
 
     def follow(self) -> bool:
-        """Send until the owners are gone and everything is sent; False when the server cannot be used."""
+        """Send until the owners have ended and everything is sent; False if the server cannot be used."""
         threading.Thread(target=self._watch, daemon=True).start()
         try:
             self.target.connect()
@@ -725,7 +731,7 @@ class Follower:
             return False
 
     def has_work(self) -> bool:
-        """Whether a record has come that nobody sends."""
+        """Whether there is a record that no process sends."""
         self._find()
         return bool(self.senders)
 
@@ -748,7 +754,7 @@ class Follower:
             except Exception as error:
                 reason = sender.fail(error)
                 try:
-                    self.target.check()  # One record may be at fault; the others go on if the server is well.
+                    self.target.check()  # If the server is healthy, only this record is at fault and the others go on.
                 except OSError:
                     self._give_up(reason)
                     return False
@@ -765,26 +771,26 @@ class Follower:
             sender._save(failed=reason)
 
     def _watch(self) -> None:
-        """Note when the owners are gone; end a sender that hangs on after that."""
+        """Note when the owners have ended; end a sender that hangs for long after that."""
         while True:
             if any(_is_same(pid, born) for pid, born in list(self.owners)):
                 self.gone_since = 0.0
             else:
                 self.gone_since = self.gone_since or time.monotonic()
                 if time.monotonic() - self.gone_since > OUTLIVE_S:
-                    os._exit(1)  # What is not sent stays for `upload`.
+                    os._exit(1)  # `upload` can send the remaining rows.
             time.sleep(0.5)
 
 
 def _processes(pids: Iterable[int]) -> set[tuple[int, float]]:
-    """Living processes among `pids`, with the time each was started: an id may be used again."""
+    """Living processes among `pids` with their start times, because the system uses process ids again."""
     import psutil
 
-    found = set()
+    living = set()
     for pid in pids:
         with contextlib.suppress(psutil.Error):
-            found.add((pid, psutil.Process(pid).create_time()))
-    return found
+            living.add((pid, psutil.Process(pid).create_time()))
+    return living
 
 
 def _is_same(pid: int, born: float) -> bool:
@@ -800,11 +806,11 @@ def _is_same(pid: int, born: float) -> bool:
 def _follow(root: Path, key: str, owner: int) -> None:
     """Be the sender of this clone unless there is one.
 
-    A stage writes its first row and then asks whether there is a sender; we free the lock and then look for
-    rows once more. So a row is never left without a sender.
+    A stage writes its first row and then checks for a sender. A sender frees its lock and then looks for rows once
+    more. So no row is left without a sender.
     """
     while True:
-        for _ in range(10):  # A stage that asks whether we live holds the lock for a moment.
+        for _ in range(10):  # A stage that checks for a sender holds the lock for a moment.
             with _held(_sender_lock(root)) as is_free:
                 if is_free:
                     follower = Follower(root, key, owner)
@@ -819,7 +825,7 @@ def _follow(root: Path, key: str, owner: int) -> None:
 
 
 def _detach() -> None:
-    """Leave the process that started us, so that whoever ends it and its children does not end us."""
+    """Leave the process that started us, so that a kill of it and its children does not end this one."""
     if os.fork():
         os._exit(0)
     with contextlib.suppress(OSError):

@@ -34,12 +34,12 @@ OWN_INDEX = "index"
 
 @dataclass(frozen=True)
 class Settings:
-    """What the stage reads of the settings.
+    """The settings that this stage reads.
 
     Attributes:
-        augment: who writes, for which questions, with which sources.
+        augment: the writer, the questions and the search sources.
         retrievers: name of a source -> backend and its settings.
-        chat: the model that writes, a part of `tasks.services`; None where rules write.
+        chat: the service of the model that writes; None if rules write.
     """
 
     augment: AugmentConf
@@ -57,7 +57,7 @@ def settings(run: RunSettings) -> Settings:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What the stage loads by kind: settings of each source's backend by name, and the model that writes."""
+    """The parts that the stage loads by kind: the backend of each source, by name, and the model that writes."""
 
     retrievers: dict[str, Any]
     chat: services.Kind | None
@@ -75,6 +75,7 @@ def body(ctx: Context[Settings]) -> None:
     sources = [_source(ctx, name, backend) for name, backend in loaded.retrievers.items()]
     total = _num_questions(ctx.root, settings)
     questions = ctx.progress(_questions(ctx.root, settings), total)
+
     with store.replacing_folder(ctx.root / OUT) as work:
         with _writer(ctx, loaded.chat) as (writer, name):
             counts = augment(questions, writer, sources, settings, work)
@@ -85,16 +86,16 @@ def body(ctx: Context[Settings]) -> None:
             "data_sha256": ctx.data_sha256,
         }
         if not counts["hops"]["kept"]:
-            summary["note"] = _nothing(counts, settings)
+            summary["note"] = _why_empty(counts, settings)
         else:
             _check(ctx.root, work)
         store.write_json(work / SUMMARY, summary)
-    _tell(ctx, summary)
+    _report(ctx, summary)
 
 
 @contextlib.contextmanager
 def _writer(ctx: Context[Settings], chat: services.Kind | None) -> Iterator[tuple[Writer, str]]:
-    """The writer and what it is called in the summary; a chat model is opened and closed."""
+    """The writer and its name in the summary; a chat model is closed when the block ends."""
     settings = ctx.settings.augment
     if chat is None or settings.prompt is None:
         yield RulesWriter(), settings.writer
@@ -104,20 +105,20 @@ def _writer(ctx: Context[Settings], chat: services.Kind | None) -> Iterator[tupl
 
 
 def _questions(root: Path, settings: AugmentConf) -> Iterator[Question]:
-    return (one for one in read_questions(root / DATA / "questions.jsonl") if one.split in settings.splits)
+    questions = read_questions(root / DATA / "questions.jsonl")
+    return (question for question in questions if question.split in settings.splits)
 
 
 def _num_questions(root: Path, settings: AugmentConf) -> int:
     datasets = store.read_json(root / DATA / "manifest.json")["questions"].values()
-    return sum(one["splits"].get(split, 0) for one in datasets for split in settings.splits)
+    return sum(dataset["splits"].get(split, 0) for dataset in datasets for split in settings.splits)
 
 
 def _source(ctx: Context[Settings], name: str, settings: Any) -> Source:
-    """This run's own index, or one that is built for this stage with these settings of a backend."""
+    """The index of this run, or one that this stage builds with the settings of another retriever."""
     corpus = ctx.root / DATA / "corpus.jsonl"
     if name == OWN_INDEX:
-        found = retrieval.open_retriever(ctx.root / INDEX, corpus)
-        return Source(name, found, is_lexical(settings))
+        return Source(name, retrieval.open_retriever(ctx.root / INDEX, corpus), is_lexical(settings))
     out, scratch = ctx.scratch / "index" / name, ctx.root / retrieval.SCRATCH
     return Source(name, retrieval.open_or_build(corpus, out, settings, scratch, ctx.progress), is_lexical(settings))
 
@@ -125,11 +126,11 @@ def _source(ctx: Context[Settings], name: str, settings: Any) -> Source:
 def _check(root: Path, work: Path) -> None:
     try:
         check("augmented", [work / HOPS], root / DOCS, corpus=root / DATA / "corpus.jsonl")
-    except DataError as error:  # The file vanishes with the error, so its path would mislead.
+    except DataError as error:  # The working folder is deleted with the error, so its path would mislead.
         raise DataError(str(error).replace(f"{work}/", "new ").replace(f"{root}/", "")) from None
 
 
-def _nothing(counts: Row, settings: AugmentConf) -> str:
+def _why_empty(counts: Row, settings: AugmentConf) -> str:
     read, without = counts["questions"]["read"], counts["questions"]["without_decomposition"]
     splits = ", ".join(settings.splits)
     if read == without:
@@ -137,7 +138,7 @@ def _nothing(counts: Row, settings: AugmentConf) -> str:
     return f"all {read - without} questions of split {splits} with a decomposition were rejected; see rejected.jsonl"
 
 
-def _tell(ctx: Context[Settings], summary: Row) -> None:
+def _report(ctx: Context[Settings], summary: Row) -> None:
     questions, hops, queries = (summary[name] for name in ("questions", "hops", "queries"))
     ctx.track_data("augment", questions["read"])
     named = {f"questions_{name}": value for name, value in questions.items() if name != "rejected"}
@@ -145,6 +146,7 @@ def _tell(ctx: Context[Settings], summary: Row) -> None:
     named |= {f"hops_{name}": value for name, value in hops.items()}
     named |= {f"queries_{name}": value for name, value in queries.items() if name != "valid"}
     named |= {f"valid_{name}": value for name, value in queries["valid"].items()}
+
     ctx.log(0, {name: float(value) for name, value in named.items()})
     if "note" in summary:
         print(f"note: {summary['note']}", flush=True)

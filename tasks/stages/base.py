@@ -29,10 +29,10 @@ class Made:
     """How a policy is made from random weights.
 
     Attributes:
-        architecture: of the model.
-        training: what it is taught before reinforcement learning.
-        rollout: budgets of the play it is taught.
-        prompt, grammar: of that play; the grammar is kind and settings.
+        architecture: size of the model.
+        training: the phases of teaching before reinforcement learning.
+        rollout: budgets of the demonstrations.
+        prompt, grammar: of the demonstrations; the grammar as kind and settings.
         retriever: settings of the backend that opens the index.
     """
 
@@ -46,12 +46,12 @@ class Made:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the stage reads of the settings.
+    """The settings that this stage reads.
 
     Attributes:
         seed: of weights and demonstrations.
-        made: for a policy that is made here.
-        pretrained: for one that is taken over.
+        made: for a policy that is made here; else None.
+        pretrained: for a given model folder; else None.
     """
 
     seed: int
@@ -64,11 +64,11 @@ def settings(run: RunSettings, seed: int) -> Settings:
     model = run.model
     if model.tiny is None:
         return Settings(seed, None, model.pretrained)
-    prompt, grammar = run.own_prompting
+    prompt, grammar = run.model_prompting
     if prompt is None or grammar is None:
         raise ValueError(
             f"{conf.CONF}/model/{run.params.model}.yaml: prompt={model.prompt!r}, grammar={model.grammar!r}: "
-            "expected both: a policy that is made here is taught with a prompt and a grammar of its own."
+            "expected both: a policy that is made here is taught with its own prompt and grammar."
         )
     training = run.scale(BaseConf, "base")
     return Settings(
@@ -85,7 +85,7 @@ def loads(settings: Settings) -> Any:
 
 
 def body(ctx: Context[Settings]) -> None:
-    """Train the tiny policy, or take over a given model folder."""
+    """Train the tiny policy, or copy a given model folder."""
     from tasks.model import export_folder, load_policy
 
     if ctx.settings.made is None:
@@ -119,9 +119,18 @@ def _make(ctx: Context[Settings], settings: Made) -> TinyPolicy:
     phases = (settings.training.recall, settings.training.read, settings.training.wasteful, settings.training.lazy)
     bar = ctx.bar(sum(phase.max_steps for phase in phases))
     return make_tiny(
-        settings.architecture, settings.training, settings.rollout, settings.prompt, grammar,
-        questions, read_passages(corpus), search, ctx.settings.seed, ctx.scratch, bar.log,
-    )  # fmt: skip
+        settings.architecture,
+        settings.training,
+        settings.rollout,
+        settings.prompt,
+        grammar,
+        questions,
+        read_passages(corpus),
+        search,
+        ctx.settings.seed,
+        ctx.scratch,
+        bar.log,
+    )
 
 
 if __name__ == "__main__":

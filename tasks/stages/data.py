@@ -19,12 +19,12 @@ OUT = Path("artifacts/data")
 
 @dataclass(frozen=True)
 class Settings:
-    """What the stage reads of the settings.
+    """The settings that this stage reads.
 
     Attributes:
-        world: of the generator; None where real data is read.
-        folder: what to do with rows of real data that cannot be used as they are.
-        data_folder: where real data lies.
+        world: settings of the generator; None if real data is read.
+        folder: what happens to faulty rows of real data.
+        data_folder: the folder of real data.
     """
 
     world: WorldConf | None
@@ -33,7 +33,7 @@ class Settings:
 
 
 def settings(run: RunSettings) -> Settings:
-    """Of `conf/data/` the part that makes the data; which splits serve what, others read."""
+    """The settings in `conf/data/` that make the data; other stages read which split is used for what."""
     chosen = run.data
     if chosen.world is None and not run.params.data_folder:
         raise ValueError(

@@ -30,14 +30,14 @@ NUM_RECORDED = 60
 
 @dataclass(frozen=True)
 class Settings:
-    """What the stage reads of the settings.
+    """The settings that this stage reads.
 
     Attributes:
-        system, seed: which.
+        system, seed: name of the system, and its seed.
         playing: kind, settings and services of the system.
-        generator: kind and settings of what writes a policy's text.
+        generator: kind and settings of the generator, which writes a policy's text.
         retriever: settings of the backend that opens the index.
-        data, splits: file of `conf/data/`, and the splits that it says are evaluated.
+        data, splits: file of `conf/data/`, and its splits for evaluation.
         max_questions, sampled, max_failed_share, top_k: see `evaluate` in `params.yaml`.
         num_threads, dtype: of forward passes, as in training.
     """
@@ -79,11 +79,11 @@ def settings(run: RunSettings, system: str, seed: int) -> Settings:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What the stage loads by kind.
+    """The parts that the stage loads by kind.
 
     Attributes:
-        system: settings of what plays, and of the services it calls.
-        generator: settings of what writes a policy's text.
+        system: settings of the system and of the services it calls.
+        generator: settings of the generator, which writes a policy's text.
         retriever: settings of the backend that opens the index.
     """
 
@@ -114,16 +114,16 @@ def body(ctx: Context[Settings]) -> None:
     ctx.track.set_tags({"policy": settings.system, "seed": settings.seed})
     ctx.track_data("evaluation", len(questions))
 
-    found = _play(ctx, record, questions)
-    greedy = [row for row in found.scores if row.mode == "greedy"]
-    shown = ("em", "f1", "subem", "searches")
-    ctx.log(0, {f"{key}_mean": sum(getattr(row, key) for row in greedy) / len(greedy) for key in shown})
+    played = _play(ctx, record, questions)
+    greedy = [row for row in played.scores if row.mode == "greedy"]
+    metrics = ("em", "f1", "subem", "searches")
+    ctx.log(0, {f"{name}_mean": sum(getattr(row, name) for row in greedy) / len(greedy) for name in metrics})
 
     with replacing_folder(ctx.root / OUT / item) as out:
-        schema.write(out / "scores.jsonl", found.scores)
-        schema.write(out / "trajectories.jsonl", found.trajectories)
+        schema.write(out / "scores.jsonl", played.scores)
+        schema.write(out / "trajectories.jsonl", played.trajectories)
         write_json(out / "summary.json", _summary(ctx, record, len(questions)))
-    ctx.track_outcome(OUT / item, [schema.plain(row) for row in found.trajectories])
+    ctx.track_outcome(OUT / item, [schema.plain(row) for row in played.trajectories])
 
 
 def _questions(ctx: Context[Settings]) -> list[Question]:
@@ -139,7 +139,7 @@ def _questions(ctx: Context[Settings]) -> list[Question]:
 
 
 def _play(ctx: Context[Settings], record: SystemRecord, questions: list[Question]) -> Evaluation:
-    """Start what the system calls and plays with, let it play, close all."""
+    """Start the system with its services, let it play, and close everything."""
     from tasks.evaluate.play import evaluate
 
     settings, loaded = ctx.settings, loads(ctx.settings)
@@ -161,9 +161,16 @@ def _play(ctx: Context[Settings], record: SystemRecord, questions: list[Question
         )
         with loaded.system.kind.opened(resources) as playing:
             return evaluate(
-                playing, questions, settings.sampled, settings.system, settings.seed, NUM_RECORDED,
-                ctx.scratch, settings.max_failed_share, progress,
-            )  # fmt: skip
+                playing,
+                questions,
+                settings.sampled,
+                settings.system,
+                settings.seed,
+                NUM_RECORDED,
+                ctx.scratch,
+                settings.max_failed_share,
+                progress,
+            )
 
 
 def _used(settings: Settings) -> Row:

@@ -18,7 +18,7 @@ OUT = Path("artifacts/index")
 
 @dataclass(frozen=True)
 class Settings:
-    """What the stage reads of the settings.
+    """The settings that this stage reads.
 
     Attributes:
         retriever: backend and its settings, see `tasks.retrieval.settings_of`.

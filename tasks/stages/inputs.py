@@ -1,4 +1,4 @@
-"""Stage `inputs`: the questions a system learns from, with what its rewards read, into `artifacts/inputs/<system>/`."""
+"""Stage `inputs`: a system's training questions with the fields its rewards read, into `artifacts/inputs/<system>/`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ MATRIX = ("system",)
 
 @dataclass(frozen=True)
 class Settings:
-    """What the stage reads of the settings.
+    """The settings that this stage reads.
 
     Attributes:
         system: name of the system.
-        reads: what the rewards of its method read of a question; null where it does not learn and needs no question.
-        validation_split: whose questions validate training.
+        reads: fields of a question that the rewards of its method read; null if it does not learn and needs no
+            questions.
+        validation_split: split of the validation questions.
     """
 
     system: str
@@ -36,12 +37,12 @@ class Settings:
 
 
 def settings(run: RunSettings, system: str) -> Settings:
-    """What the system's method reads, and the validation split of the data."""
+    """The fields that the system's method reads, and the validation split of the data."""
     return Settings(system, run.reads(system), run.data.validation_split)
 
 
 def body(ctx: Context[Settings]) -> None:
-    """Join, say what is missing, write."""
+    """Join the fields, print what is missing, and write the questions."""
     settings = ctx.settings
     joined = inputs.Inputs([], [], {})
     if settings.reads is not None:

@@ -1,4 +1,4 @@
-"""Stage `plan`: checks all settings and says what each stage depends on, into `artifacts/plan/`. See `tasks.plan`."""
+"""Stage `plan`: checks all settings and writes what each stage depends on into `artifacts/plan/`. See `tasks.plan`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_STAGES = ("__init__", "plan")
 
 
 def stages() -> dict[str, ModuleType]:
-    """The module of every other stage: every other file of this folder."""
+    """The modules of all other stages, which are the other files of this folder."""
     names = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in NO_STAGES)
     return {name: importlib.import_module(f"tasks.stages.{name}") for name in names}  # Loads parts by kind.
 

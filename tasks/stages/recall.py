@@ -21,7 +21,7 @@ OUT = Path("artifacts/recall.json")
 
 @dataclass(frozen=True)
 class Settings:
-    """What the stage reads of the settings.
+    """The settings that this stage reads.
 
     Attributes:
         retriever: settings of the backend that opens the index.

@@ -25,7 +25,7 @@ WHOLE = (table.ALL, table.ALL, table.ALL, "greedy")  # All seeds, datasets and h
 
 @dataclass(frozen=True)
 class Settings:
-    """What the stage reads of the settings.
+    """The settings that this stage reads.
 
     Attributes:
         titles: system -> display name, in the order of `systems`.

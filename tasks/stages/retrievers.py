@@ -1,7 +1,7 @@
 """Stage `retrievers`: builds and measures each retriever that `compare_retrievers` names, on the questions as queries.
 
-The indexes live in the stage's scratch folder while it runs; encoded passages are shared with the stage `index` and
-stay. The result is `artifacts/retrievers.json`. An empty list writes an empty table at once.
+The indexes are in the stage's scratch folder while it runs. Encoded passages are shared with the stage `index` and are
+kept. The result is `artifacts/retrievers.json`; with an empty list it is an empty table.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HELD_OUT = ", held out"
 
 @dataclass(frozen=True)
 class Settings:
-    """What the stage reads of the settings.
+    """The settings that this stage reads.
 
     Attributes:
         retrievers: name -> backend and its settings, in the order of `compare_retrievers`.
@@ -59,20 +59,23 @@ def body(ctx: Context[Settings]) -> None:
     `{"retrievers": {name: {"backend", "settings_digest", "datasets": {dataset: row}}}, "differences": {"b - a":
     {dataset: row}}, "config_sha256": hash of the settings}`, where a row holds `num_questions` and for each figure of
     `tasks.retrieval.recall.recall_table` its `{"value", "low", "high"}`, the ends of a 95% bootstrap interval over
-    questions. A dataset with training questions has a second row `<dataset>, held out` without them, for settings
-    may have been chosen on training questions. Differences are paired by question, of each retriever and those
-    that `compare_retrievers` names before it.
+    questions. A dataset with training questions has a second row `<dataset>, held out` without them, because settings
+    may have been chosen on training questions. Differences are paired by question; each retriever is compared with
+    those that `compare_retrievers` names before it.
     """
     compared = loads(ctx.settings)
-    found = {name: _rows(ctx, name, compared[name]) for name in compared}
-    table = {name: _described(ctx.settings.retrievers[name], rows) for name, rows in found.items()}
+    rows = {name: _rows(ctx, name, compared[name]) for name in compared}
+    table = {name: _described(ctx.settings.retrievers[name], of_retriever) for name, of_retriever in rows.items()}
     differences = {
-        f"{other} - {one}": {dataset: _figures(found[other][dataset], found[one][dataset]) for dataset in found[one]}
-        for one, other in itertools.combinations(found, 2)
+        f"{second} - {first}": {
+            dataset: _figures(rows[second][dataset], rows[first][dataset]) for dataset in rows[first]
+        }
+        for first, second in itertools.combinations(rows, 2)
     }
     written = {"retrievers": table, "differences": differences, "config_sha256": ctx.config_sha256}
     store.write_json(ctx.root / OUT, written)
-    for name, datasets in [*((name, one["datasets"]) for name, one in table.items()), *differences.items()]:
+
+    for name, datasets in [*((name, entry["datasets"]) for name, entry in table.items()), *differences.items()]:
         for dataset, row in datasets.items():
             figures = {key: figure["value"] for key, figure in row.items() if key != "num_questions"}
             print(
@@ -90,9 +93,9 @@ def _rows(ctx: Context[Settings], name: str, settings: Any) -> dict[str, list[re
     questions = read_questions(ctx.root / DATA / "questions.jsonl")
     rows = recall.question_rows(questions, retriever, progress=ctx.progress, groups=_groups)
     return {
-        dataset: found
-        for dataset, found in rows.items()
-        if not dataset.endswith(HELD_OUT) or len(found) < len(rows[dataset.removesuffix(HELD_OUT)])
+        dataset: of_dataset
+        for dataset, of_dataset in rows.items()
+        if not dataset.endswith(HELD_OUT) or len(of_dataset) < len(rows[dataset.removesuffix(HELD_OUT)])
     }
 
 
@@ -105,27 +108,27 @@ def _described(settings: Row, rows: dict[str, list[recall.Row]]) -> Row:
     return {
         "backend": settings["backend"],
         "settings_digest": store.digest(settings),
-        "datasets": {dataset: _figures(found) for dataset, found in rows.items()},
+        "datasets": {dataset: _figures(of_dataset) for dataset, of_dataset in rows.items()},
     }
 
 
 def _index(ctx: Context[Settings], name: str, settings: Any) -> Retriever:
-    """The index of an earlier attempt if that finished it, else a new one."""
+    """The index that an earlier attempt has finished, else a new one."""
     corpus, out = ctx.root / DATA / "corpus.jsonl", ctx.scratch / "index" / name
     return retrieval.open_or_build(corpus, out, settings, ctx.root / retrieval.SCRATCH, ctx.progress)
 
 
-def _figures(rows: list[recall.Row], less: list[recall.Row] | None = None) -> Row:
-    """Means of the rows, or of what they are above other rows of the same questions."""
+def _figures(rows: list[recall.Row], baseline: list[recall.Row] | None = None) -> Row:
+    """Means of the rows, or of their differences from a baseline on the same questions."""
     names = sorted(rows[0])
     table = np.array([[row[name] for name in names] for row in rows])  # [questions, figures]
-    if less is not None:
-        table -= np.array([[row[name] for name in names] for row in less])
-    bounds = (0.0 if less is None else -1.0, 1.0)
+    if baseline is not None:
+        table -= np.array([[row[name] for name in names] for row in baseline])
+    bounds = (0.0 if baseline is None else -1.0, 1.0)
     intervals = bootstrap_means(table, NUM_BOOTSTRAP, bounds=[bounds] * len(names))
     figures = {
-        name: {"value": round(one.mean, 6), "low": round(one.low, 6), "high": round(one.high, 6)}
-        for name, one in zip(names, intervals, strict=True)
+        name: {"value": round(figure.mean, 6), "low": round(figure.low, 6), "high": round(figure.high, 6)}
+        for name, figure in zip(names, intervals, strict=True)
     }
     return {"num_questions": len(rows), **figures}
 

@@ -1,6 +1,6 @@
-"""Stage `train`: makes what plays under a name with a seed, into `artifacts/train/<system>-<seed>/`.
+"""Stage `train`: makes one system with one seed ready to play, in `artifacts/train/<system>-<seed>/`.
 
-Of a method that is a trained policy. Whatever does not learn needs nothing but its description.
+For a method it trains a policy. For a system that does not learn it writes only a description.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Learning:
     """How a method trains a policy.
 
     Attributes:
-        method: its parts by value, see `tasks.methods.build`.
+        method: the resolved method, see `tasks.methods.build`.
         train, rollout: budgets of training and of play.
         lora: adapters.
-        checks_prompts: whether all prompts are checked before training: a model that was given has lengths of its own.
-        engine, generator: kind and settings of what trains and of what plays.
+        checks_prompts: whether all prompts are checked before training, because a given model has its own tokenizer.
+        engine, generator: kind and settings of the engine and of the generator.
         retriever: settings of the backend that opens the index.
     """
 
@@ -63,13 +63,13 @@ class Learning:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the stage reads of the settings.
+    """The settings that this stage reads.
 
     Attributes:
-        system, seed: which.
+        system, seed: name of the system, and its seed.
         kind: file of `tasks/systems/` that plays it.
-        described: kind, settings and services of a system that does not learn; None for one that does.
-        learning: of a method; None for a system that does not learn.
+        described: kind, settings and services of a system that does not learn; else None.
+        learning: how a method trains its policy; else None.
     """
 
     system: str
@@ -100,11 +100,11 @@ def settings(run: RunSettings, system: str, seed: int) -> Settings:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What training loads by kind.
+    """The parts that training loads by kind.
 
     Attributes:
         method: built for the tokenizer of the start policy.
-        engine, generator: settings of what trains and of what plays.
+        engine, generator: settings of the engine and of the generator.
         retriever: settings of the backend that opens the index.
     """
 
@@ -137,7 +137,7 @@ def body(ctx: Context[Settings]) -> None:
 
 
 def describe(ctx: Context[Settings]) -> None:
-    """Write what is played where nothing is trained: the start policy, or no policy at all."""
+    """Write the description of a system that is not trained, which plays the start policy or no policy at all."""
     from tasks.model import weights_sha256
 
     settings, policy = ctx.settings, BASE / str(ctx.settings.seed) / "policy"

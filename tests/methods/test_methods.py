@@ -187,9 +187,9 @@ def test_a_setting_that_an_inherited_one_of_the_scale_would_hide_is_refused(
 
 
 def test_what_the_message_proposes_is_accepted(root: Path) -> None:
-    with pytest.raises(ValueError, match="Say it there, too: ") as caught:
+    with pytest.raises(ValueError, match="Set it there as well: ") as caught:
         mine(root, extends="dspo", losses={"policy_clip": {"low": 0.1}})
-    proposal = yaml.safe_load(str(caught.value).partition("Say it there, too: scales: ")[2].removesuffix("."))
+    proposal = yaml.safe_load(str(caught.value).partition("Set it there as well: scales: ")[2].removesuffix("."))
     method = mine(root, extends="dspo", losses={"policy_clip": {"low": 0.1}}, scales=proposal)
     assert method.loss.terms[0].low == 0.1  # type: ignore[attr-defined]
 
