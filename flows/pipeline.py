@@ -10,6 +10,9 @@ import contextlib
 import datetime
 import fcntl
 import os
+import re
+import shutil
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +27,6 @@ from tasks import conf
 
 LOCK = Path(".scratch/pipeline.lock")
 TABLE = Path("reports/results.md")
-PAPERS = "\n## Beside the papers' numbers\n"
 REPORT = Path("reports/index.html")
 
 Start = Callable[[str], Callable[[], Outcome]]
@@ -212,12 +214,37 @@ def summary(run: Run) -> str:
     lines = []
     table = run.root / TABLE
     if table.is_file():
-        text = table.read_text(encoding="utf-8").partition(PAPERS)[0]  # Too wide for a terminal.
-        lines += ["", text.rstrip(), ""]
+        lines += ["", *headline(table.read_text(encoding="utf-8"), shutil.get_terminal_size((100, 24)).columns)]
+        lines.append(f"Tables:  {TABLE} (this one and all others)")
     lines.append(f"Done: {run.verdict}.")
     if (run.root / REPORT).is_file():
         lines.append(f"Report:  {REPORT} (open it in a browser; it needs no server)")
+    elif table.is_file():
+        lines.append(f"Report:  {REPORT} was made on another machine; --force report makes it here")
     if run.changes:
         lines.append("Changed: params.yaml; git checkout params.yaml returns to the committed settings")
     lines.append("Runs:    make ui    (Prefect and MLflow on this machine; prints their addresses)")
     return "\n".join(lines)
+
+
+def headline(text: str, width: int) -> list[str]:
+    """What stands in `results.md` before its first section, as lines of a terminal.
+
+    Prose is wrapped, columns are aligned, and those that do not fit any more are left out.
+    """
+    lines = []
+    for block in text.partition("\n## ")[0].removeprefix("# ").strip().split("\n\n"):
+        lines += [*(_aligned(block, width) if block.startswith("|") else textwrap.wrap(block, width)), ""]
+    return lines
+
+
+def _aligned(table: str, width: int) -> list[str]:
+    """A Markdown table without its bars: the first column to the left, the others to the right."""
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in table.splitlines()]
+    cells = [[cell.strip().replace("\\|", "|").replace("&lt;", "<") for cell in row] for row in (rows[0], *rows[2:])]
+    kept: list[list[str]] = []
+    for column in zip(*cells, strict=True):
+        size = max(map(len, column))
+        if not kept or sum(len(one[0]) + 2 for one in kept) + size <= width:
+            kept.append([one.rjust(size) if kept else one.ljust(size) for one in column])
+    return ["  ".join(line).rstrip() for line in zip(*kept, strict=True)]

@@ -360,7 +360,7 @@ def _start_note(repeats: Repeats | None) -> list[str]:
     """What the start policies were seen to repeat, and what follows for the claims about the penalty."""
     if repeats is None or not repeats.right:
         return []
-    counted = f"Of the start policies' recorded trajectories {repeats}."
+    counted = f"In the start policies' recorded trajectories, {repeats}."
     if not repeats.is_habit:
         return [counted]
     return [

@@ -1,5 +1,7 @@
 """Stage `report`: reads every evaluated system, writes `reports/` (page, CSV, Markdown) and prints the short table.
 
+CSV and Markdown are functions of the artifacts, and DVC's outputs. The page shows machine facts, too, and is none.
+
 `--table` only prints the table of the artifacts that are there and writes nothing.
 """
 
@@ -58,11 +60,18 @@ def results(settings: Settings, root: Path = Path()) -> table.Results:
 
 
 def write(settings: Settings, root: Path = Path()) -> table.Results:
-    """Write the three files of `reports/`; returns what they show."""
+    """Write the three files of `reports/`; returns what they show.
+
+    Old ones go first, so that files of two runs never stand side by side, wherever this breaks off.
+    """
+    files = [root / REPORTS / name for name in ("results.csv", "results.md", "index.html")]
+    for path in files:
+        path.unlink(missing_ok=True)
+
     found = results(settings, root)
-    table.write_csv(root / REPORTS / "results.csv", found.cells)
-    table.write_markdown(root / REPORTS / "results.md", found)
-    page.write_page(root / REPORTS / "index.html", found, root / ARTIFACTS, ledger.read(root), settings.facts)
+    table.write_csv(files[0], found.cells)
+    table.write_markdown(files[1], found)
+    page.write_page(files[2], found, root / ARTIFACTS, ledger.read(root), settings.facts)
     return found
 
 

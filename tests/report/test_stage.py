@@ -4,18 +4,63 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+import yaml
+
 from tasks.report import printed, table
 from tasks.stages import report
-from tests.report.fake_artifacts import SYSTEMS, TITLES, write_artifacts
+from tests.report.fake_artifacts import SYSTEMS, TITLES, ledger, write_artifacts
 
 
-def test_stage_writes_the_three_files(tmp_path: Path):
+@pytest.fixture
+def settings(tmp_path: Path) -> report.Settings:
+    """Settings of a report whose artifacts exist."""
     write_artifacts(tmp_path, num_questions=6, steps=4)
     papers = tmp_path / report.PAPERS
     papers.parent.mkdir(parents=True)
     papers.write_text(",".join(printed.COLUMNS) + "\nsearch_r1_ppo,PiCA,1,3B,E5,NQ,em,0.341\n")
     titles = {name: TITLES[name] if name.endswith("grpo") else name for name in SYSTEMS}
-    settings = report.Settings(titles, (0, 1), "base", 100, {"data": "world", "scale": "laptop"})
+    return report.Settings(titles, (0, 1), "base", 100, {"data": "world", "scale": "laptop"})
+
+
+def outputs() -> list[str]:
+    """What `dvc.yaml` versions of the report."""
+    stage = yaml.safe_load((Path(__file__).parents[2] / "dvc.yaml").read_text(encoding="utf-8"))["stages"]["report"]
+    return [next(iter(out)) if isinstance(out, dict) else out for out in stage["outs"]]
+
+
+def test_no_versioned_file_holds_what_was_measured_on_a_machine(
+    tmp_path: Path, settings: report.Settings, monkeypatch: pytest.MonkeyPatch
+):
+    assert outputs() == ["reports/results.csv", "reports/results.md"]
+    versioned, pages = set(), set()
+    for seconds in (10.0, 999.0):
+        measured = ledger((0, 1), seconds)
+        monkeypatch.setattr(report.ledger, "read", lambda root, measured=measured: measured)
+        report.write(settings, tmp_path)
+        versioned.add(tuple((tmp_path / name).read_bytes() for name in outputs()))
+        pages.add((tmp_path / "reports/index.html").read_bytes())
+    assert (len(versioned), len(pages)) == (1, 2)
+
+
+@pytest.mark.parametrize("breaks", ["table.build", "table.write_markdown", "page.write_page"])
+def test_a_report_that_breaks_off_leaves_no_file_of_an_earlier_one(
+    tmp_path: Path, settings: report.Settings, monkeypatch: pytest.MonkeyPatch, breaks: str
+):
+    report.write(settings, tmp_path)
+    for path in (tmp_path / "reports").iterdir():
+        path.write_text("of an earlier run")
+
+    def fail(*words: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(f"tasks.report.{breaks}", fail)
+    with pytest.raises(OSError, match="no space left"):
+        report.write(settings, tmp_path)
+    assert not [path for path in (tmp_path / "reports").iterdir() if path.read_text() == "of an earlier run"]
+
+
+def test_stage_writes_the_three_files(tmp_path: Path, settings: report.Settings):
     shown = table.terminal(report.write(settings, tmp_path), {})
     assert [line.split()[0] for line in shown.splitlines()[2:5]] == ["base", "search_r1_ppo", "Search-R1-GRPO"]
     reports = tmp_path / "reports"

@@ -171,5 +171,6 @@ def test_only_what_a_change_reaches_runs_again(by_dvc: Clone, tmp_path: Path) ->
     summary = json.loads((clone.root / "artifacts/evaluate/base-0/summary.json").read_text(encoding="utf-8"))
     assert summary["settings"]["evaluate"]["top_k"] == 2
     clone.set("top_k", "3")
-    assert repro() == Counter()  # DVC still has the results.
+    assert repro() == Counter({"report": 1})  # DVC still has the evaluations; the page is made for them again.
     assert _results(clone) == before
+    assert '"top_k":2' not in (clone.root / "reports/index.html").read_text(encoding="utf-8")
