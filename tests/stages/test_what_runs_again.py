@@ -86,6 +86,15 @@ def test_a_reward_and_a_method_that_uses_it_run_alone(clone: Clone) -> None:
     assert _stale(clone) == _learns("mine")
 
 
+def test_a_retriever_that_is_compared_runs_the_comparison_alone(clone: Clone) -> None:
+    code = (clone.root / "tasks/retrieval/bm25.py").read_text(encoding="utf-8")
+    (clone.root / "tasks/retrieval/mine.py").write_text(code.replace('Literal["bm25"]', 'Literal["mine"]'))
+    (clone.root / "conf/retriever/mine.yaml").write_text("backend: mine\nk1: 3.0\n")
+    assert _stale(clone) == set()
+    clone.set("compare_retrievers", "[mine]")
+    assert _stale(clone) == {"retrievers", "report"}
+
+
 def test_a_changed_reward_runs_those_who_use_it(clone: Clone) -> None:
     clone.change("tasks/rewards/key.py", "PART = ", "EPSILON = 0.5\nPART = ")
     assert _stale(clone) == _learns("stepsearch")

@@ -1,0 +1,314 @@
+"""Every command of the documents is run by a test at its smallest size, and says what the Makefile and the code say.
+
+`RUN_BY` names the test. A command that stands in no row fails, and so does a row whose command or test is gone.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flows import settings
+from tests.docs.documents import ROOT, documents
+from tests.server.running import ServerProcess, free_port
+
+HERE = "tests/docs/test_commands.py"
+PIPELINE = "tests/stages/test_smoke_pipeline.py::test_the_flow_killed_again_and_again_gives_the_bytes_of_bare_dvc"
+COMPARED = "tests/pipeline/test_flow.py::test_a_comparison_runs_its_methods_and_seeds_and_leaves_dvc_nothing_to_do"
+RETRIEVERS = "tests/stages/test_retrievers.py::test_the_stage_in_a_clone"
+TRAINED = "tests/methods/test_all_train.py::test_ten_steps_move_the_weights"
+SERVED = "tests/server/test_server.py::test_our_client_gets_the_hits_of_a_local_search"
+SETTINGS = "tests/pipeline/test_settings.py::test_every_setting_has_a_variable_of_the_makefile"
+LINTED = f"{HERE}::test_ci_runs_what_the_documents_say"
+SHARED = "tests/pipeline/test_sharing.py::test_what_one_clone_pushed_another_one_pulls_and_has_nothing_to_run"
+COMPOSED = f"{HERE}::test_the_compose_file_has_the_services"
+MADE = f"{HERE}::test_small_targets"
+REAL = "tests/stages/test_real_data.py::test_real_data_goes_through_every_stage"
+GIVEN_MODEL = "tests/stages/test_bad_input.py::test_a_whole_model_folder_is_taken_over_as_it_is"
+SENT_LATER = (
+    "tests/stages/test_tracking.py::test_a_dead_or_hanging_server_costs_seconds_once_and_rows_can_be_sent_later"
+)
+HELP = "tests/house/test_make.py::test_help_lists_every_target_and_every_setting"
+SETUP = "tests/house/test_make.py::test_a_half_made_environment_is_made_anew_from_a_python_outside_of_it"
+PEER = "tests/benchmarks/test_bench.py::test_both_sides_run_to_the_table"
+SERVER = "tests/benchmarks/test_bench_server.py::test_it_runs_to_its_verdict"
+PARAMS = "tests/pipeline/test_flow.py::test_a_setting_re_executes_what_depends_on_it_and_keeps_comments"
+SCALE = "tests/benchmarks/test_bench_retrieval.py::test_every_step_of_the_scale_benchmark_runs"
+
+RUN_BY = {
+    "make run": PIPELINE,
+    "make smoke": PIPELINE,
+    "make run SCALE=smoke": PIPELINE,
+    "make run SYSTEMS=base,search_r1_grpo": PIPELINE,
+    "make run SEEDS=0,1,2 METHODS=stepsearch,dspo": TRAINED,
+    "make run METHODS=stepsearch,dspo": TRAINED,
+    "make run RETRIEVER=dense TOP_K=5 MAX_QUESTIONS=1000": SETTINGS,
+    "make run RETRIEVER=dense": "tests/retrieval/test_dense.py::test_the_embedded_encoder",
+    "OMP_NUM_THREADS=16 make run RETRIEVER=dense": "tests/retrieval/test_dense.py::test_the_embedded_encoder",
+    "make run RETRIEVER=elasticsearch": "tests/retrieval/test_elasticsearch.py::test_the_stages_search_the_server",
+    "make run RETRIEVER=remote": SERVED,
+    "make run COMPARE_RETRIEVERS=bm25,dense,hybrid": RETRIEVERS,
+    "make run COMPARE_RETRIEVERS=dense": RETRIEVERS,
+    "make run DATA=/path/to/folder": "tests/stages/test_data.py::test_folder_in_two_runs_gives_the_same_bytes",
+    "make run DATA=/path/to/folder COMPARE_RETRIEVERS=bm25,dense,hybrid": RETRIEVERS,
+    "make run DATA=<folder> MAX_QUESTIONS=700": REAL,
+    "make run AUGMENT=openai": "tests/stages/test_augment.py::test_a_model_killed_in_a_clone_and_asked_for_the_rest",
+    "make run MODEL=my-model SCALE=paper": GIVEN_MODEL,
+    "make run GENERATOR=vllm": "tests/generate/test_vllm.py::test_three_rl_steps_with_vllm",
+    "make run ENGINE=<name>": "tests/engine/test_sharded.py::test_the_training_loop_runs_on_it",
+    "HF_HUB_OFFLINE=0 make run": PIPELINE,
+    "make compare": COMPARED,
+    "make compare STUDY=penalty": COMPARED,
+    "make compare STUDY=family": COMPARED,
+    "make report": MADE,
+    "make clean": MADE,
+    "make help": HELP,
+    "make setup": SETUP,
+    "make upload": SENT_LATER,
+    "make ui": f"{HERE}::test_both_pages_answer",
+    "make serve": "tests/pipeline/test_prefect.py::test_deployments_have_the_form_and_the_schedule_creates_runs",
+    "make search-server INDEX=artifacts/index PORT=8000": SERVED,
+    "make search-server INDEX=.scratch/served-index": SERVED,
+    'make search-server INDEX=.scratch/served-index ARGS="--host 0.0.0.0 --without-key"': (
+        "tests/server/test_server.py::test_what_keeps_it_from_listening_to_others"
+    ),
+    "cp -r artifacts/index .scratch/served-index": f"{HERE}::test_a_served_copy_answers",
+    "make test": LINTED,
+    "make lint": LINTED,
+    "make check": LINTED,
+    "make format": LINTED,
+    "make bench": "tests/benchmarks/test_bench.py::test_our_side_runs",
+    "python -m tests.benchmarks.bench_trl --smallest": PEER,
+    "make bench-retrieval": "tests/benchmarks/test_bench_retrieval.py::test_the_overhead_is_measured",
+    'make bench-retrieval ARGS="--memory-minutes 10"': SERVER,
+    "python -m flows.reproduce --help": "tests/pipeline/test_settings.py::test_the_command_line_names_every_setting",
+    "python -m flows.reproduce --once --set scale=smoke --set evaluate.top_k=2": (
+        "tests/pipeline/test_flow.py::test_settings_for_one_run_only"
+    ),
+    "python -m flows.reproduce --no-prefect": PIPELINE,
+    "python -m flows.reproduce --force evaluate": (
+        "tests/pipeline/test_flow.py::test_force_repeats_a_group_and_gives_the_same_bytes"
+    ),
+    "python -m tasks.server --help": f"{HERE}::test_options_are_known_to_their_command",
+    "python -m tests.benchmarks.scale_retrieval --passages 1000000 "
+    "--types ivf_sq8,flat,sq8,ivf_pq --folder FOLDER": SCALE,
+    "python -m tests.benchmarks.scale_retrieval --corpus artifacts/data/corpus.jsonl "
+    "--types flat,sq8,hnsw,ivf_sq8,ivf_pq --no-kill --folder FOLDER": SCALE,
+    "dvc repro": PIPELINE,
+    "dvc repro report": SHARED,
+    "dvc repro augment": "tests/stages/test_augment.py::test_the_rules_in_a_clone",
+    "dvc repro --force --single-item index": "tests/retrieval/test_elasticsearch.py::test_the_stages_search_the_server",
+    "dvc dag": SHARED,
+    "dvc remote add --default store /path/to/shared/folder": SHARED,
+    "dvc push": SHARED,
+    "dvc pull": SHARED,
+    "dvc gc --workspace": SHARED,
+    "git checkout params.yaml": PARAMS,
+    "docker compose -f infra/compose.yaml up -d prefect": COMPOSED,
+    "docker compose -f infra/compose.yaml up -d mlflow": COMPOSED,
+    "docker compose -f infra/compose.yaml up -d elasticsearch": COMPOSED,
+    "curl -X DELETE $ELASTICSEARCH_URL/<index>": (
+        "tests/retrieval/test_elasticsearch.py::test_a_vanished_index_fails_a_search_at_once"
+    ),
+    "curl -s http://127.0.0.1:8000/retrieve -H 'content-type: application/json' "
+    """-d '{"queries": ["city in France"], "topk": 3}'""": f"{HERE}::test_a_served_copy_answers",
+}  # fmt: skip
+COMMANDS = sorted({command for document in documents() for command in document.commands()})
+ASSIGNED = re.compile(r"([A-Z_]+)=(.*)", re.DOTALL)
+
+
+def _words(command: str, program: str) -> list[str]:
+    """The words behind the program, where it is the command's."""
+    words = shlex.split(command)
+    while ASSIGNED.fullmatch(words[0]):
+        words.pop(0)
+    return words[1:] if words[0] == program else []
+
+
+def test_every_command_is_run_by_a_test() -> None:
+    assert set(COMMANDS) - set(RUN_BY) == set(), "name the test that runs it"
+    assert set(RUN_BY) - set(COMMANDS) == set(), "no document has this command any more"
+
+
+@pytest.mark.parametrize("test", sorted(set(RUN_BY.values())))
+def test_the_test_exists(test: str) -> None:
+    path, _, name = test.partition("::")
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    assert name in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+
+
+def _makefile() -> tuple[set[str], set[str]]:
+    """Targets and variables of the Makefile."""
+    text = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
+    targets = re.findall(r"^\.PHONY: (.*)$", text, re.MULTILINE)[0].split()
+    own = re.findall(r"^OWN := (.*)$", text, re.MULTILINE)[0].split()
+    return set(targets), {*own, *settings.VARIABLES, *settings.SHORTHANDS}
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if _words(command, "make")])
+def test_targets_and_variables_are_those_of_the_makefile(command: str) -> None:
+    targets, variables = _makefile()
+    values = {}
+    for word in _words(command, "make"):
+        if assigned := ASSIGNED.fullmatch(word):
+            values[assigned[1]] = assigned[2]
+        else:
+            assert word in targets, f"{command}: no target {word}"
+    assert set(values) <= variables, command
+    mine = {"DATA", "MODEL", "ENGINE"}  # Their values are a reader's own.
+    words = [f"{name}={value}" for name, value in values.items() if name in {*settings.VARIABLES, "METHODS"} - mine]
+    answers = settings.parse(words, ROOT)
+    names = settings.names_of(["method", "system", "retriever", "augment", "scale", "generator"], ROOT)
+    for key, value in answers.items():
+        for name in value if isinstance(value, list) else [value]:
+            assert not isinstance(name, str) or name in names, f"{command}: {key} has no {name}"
+    study = values.get("STUDY", "main")
+    assert (ROOT / "conf/compare" / f"{study}.yaml").is_file()
+
+
+def test_a_dry_run_calls_the_module_that_the_tests_run() -> None:
+    """`make` hands a command on; that module is what the tests of `RUN_BY` start."""
+    calls = {
+        "run": "flows.reproduce", "smoke": "flows.reproduce --once --set scale=smoke", "ui": "flows.ui",
+        "compare": "flows.reproduce --compare 'main'", "serve": "flows.serve",
+        "search-server": "tasks.server --index 'artifacts/index'", "upload": "tasks.runner.tracking upload",
+        "bench": "tests.benchmarks.bench_trl", "bench-retrieval": "tests.benchmarks.bench_server", "test": "pytest",
+    }  # fmt: skip
+    for target, module in calls.items():
+        done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, env=_plain())
+        assert f"python -m {module}" in done.stdout, (target, done.stderr)
+
+
+def _plain() -> dict[str, str]:
+    """The environment without what an outer `make` has left in it."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
+
+
+def _python_commands() -> list[tuple[str, list[str]]]:
+    found = [words for command in COMMANDS if (words := _words(command, "python"))]
+    searched = [words for command in COMMANDS if "search-server" in command and "ARGS" in command
+                for words in [_words(command, "make")]]  # fmt: skip
+    options = [word for words in searched for word in shlex.split(words[-1].removeprefix("ARGS="))]
+    bench = shlex.split("--memory-minutes 10")
+    more = [["-m", "tasks.server", *options], ["-m", "tests.benchmarks.bench_server", *bench]]
+    return [(words[1], [word for word in words[2:] if word.startswith("--")]) for words in [*found, *more]]
+
+
+@pytest.mark.parametrize("module", sorted({module for module, _ in _python_commands()}))
+def test_options_are_known_to_their_command(
+    module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [module, "--help"])
+    monkeypatch.chdir(ROOT)
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    assert ended.value.code in (0, None)
+    known = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
+    for name, options in _python_commands():
+        assert name != module or set(options) <= known
+
+
+def test_stages_of_dvc_commands_exist() -> None:
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    named = [words[-1] for command in COMMANDS if (words := _words(command, "dvc"))[:1] == ["repro"] and words[1:]]
+    assert named
+    assert set(named) <= set(stages)
+
+
+def test_the_compose_file_has_the_services() -> None:
+    """These tests have no containers: the names are looked up, and the same servers run without containers."""
+    services = yaml.safe_load((ROOT / "infra/compose.yaml").read_text(encoding="utf-8"))["services"]
+    for command in COMMANDS:
+        if words := _words(command, "docker"):
+            assert words[:5] == ["compose", "-f", "infra/compose.yaml", "up", "-d"]
+            assert words[5] in services
+
+
+def test_ci_runs_what_the_documents_say() -> None:
+    """CI runs `make lint` and `make test`; `make check` and `make format` are made of the same commands."""
+    script = (ROOT / ".ci/run").read_text(encoding="utf-8")
+    assert script.index("make --no-print-directory lint") < script.index("make --no-print-directory test")
+    done = subprocess.run(["make", "-n", "check", "format"], cwd=ROOT, capture_output=True, text=True, env=_plain())
+    for command in ("ruff format --check", "ruff check", "mypy", "pytest -q -m", "ruff format --quiet", "--fix"):
+        assert command in done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_small_targets(tmp_path: Path) -> None:
+    """`make report` and `make clean` in a folder with a report, caches and results."""
+    shutil.copyfile(ROOT / "Makefile", tmp_path / "Makefile")
+    (tmp_path / "requirements").mkdir()
+    stamp = Path(".venv/.made-from-cpu.txt")
+
+    def make(*words: str) -> subprocess.CompletedProcess[str]:
+        command = ["make", "--silent", f"--old-file={stamp}", "REQUIREMENTS=requirements/cpu.txt", *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=_plain())
+
+    (tmp_path / stamp).parent.mkdir()
+    (tmp_path / stamp).touch()
+    assert "There is no report yet" in make("report").stdout
+    kept = ("reports/results.md", ".scratch/replies/a", ".scratch/retrieval/vectors-1/a", ".scratch/mlflow/a")
+    gone = (".scratch/work/a", ".scratch/retrieval/index-1/a", ".scratch/bench-server/a", ".ruff_cache/a")
+    for name in (*kept, *gone):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("a table")
+    assert "a table" in make("report").stdout
+    assert make("clean").returncode == 0
+    assert [name for name in kept if not (tmp_path / name).exists()] == []
+    assert [name for name in gone if (tmp_path / name).exists()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.servers
+def test_a_served_copy_answers(tmp_path: Path) -> None:
+    """The copy of an index that the page serves, and the request that it shows."""
+    from tasks import retrieval
+    from tests.server.running import write_world
+
+    write_world(tmp_path / "corpus.jsonl")
+    retrieval.build(tmp_path / "corpus.jsonl", tmp_path / "artifacts/index", retrieval.load_settings("bm25", ROOT))
+    (tmp_path / ".scratch").mkdir()
+    (copying,) = [command for command in COMMANDS if _words(command, "cp")]
+    (asking,) = [command for command in COMMANDS if "/retrieve" in command]
+    subprocess.run(shlex.split(copying), cwd=tmp_path, check=True)
+    cache = f"cache_folder={tmp_path / 'cache'}"
+    with ServerProcess(tmp_path / ".scratch/served-index", "--port", "0", "--set", cache) as server:
+        done = subprocess.run(shlex.split(asking.replace(":8000", f":{server.port}")), capture_output=True, text=True)
+    assert len(json.loads(done.stdout)["result"][0]) == 3, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.servers
+@pytest.mark.timeout(600)
+def test_both_pages_answer(tmp_path: Path) -> None:
+    """What `make ui` starts, on free ports; both servers end with it."""
+    ports = {"PORT_PREFECT": str(free_port()), "PORT_MLFLOW": str(free_port())}
+    home = {"PREFECT_HOME": str(tmp_path / "prefect"), "PYTHONPATH": str(ROOT)}
+    keep = {key: value for key, value in _plain().items() if not key.startswith(("PREFECT_", "MLFLOW_"))}
+    patient = "import sys, flows.ui as ui; ui.SECONDS_TO_START = 250.0; sys.exit(ui.main())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", patient], cwd=tmp_path, env={**keep, **ports, **home}, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        printed = process.stdout.readline() + process.stdout.readline()
+        for port in ports.values():
+            assert port in printed
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as answer:
+                assert answer.status == 200
+    finally:
+        process.terminate()
+        process.wait(60)

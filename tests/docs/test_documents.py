@@ -1,0 +1,122 @@
+"""What the documents name exists: paths, links, names in files, examples; and each page has the form it promises."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tasks import conf
+from tasks.data import ingest
+from tasks.methods import loader
+from tests.docs.documents import LINK, ROOT, Document, documents
+
+DOCUMENTS = documents()
+by_name = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.path))
+MADE = ("artifacts", "reports", ".scratch", ".venv", ".dvc", "models")
+"""Folders that a fresh clone does not have."""
+PLACEHOLDER = re.compile(r"<[\w-]+>")
+FILE = re.compile(r"^\.?[\w<>@*-]+(/[\w.<>@*-]*)+$|^[\w-]+\.(yaml|md|py|toml)$")
+OWN = {"my-model.yaml", "<kind>_worker.py"}
+"""Files that a reader makes."""
+
+
+def _stage_outputs() -> set[str]:
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"].values()
+    return {"/".join(Path(out).parts[:2]) for stage in stages for out in stage["outs"]}
+
+
+@by_name
+def test_every_path_exists(document: Document) -> None:
+    tracked_folders = {path.name for path in ROOT.iterdir()}
+    wrong = []
+    for span in document.spans:
+        if not FILE.match(span) or Path(span).name in OWN:
+            continue
+        first = Path(span).parts[0]
+        if first in ("artifacts", "reports"):
+            parts = Path(span).parts
+            is_known = first == "reports" or len(parts) == 1 or "/".join(parts[:2]) in _stage_outputs()
+        elif first in MADE:
+            is_known = True
+        elif first not in tracked_folders and ("/" in span or "methods" in document.path.parts):
+            continue  # No path: a word with a stroke in it, or a file of a paper's released code.
+        else:
+            pattern = PLACEHOLDER.sub("*", span).rstrip("/")
+            near = ROOT / document.path.parent if "/" not in span else ROOT
+            is_known = any(any(place.glob(pattern)) for place in (ROOT, near, ROOT / "tests", ROOT / "tasks"))
+            is_known = is_known or ("/" not in span and any(ROOT.glob(f"t*/*/{pattern}")))
+        if not is_known:
+            wrong.append(span)
+    assert not wrong, f"{document.path} names what is not there: {wrong}"
+
+
+@by_name
+def test_every_link_resolves(document: Document) -> None:
+    pages = {(ROOT / one.path).resolve(): one for one in DOCUMENTS}
+    wrong = []
+    for link in LINK.findall(document.prose):
+        if link.startswith(("https://", "http://127.0.0.1")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (ROOT / document.path.parent / name).resolve() if name else (ROOT / document.path).resolve()
+        is_here = target.exists() and ROOT in [target, *target.parents]
+        if not is_here or (anchor and anchor not in pages[target].anchors):
+            wrong.append(link)
+    assert not wrong, f"{document.path}: {wrong}"
+
+
+@by_name
+def test_a_name_in_a_file_is_in_that_file(document: Document) -> None:
+    """ "`name` in `file.py`" is how the documents point to a function or a setting."""
+    for name, path in re.findall(r"`(\w+)(?:: [^`]*)?` in `([\w/.-]+\.\w+)`", document.prose.replace("\n", " ")):
+        assert name in (ROOT / path).read_text(encoding="utf-8"), f"{document.path}: {name} in {path}"
+
+
+def test_sizes_and_titles() -> None:
+    by_path = {str(document.path): document for document in DOCUMENTS}
+    assert len(by_path["README.md"].text.split()) <= 1000
+    assert len(by_path["CONTRIBUTING.md"].text.split()) <= 1500
+    for path, document in by_path.items():
+        if Path(path).parent == Path("docs"):
+            assert document.text.splitlines()[0].endswith("?"), f"{path}: its title is the question that it answers"
+
+
+def test_the_index_lists_every_page() -> None:
+    index = next(document for document in DOCUMENTS if document.path == Path("docs/README.md"))
+    linked = {Path(link).name for link in LINK.findall(index.prose)}
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} - linked <= {"README.md"}
+
+
+def test_the_tree_of_the_readme_names_every_room() -> None:
+    readme = next(document for document in DOCUMENTS if document.path == Path("README.md"))
+    tree = next(block for block in readme.blocks("text") if "\n  rewards/" in block)
+    rooms = {path.name for path in (ROOT / "tasks").iterdir() if any(path.glob("*.py"))}
+    named = set(re.findall(r"([\w-]+)/", tree))
+    assert rooms <= named, rooms - named
+    assert all(any(ROOT.glob(f"{path}")) or any(ROOT.glob(f"*/{path}")) for path in named), named
+
+
+def test_example_rows_are_data(tmp_path: Path) -> None:
+    page = next(document for document in DOCUMENTS if document.path == Path("docs/data.md"))
+    for name, block in zip(("corpus", "questions"), page.blocks("json"), strict=True):
+        (tmp_path / f"{name}.jsonl").write_text(block, encoding="utf-8")
+    ingest.ingest(tmp_path, tmp_path / "data")
+    for name in ("corpus", "questions"):
+        assert len((tmp_path / "data" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()) == 2
+
+
+def test_example_methods_can_be_loaded(tmp_path: Path) -> None:
+    """A block of YAML that begins with the name of its file is that file."""
+    examples = [
+        block for document in DOCUMENTS for block in document.blocks("yaml") if block.startswith("# conf/method/")
+    ]
+    assert examples
+    shutil.copytree(ROOT / conf.CONF, tmp_path / conf.CONF)
+    for block in examples:
+        path = tmp_path / block.splitlines()[0].removeprefix("# ")
+        path.write_text(block, encoding="utf-8")
+        assert loader.load(path.stem, "laptop", tmp_path)["title"]
