@@ -1,4 +1,4 @@
-"""Sub-questions, their answers and reference queries for training questions, written, checked and tried out.
+"""Writes and checks sub-questions, their answers and reference queries for training questions.
 
 A writer turns a question's decomposition into coherent sub-question/answer pairs with N search
 queries each, every query is sent to M sources, and it stays where at least ceil(M/2) of them return a valid result.
@@ -18,7 +18,7 @@ from tasks.types import Hop, Question
 
 @dataclass(frozen=True)
 class Rejection:
-    """Why a question, or one query of it, was left out.
+    """The reason why a question, or one query of it, was left out.
 
     Attributes:
         stage: `write` (no usable reply), `coherence` (hops that do not fit the question), `query` (blank, repeated or
@@ -26,7 +26,7 @@ class Rejection:
         reason: a word or two, under which rejections are counted.
         detail: what was found and expected, for a reader.
         hop: from 1; None for the question as a whole.
-        query: None where no single query is meant.
+        query: the query; None for the hop or the question as a whole.
     """
 
     stage: str
@@ -38,10 +38,10 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Written:
-    """What a writer made of one question: hops with queries, or the reason why there are none.
+    """A writer's result for one question: hops with queries, or the reason why there are none.
 
     Attributes:
-        tokens: that the reply cost, asked for now or earlier; 0 where no model wrote it.
+        tokens: cost of the reply, also if it came from the cache; 0 if no model wrote it.
     """
 
     question: Question
@@ -51,12 +51,12 @@ class Written:
 
 
 class Writer(Protocol):
-    """Makes resolved hops with queries of questions that have a decomposition."""
+    """Makes resolved hops with queries from questions that have a decomposition."""
 
     def write(self, questions: Iterable[Question]) -> Generator[Written, None, None]:
-        """One `Written` a question, in the order of the questions; they are read as far as needed.
+        """One `Written` per question, in the order of the questions, which are read as needed.
 
         Raises:
-            ServiceError: the model that writes cannot be used now; what it has written is kept.
+            ServiceError: the model cannot be used now; its earlier replies are kept.
         """
         ...

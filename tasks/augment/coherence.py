@@ -1,7 +1,7 @@
-"""Whether written hops are the question's: as many, complete, in a chain, and ending in the answer.
+"""Checks that written hops fit their question: their number, their completeness, their chain and the final answer.
 
-One definition for all writers. A question whose answer no hop gives (a comparison of two hops) is not coherent by it:
-its last sub-answer is not the answer.
+The check is the same for all writers. A question whose answer is not that of its last hop (such as a comparison of two
+hops) fails it.
 """
 
 from __future__ import annotations

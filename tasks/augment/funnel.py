@@ -1,6 +1,6 @@
-"""The augmentation itself: write, check, drop repeated queries, try the rest, keep what enough sources answer.
+"""The augmentation: write hops, check them, drop repeated queries, keep queries that enough sources answer.
 
-Questions stream through in batches, so memory does not grow with their number; every step is counted.
+Questions are processed in batches, so memory does not grow with their number. The result of every check is counted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tasks.types import Hop, Question
 
 @dataclass
 class _Counts:
-    """What became of questions and queries so far."""
+    """Counts of questions and queries by result."""
 
     questions: Counter[str] = field(default_factory=Counter)
     rejected: Counter[str] = field(default_factory=Counter)
@@ -57,10 +57,10 @@ def augment(
 ) -> Row:
     """Write `hops.jsonl` and `rejected.jsonl` to folder `out`, in the order of the questions.
 
-    A question without a decomposition is counted and nothing more.
+    A question without a decomposition is only counted.
 
     Returns:
-        The counts of every step: `questions`, `hops`, `queries` and `writer_tokens`.
+        All counts: `questions`, `hops`, `queries` and `writer_tokens`.
 
     Raises:
         ServiceError: the writer cannot go on.
@@ -92,7 +92,7 @@ def _decomposed(questions: Iterable[Question], counts: _Counts) -> Iterator[Ques
 def _filtered(
     batch: Sequence[Written], sources: Sequence[Source], conf: AugmentConf, counts: _Counts
 ) -> Iterator[tuple[Question, tuple[Hop, ...], list[Rejection]]]:
-    """Each question of the batch with what is kept of its hops (nothing where it was rejected) and what is not."""
+    """Each question of the batch with its kept hops (none if it was rejected) and its rejections."""
     checked = [_checked(one, conf.num_queries, counts) for one in batch]
     probes = [Probe(query, hop) for hops, _ in checked for hop in hops for query in hop.queries]
     votes = iter(_votes(probes, sources, conf, counts))
@@ -116,7 +116,7 @@ def _filtered(
 
 
 def _checked(one: Written, num_queries: int, counts: _Counts) -> tuple[tuple[Hop, ...], list[Rejection]]:
-    """The hops with queries that differ, at most `num_queries` each; no hop where the question is rejected."""
+    """The hops with different queries, at most `num_queries` each; no hops if the question is rejected."""
     counts.tokens += one.tokens
     counts.questions["written"] += one.rejection is None
     rejection = one.rejection or fault(one.question, one.hops)
@@ -140,7 +140,7 @@ def _checked(one: Written, num_queries: int, counts: _Counts) -> tuple[tuple[Hop
 
 
 def _unwanted(key: str, queries: dict[str, str], num_queries: int) -> str | None:
-    """Why a query is not tried."""
+    """Why a query is not searched, None if it is."""
     if not key:
         return "blank"
     if key in queries:

@@ -1,9 +1,9 @@
-"""The writer that asks a model: one request a question over the chat-completions protocol, one checked reply.
+"""The writer that asks a chat model, with one request per question and a checked reply.
 
 The model sees the question, its answer and its decomposition with `#k` resolved, and gives back JSON:
 `{"hops": [{"hop": 1, "question": text, "answer": text, "queries": [text, ...]}, ...]}`, alone or in one fenced block.
-Another shape rejects the question; a reply is never mended. Which passage supports a hop is known from the
-decomposition and not asked.
+A reply of another schema rejects the question; replies are never corrected. The decomposition says which passage
+supports a hop, so the model is not asked for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rows of `hops.jsonl` and `rejected.jsonl`: `{question_id, hops: [{question, answer, support_passage_id, queries}]}`.
 
-Everything in a hop is resolved: no `#k` is left. A hop that lost all its queries keeps an empty list, because it still
-counts where rewards are averaged over hops.
+All texts of a hop are resolved, without any `#k`. A hop without queries stays with an empty list, because rewards are
+averaged over all hops.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The writer that asks nobody: sub-questions and answers are the decomposition's own, queries follow from rules.
+"""The writer without a model: sub-questions and answers are those of the decomposition, queries follow from rules.
 
-Deterministic and as fast as reading. It invents nothing: a hop written as `subject >> relation` is worded as a
-question, and a query is the hop's own reference query, its subject and relation, its key words, or the sub-question.
+It is deterministic and as fast as reading. A hop `subject >> relation` is reworded as a question. A query is the hop's
+reference query, its subject and relation, its key words, or the sub-question.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _with_queries(hop: Hop, has_own: bool) -> Hop:
 
 
 def _ask(subject: str, relation: str) -> str:
-    """A relation that ends in a preposition leads away from its subject: `capital of` is not `the capital of`.
+    """The question of a hop. With a relation that ends in a preposition the subject comes first.
 
     >>> _ask("Bern", "mayor"), _ask("Bern", "capital of")
     ('What is the mayor of Bern?', 'What is Bern capital of?')

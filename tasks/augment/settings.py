@@ -19,17 +19,17 @@ class AugmentConf:
     """One file of `conf/augment/`.
 
     Attributes:
-        writer: `rules` takes the decomposition as it is and makes queries by rules; `openai` asks a model.
-        splits: whose questions are augmented.
-        num_queries: N, queries a hop at most.
-        sources: M of them: `index` is the index of this run, other names are those of `conf/retriever/`.
-        top_k: hits asked of each source.
+        writer: `rules` takes the decomposition and makes queries by rules; `openai` asks a model.
+        splits: splits whose questions are augmented.
+        num_queries: N, most queries per hop.
+        sources: the M sources; `index` is the index of this run, other names are files of `conf/retriever/`.
+        top_k: number of hits of each source.
         validity: when a source's result is valid. `nonempty`: it has a hit, and one that shares a word with the query
             where the source ranks by words (such a source fills its list with hits of score 0). `answer`: one of the
             hits is the hop's support passage or holds the sub-answer.
         batch_size: questions whose queries are searched together.
         chat: file of `conf/service/` that describes the model which `writer: openai` asks.
-        prompt: what it is asked, with `PLACEHOLDERS`.
+        prompt: the prompt of that model, with `PLACEHOLDERS`.
     """
 
     writer: Literal["rules", "openai"]

@@ -1,4 +1,4 @@
-"""Search sources: each says of every query whether its result is valid. A search that fails is an error, not a no."""
+"""Search sources, which decide for each query whether its result is valid. A failed search is an error, not invalid."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tasks.types import Hit, Hop
 
 @dataclass(frozen=True)
 class Probe:
-    """One query to try, and the resolved hop it is for."""
+    """One query and its resolved hop."""
 
     query: str
     hop: Hop
@@ -21,7 +21,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Source:
-    """A named retriever; `is_lexical` where a score of 0 means that no word of the query was found."""
+    """A named retriever. `is_lexical`: a score of 0 means that no word of the query was found."""
 
     name: str
     retriever: Retriever

@@ -1,4 +1,4 @@
-"""Reciprocal rank fusion: one ranking out of several, from ranks alone, so that scores need no common scale.
+"""Reciprocal rank fusion combines several rankings by ranks alone, so that scores need no common scale.
 
 score(d) = sum over rankings r that hold d of weight_r / (k + rank_r(d)), ranks from 1; the paper has k = 60
 and weights of 1. Here and not on a server, so that every server and licence will do.
@@ -20,9 +20,9 @@ def fuse(rankings: Sequence[Sequence[Hit]], top_k: int, k: float = 60.0, weights
 
     Args:
         rankings: hits of one query, best first, no passage twice in one ranking.
-        top_k: hits wanted; fewer come back where the rankings hold fewer passages.
-        k: damps the first ranks; the larger, the less they stand out.
-        weights: one a ranking; none means 1 each.
+        top_k: most hits to return; the rankings together may hold fewer passages.
+        k: damps the first ranks; with a larger k they weigh less against later ranks.
+        weights: one per ranking; empty: all are 1.
 
     >>> from tasks.types import Hit
     >>> a, b, c = (Hit(name, 1.0, "", "") for name in "abc")

@@ -1,8 +1,8 @@
-"""Documents that are written instead of found (ZeroSearch): the interface; writers are in `writers`.
+"""A retriever whose documents are written instead of found (ZeroSearch); writers are in `writers`.
 
-A written document is not a passage: it stands in no corpus, and its id says so (`tasks.data.records` keeps ids that
-begin with `generated:` out of every corpus). There is therefore nothing to index and nothing to open: `build` and
-`open_index` refuse; training with a simulator makes a `GeneratedRetriever` itself.
+A written document is not a passage of any corpus, and its id shows that (`tasks.data.records` keeps ids that begin with
+`generated:` out of every corpus). So there is nothing to index or to open, and `build` and `open_index` refuse.
+Training with a simulator makes a `GeneratedRetriever` itself.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from tasks.store import DataError
 from tasks.types import Hit
 
 Request = tuple[str, bool]
-"""A query, and whether its documents are to be useful or noisy."""
+"""A query, and whether its documents shall be useful (else noisy)."""
 Document = tuple[str, str]
 """Title (may be empty) and text."""
 
 
 class Writer(Protocol):
-    """Who plays the search engine."""
+    """Writes documents in place of a search engine."""
 
     def write(self, requests: Sequence[Request], top_k: int, seed: str) -> list[list[Document]]:
-        """`top_k` documents for each request, the most useful first, none with a blank text; the same for one seed.
+        """`top_k` documents for each request, the most useful first, none with a blank text. They depend on the seed.
 
         Raises:
             RuntimeError, OSError, ValueError: nothing could be written.
@@ -43,7 +43,7 @@ class Settings:
     """`conf/retriever/*.yaml` with `backend: generated`.
 
     Attributes:
-        writer: who writes; `none` is all there is so far.
+        writer: only `none` exists, because writers are services (`tasks.services`).
     """
 
     backend: Literal["generated"]
@@ -52,15 +52,15 @@ class Settings:
 
 @dataclass
 class GeneratedRetriever:
-    """Turns written documents into hits: score 1 / rank, an id made of the document's hash.
+    """Turns written documents into hits with score 1 / rank and an id made of the document's hash.
 
-    `search` answers as `tasks.retrieval.Retriever` says, but its supply has no end: every query gets `top_k` hits.
-    What a query gets depends on writer, noise and seed alone, so that a resumed run meets the same.
+    It follows `tasks.retrieval.Retriever`, except that every query gets `top_k` hits. The documents of a query depend
+    on writer, noise and seed alone, so that a resumed run gets the same ones.
 
     Attributes:
-        writer: who writes.
+        writer: writes the documents.
         noise: share of queries that get noisy documents.
-        seed: of what is noisy, and of the writer.
+        seed: decides which queries are noisy; also given to the writer.
     """
 
     writer: Writer
@@ -68,7 +68,7 @@ class GeneratedRetriever:
     seed: str = ""
 
     def announce(self, noise: float, seed: str) -> None:
-        """From now on answer with this noise and seed."""
+        """Use this noise and seed from now on."""
         self.noise, self.seed = noise, seed
 
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:

@@ -1,10 +1,10 @@
-"""Hybrid search: the rankings of several backends fused by rank, the first hits optionally reranked.
+"""Hybrid search fuses the rankings of several backends by rank, and optionally reranks the first hits.
 
 Every part is an index of its own in a subfolder, with its own manifest. All parts give their first `depth` hits,
 whatever `top_k` is, and reciprocal rank fusion orders them; so a short result is always the beginning of a longer
-one. A hit with score 0 matched nothing, so its rank adds nothing. Equal fused scores are in corpus order. Where that
-gives fewer hits than wanted, the parts are asked for `GROWTH` times as many, again and again, and what is new follows
-behind; its scores lie below zero, because it must not overtake what was found before.
+one. A hit with score 0 matched nothing, so its rank adds nothing. Equal fused scores are in corpus order. If this gives
+too few hits, the search is repeated with a depth `GROWTH` times larger, and the new hits are put behind the others.
+Their scores are below zero, so that sorting by score keeps them there.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Settings:
     """`conf/retriever/*.yaml` with `backend: hybrid`.
 
     Attributes:
-        parts: name -> settings of a backend, in full, as a file of its own would have them; two at least.
-        depth: hits asked of each part.
+        parts: name -> complete settings of a backend, as in a file of `conf/retriever/`; at least two.
+        depth: number of hits that each part gives.
         k: damps the first ranks of the fusion, see `tasks.retrieval.fusion`.
         weights: name of a part -> its weight in the fusion; 1 for a part that is not named.
         reranker: puts the first fused hits into the order of a cross-encoder.
@@ -76,7 +76,7 @@ def build(
     corpus: Path, corpus_sha256: str, out: Path, settings: Settings, scratch: Path | None, progress: Progress
 ) -> Built:
     """Fill folder `out`; see `tasks.retrieval.build`. Each part resumes from `scratch` as it would alone."""
-    reranker = _load_reranker(settings)  # First: a wrong folder should not cost the parts.
+    reranker = _load_reranker(settings)  # First, so that a wrong folder is found before the parts are built.
     num_passages = _write_rows(read_corpus(corpus), out)
     for name, part in settings.parts.items():
         built = retrieval.build_part(corpus, out / name, part, scratch, progress)
@@ -102,7 +102,7 @@ def open_index(index_dir: Path, manifest: Manifest, num_threads: int = 1) -> Hyb
             f"{index_dir / NAME}: built with another reranker: {settings.reranker.model!r} has hash {found}, "
             f"the index was built with {expected}. Build the index again."
         )
-    # The manifest of the whole names every file of the parts, so they have been checked.
+    # The manifest of the whole index names every file of the parts, so they are checked already.
     parts = {
         name: retrieval.open_retriever(index_dir / name, num_threads=num_threads, verify=False)
         for name in settings.parts
@@ -111,11 +111,11 @@ def open_index(index_dir: Path, manifest: Manifest, num_threads: int = 1) -> Hyb
 
 
 class HybridRetriever:
-    """Asks every part and fuses what they find; see `tasks.retrieval.Retriever`.
+    """Searches every part and fuses the results; see `tasks.retrieval.Retriever`.
 
     A score is the fused one, at most S = sum of weights / (k + 1). A reranked hit has S plus the score of the
-    cross-encoder, and so stands above every hit that was not reranked. A hit that no part has among its first
-    `depth` has its fused score at the depth where it was found, less S for every time the parts were asked deeper.
+    cross-encoder, and so is above every hit that was not reranked. A hit that no part has among its first `depth` has
+    its fused score at the depth where it was found, minus S for every time the search was repeated with a larger depth.
     """
 
     def __init__(
@@ -126,14 +126,14 @@ class HybridRetriever:
         rerank: Callable[[str, list[Hit]], list[float]] | None = None,
         at_once: bool = False,
     ) -> None:
-        """Compose.
+        """Compose the parts.
 
         Args:
-            settings: how to fuse; its parts and reranker are those given here.
+            settings: of the fusion; its parts and reranker are those given here.
             parts: name -> retriever, all over the same corpus.
             rows: the place of each passage in that corpus.
             rerank: scores in (0, 1) of one query's hits.
-            at_once: ask the parts in threads; the results are the same.
+            at_once: search the parts in threads, with the same results.
         """
         self._settings, self._parts, self._rows, self._rerank = settings, dict(parts), rows, rerank
         self._weights = [settings.weights.get(name, 1.0) for name in self._parts]
@@ -167,7 +167,7 @@ class HybridRetriever:
         return [self._fuse(found) for found in zip(*rankings, strict=True)]
 
     def _fuse(self, rankings: Sequence[list[Hit]]) -> list[Hit]:
-        # BM25 fills up with passages that share no word with the query: their ranks mean nothing.
+        # BM25 fills its list with passages that share no word with the query; their ranks mean nothing.
         matched = [[hit for hit in ranking if hit.score != 0] for ranking in rankings]
         fused = fuse(matched, sum(map(len, matched)), self._settings.k, self._weights)
         known = {hit.passage_id for hit in fused}
@@ -200,7 +200,7 @@ class HybridRetriever:
 
 
 class _Rows:
-    """Where a passage stands in the corpus: the sorted hashes of the ids and their rows, memory-mapped."""
+    """The row of each passage in the corpus, as sorted hashes of the ids with their rows, memory-mapped."""
 
     def __init__(self, folder: Path) -> None:
         self._keys = np.load(folder / KEYS, mmap_mode="r")
@@ -224,7 +224,7 @@ class _Rows:
 
 
 def _write_rows(passages: Iterable[Passage], folder: Path) -> int:
-    """Write what `_Rows` reads, 16 bytes a passage; returns how many."""
+    """Write the files of `_Rows`, 16 bytes per passage; returns the number of passages."""
     keys = np.frombuffer(array("Q", (key_of(passage.id) for passage in passages)), np.uint64)
     rows = np.argsort(keys, kind="stable")
     np.save(folder / KEYS, keys[rows])

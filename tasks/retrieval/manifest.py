@@ -1,7 +1,7 @@
-"""The index manifest: what an index was built from and with, and the checksum of every file in it.
+"""The manifest of an index: its corpus, its settings, library versions, and the checksum of every file.
 
-Its bytes depend on corpus, settings and library versions alone: no time, host or path. It is sealed by a hash of its
-own content, so that a setting changed by hand cannot pass for what the index was built with.
+Its bytes depend on corpus, settings and library versions alone, not on time, host or path. It contains a hash of its
+own content, so that a setting that was edited by hand is noticed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SEAL = "content_digest"
 
 @dataclass(frozen=True)
 class Built:
-    """What a backend reports of the folder it filled.
+    """A backend's report about the folder that it has filled.
 
     Attributes:
         num_passages: passages indexed.
@@ -60,7 +60,7 @@ class Manifest:
 
 
 def write(folder: Path, backend: str, settings: dict[str, Any], corpus_hash: str, built: Built) -> Manifest:
-    """Record every file in `folder`; the manifest is written last, so that an index without one is not whole."""
+    """Record every file in `folder`. The manifest is written last, so that an index without one is incomplete."""
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     manifest = Manifest(
         format=FORMAT,
@@ -81,7 +81,7 @@ def read(folder: Path) -> Manifest:
     """The manifest of an index folder.
 
     Raises:
-        DataError: there is none, or it is not one of ours.
+        DataError: there is no manifest, or it has another format.
     """
     path = folder / NAME
     if not path.is_file():
@@ -100,13 +100,13 @@ def read(folder: Path) -> Manifest:
 
 
 def other_versions(manifest: Manifest) -> list[str]:
-    """`name built -> installed` of each library that has another version now."""
+    """`name old -> installed` for each library whose version has changed since the index was built."""
     found = {name: version(name) for name in manifest.libraries}
     return [f"{name} {built} -> {found[name]}" for name, built in manifest.libraries.items() if found[name] != built]
 
 
 def version(name: str) -> str:
-    """Of an installed package; `none` where there is none of this name."""
+    """Version of an installed package, `none` if there is no such package."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -138,7 +138,7 @@ def check(folder: Path, manifest: Manifest, corpus: Path | None, checksums: bool
 
 
 def corpus_sha256(path: Path) -> str:
-    """Hex digest of the unpacked bytes of a JSONL file, so that packing does not change a corpus.
+    """Hex digest of the uncompressed bytes of a JSONL file, so that compressing does not change a corpus.
 
     Raises:
         DataError: the file is missing or its gzip stream is broken (the row is named).

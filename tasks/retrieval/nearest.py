@@ -1,6 +1,6 @@
 """FAISS indexes over unit vectors by inner product: built block by block from shards, searched memory-mapped.
 
-| type | what a passage takes | what is searched |
+| type | size of a passage | searched vectors |
 |---|---|---|
 | `flat` | 4 D bytes | every vector, exactly |
 | `sq8` | D + 8 bytes | every vector, 8 bits a number |
@@ -8,9 +8,9 @@
 | `ivf_pq` | m bits / 8 + 8 bytes | the same lists, a product code of m parts |
 | `hnsw` | 4 D + about 8 M + 20 bytes | a graph, exact scores |
 
-Every type is built by one thread from a fixed sample and a fixed order, so that the files depend on vectors and
-settings alone. Lists are filled a block at a time, each block kept in scratch, and merged on disk; `flat` is
-streamed; the graph of `hnsw` and its vectors must fit into memory and a killed build of it starts over.
+Every type is built by one thread from a fixed sample in a fixed order, so that the files depend on vectors and settings
+alone. Lists are filled block by block; each block is kept in scratch, and they are merged on disk. `flat` is streamed.
+The graph of `hnsw` and its vectors must fit into memory, and a killed build of it starts from the beginning.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ Found = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
 FLAT, INDEX, LISTS = "vectors.npy", "index.faiss", "lists.ivfdata"
 
 AUTO: tuple[tuple[int, Kind], ...] = ((200_000, "flat"), (500_000, "hnsw"), (30_000_000, "ivf_sq8"))
-"""What `auto` takes up to so many passages; above the last, `ivf_pq`. Why: README.md of this room."""
+"""`auto` takes the first type whose number of passages is enough, above the last `ivf_pq`; README.md says why."""
 
-_BLOCK = 65_536  # Rows in memory at a time; part of the bytes of an hnsw index.
+_BLOCK = 65_536  # Rows in memory at a time. The bytes of an hnsw index depend on it.
 _SEED = 0
 _PER_CENTROID = 64  # Training passages; FAISS warns below 39.
 
@@ -91,7 +91,7 @@ class Pq:
 
 @dataclass(frozen=True)
 class Plan:
-    """An index type with every number decided; it goes into the manifest."""
+    """An index type with all its numbers; it is recorded in the manifest."""
 
     kind: Kind
     parameters: dict[str, int]
@@ -103,7 +103,7 @@ class Plan:
 
 
 def plan(index: Kind | Literal["auto"], num_rows: int, dimension: int, hnsw: Hnsw, ivf: Ivf, pq: Pq) -> Plan:
-    """Decide what the settings leave open.
+    """Choose the numbers that the settings leave open.
 
     Raises:
         DataError: too few passages for the lists or codes, or a code that does not divide the vectors.
@@ -135,11 +135,11 @@ def _lists_for(num_rows: int) -> int:
 
 
 def build(plan: Plan, shards: Shards, out: Path, scratch: Path, progress: Progress) -> None:
-    """Write the index files of `plan` into `out`; `scratch` holds what a killed build goes on from."""
+    """Write the index files of `plan` into `out`; `scratch` holds the finished pieces of a killed build."""
     if plan.kind == "flat":
         _write_flat(shards, out / FLAT, progress)
         return
-    with threads(1):  # With more, sums and links depend on which is faster.
+    with threads(1):  # With more threads, sums and links would depend on their timing.
         if plan.kind == "hnsw":
             _write_hnsw(plan, shards, out / INDEX, progress)
         else:
@@ -148,7 +148,7 @@ def build(plan: Plan, shards: Shards, out: Path, scratch: Path, progress: Progre
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
-    """FAISS on so many threads; the number belongs to the calling thread, so it is set wherever work is done."""
+    """Let FAISS use so many threads inside the block; the number holds only for the calling thread."""
     faiss = _faiss()
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(count)
@@ -159,12 +159,12 @@ def threads(count: int) -> Iterator[None]:
 
 
 class Index(Protocol):
-    """An opened index; `exact` ones find the best rows, the others only good ones, and both fill every place."""
+    """An opened index. If it is `exact` it finds the best rows, else good ones; both return `count` rows."""
 
     exact: bool
 
     def search(self, vectors: Vectors, count: int) -> Found:
-        """[Q, count] rows and scores of [Q, D] vectors, count at most the rows there are."""
+        """[Q, count] rows and scores for [Q, D] vectors; `count` is at most the number of rows."""
         ...
 
 
@@ -197,11 +197,11 @@ class ListIndex:
 
     def __init__(self, folder: Path, plan: Plan) -> None:
         faiss = _faiss()
-        # The lists are looked for beside the index, wherever the folder has been moved to.
+        # FAISS then reads the lists from the folder of the index, also after the folder was moved.
         flags = faiss.IO_FLAG_READ_ONLY | faiss.IO_FLAG_ONDISK_SAME_DIR
         self._index = faiss.read_index(str(folder / INDEX), flags)
         self._nlist, self._nprobe = plan.parameters["nlist"], plan.parameters["nprobe"]
-        # 32 threads that read ahead cost more than they bring once the lists are in the page cache.
+        # Reading ahead with 32 threads costs more time than it saves once the lists are in the page cache.
         faiss.downcast_InvertedLists(self._index.invlists).prefetch_nthread = 0
 
     def search(self, vectors: Vectors, count: int) -> Found:
@@ -222,7 +222,7 @@ class ListIndex:
 
 
 class HnswIndex:
-    """A graph. Queries it leaves short, and those that want more than `ef_search` rows, are scanned exactly."""
+    """A graph. A query that finds too few rows in it, or wants more than `ef_search`, is searched exactly."""
 
     exact = False
 
@@ -244,7 +244,7 @@ class HnswIndex:
 
 
 def exact_rows(shards: Shards, queries: Vectors, count: int) -> npt.NDArray[np.int64]:
-    """[Q, count] the truly best rows, from the shards, a block in memory at a time."""
+    """[Q, count] the exactly best rows, computed from the shards block by block."""
     faiss = _faiss()
     heap = faiss.ResultHeap(len(queries), count, keep_max=True)
     for first, block in shards.blocks(_BLOCK):
@@ -292,7 +292,7 @@ def _write_lists(plan: Plan, shards: Shards, out: Path, scratch: Path, progress:
         blocks.append(str(path))
     index = faiss.read_index(str(trained))
     merge_ondisk(index, blocks, str(out / LISTS))
-    # The file must not say where it was made.
+    # Without this the file would contain the path where it was built.
     faiss.downcast_InvertedLists(index.invlists).filename = LISTS
     faiss.write_index(index, str(out / INDEX))
 
@@ -304,7 +304,8 @@ def _trained(plan: Plan, sample: Vectors) -> Any:
     if plan.kind == "ivf_pq":
         m, bits = plan.parameters["m"], plan.parameters["bits"]
         index = faiss.IndexIVFPQ(quantizer, dimension, nlist, m, bits, metric)
-        index.pq.cp.min_points_per_centroid = 1  # A small sample is what the settings asked for.
+        # Without this FAISS warns about a small sample, which the settings have chosen.
+        index.pq.cp.min_points_per_centroid = 1
         index.pq.cp.max_points_per_centroid = _PER_CENTROID
     else:
         # One list has no centroid worth subtracting: these are the codes of IndexScalarQuantizer.
@@ -316,7 +317,7 @@ def _trained(plan: Plan, sample: Vectors) -> Any:
 
 
 def _faiss() -> Any:
-    """The library, untyped: its type stubs leave out much of what is used here."""
+    """The library without types, because its type stubs lack much of what is used here."""
     import faiss
 
     return faiss

@@ -1,8 +1,8 @@
-"""Passages of an index on disk: written once while streaming, then read one by one through a memory map.
+"""Passages of an index on disk, written once while streaming and then read one by one through a memory map.
 
 `passages.jsonl` holds one `{id, title, text}` row a line in corpus order, `offsets.npy` [num_passages + 1]
-where each line starts. Nothing here loads the corpus; the checksums of both files are in the manifest. Reading a
-corpus keeps 8 bytes a passage, a hash of its id, to refuse ids that appear twice.
+the start of each line. Nothing here loads the corpus; the checksums of both files are in the manifest. Reading a corpus
+keeps 8 bytes per passage, a hash of its id, to refuse ids that appear twice.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def read_corpus(path: Path) -> Iterator[Passage]:
 
 
 def count_passages(path: Path) -> int:
-    """How many passages a corpus file has; reads all of it and raises as `read_corpus`, before long work begins."""
+    """The number of passages in a corpus file; it reads all of it and raises as `read_corpus`."""
     return sum(1 for _ in read_corpus(path))
 
 
 def copy_passages(passages: Iterable[Passage], folder: Path) -> Iterator[Passage]:
-    """Pass the passages on while writing them to `folder`; complete when the iterator is used up."""
+    """Pass the passages on while writing them to `folder`; the files are complete when the iterator ends."""
     offsets = array("q", [0])
     with (folder / ROWS).open("wb") as file:
         for passage in passages:
@@ -66,7 +66,7 @@ class Passages:
     """Random access to the passages of an index, by row number; safe to share between threads."""
 
     def __init__(self, folder: Path) -> None:
-        # A plain array over the map: each item of a memmap object would cost a microsecond.
+        # A plain array over the map, because each item of a memmap object costs a microsecond.
         self._offsets = np.asarray(np.load(folder / OFFSETS, mmap_mode="r"))
         with (folder / ROWS).open("rb") as file:
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

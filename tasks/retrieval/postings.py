@@ -1,4 +1,4 @@
-"""BM25 scores of a corpus, sorted by term, without holding the corpus: the files bm25s would have written.
+"""Computes BM25 scores of a corpus, sorted by term, without holding the corpus, and writes them in the format of bm25s.
 
 Passages are counted chunk by chunk into scratch, each chunk sorted by term and sealed, so that a killed build goes
 on after its last chunk. The chunks are then merged, a range of terms at a time, into the arrays of bm25s. In memory
@@ -25,26 +25,26 @@ from tasks.types import Passage
 Ints = npt.NDArray[np.int32]
 
 CHUNK_PASSAGES, CHUNK_TOKENS = 65_536, 1 << 22
-"""A chunk ends with the passage that reaches either."""
+"""A chunk ends with the passage that reaches one of these numbers."""
 
 RANGE_POSTINGS = 1 << 23
-"""Postings merged at a time; a term that has more comes alone."""
+"""Postings merged at a time; a term with more postings is merged alone."""
 
 DATA, INDICES, INDPTR = "data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy"
 
 
 class Vocabulary:
-    """Numbers of terms in the order in which the corpus first shows them; each different word is stemmed once."""
+    """Numbers the terms in the order of their first appearance; each different word is stemmed once."""
 
     def __init__(self, term: Callable[[str], str | None]) -> None:
         """`term` maps a word to the term it is indexed under, or to None for a stop word."""
-        self.numbers: dict[str, int] = {"": 0}  # bm25s needs a term, even where no passage has one.
+        self.numbers: dict[str, int] = {"": 0}  # bm25s needs a term, even if no passage has one.
         self._term = term
         self._of_word: dict[str, int] = {}  # -1: a stop word
         self._new: list[str] = []
 
     def of(self, words: list[str]) -> list[int]:
-        """Term numbers of the words that are indexed, repeats kept."""
+        """Term numbers of the indexed words, with repetitions."""
         known = self._of_word.get
         found = []
         for word in words:
@@ -63,7 +63,7 @@ class Vocabulary:
         return number
 
     def new_words(self) -> list[str]:
-        """Words met since the last call, in order: what `of` must be given to come to the same numbers."""
+        """New words since the last call, in order; given to `of`, they produce the same numbers again."""
         new, self._new = self._new, []
         return new
 
@@ -110,13 +110,13 @@ class Chunk:
 def count_chunks(
     passages: Iterable[Passage], words: Callable[[Passage], list[str]], vocabulary: Vocabulary, folder: Path
 ) -> list[Chunk]:
-    """Count the terms of every passage; chunks that are whole in `folder` are taken as they are.
+    """Count the terms of every passage; chunks that are complete in `folder` are not counted again.
 
     Args:
-        passages: the corpus, read to its end in any case.
+        passages: the corpus, which is always read to its end.
         words: a passage's words as they are counted.
         vocabulary: empty; filled as if every chunk had been counted now.
-        folder: resume state of this very corpus and analysis.
+        folder: resume state of exactly this corpus and analysis.
     """
     chunks: list[Chunk] = []
     iterator, first = iter(passages), 0
@@ -157,7 +157,8 @@ def _count(
         return None
     rows = np.frombuffer(lengths, dtype=np.int32)
     docs = np.repeat(np.arange(first, first + len(rows), dtype=np.int64), rows)
-    # Term above, passage below: sorting sorts by both, and equal keys are the repeats of a term in a passage.
+    # The term is in the upper half of a key and the passage in the lower, so that sorting orders by both. Equal keys
+    # are repetitions of a term in a passage.
     keys = np.frombuffer(flat, dtype=np.int32).astype(np.int64) << 32 | docs if len(flat) else docs
     keys, tfs = np.unique(keys, return_counts=True)
     terms, counts = np.unique(keys >> 32, return_counts=True)
@@ -217,7 +218,7 @@ def _merge(chunks: list[Chunk], start: int, end: int, pointers: npt.NDArray[np.i
     heads = pointers[start:end] - pointers[start]
     total = int(pointers[end] - pointers[start])
     docs, tfs = np.empty(total, dtype=np.int32), np.empty(total, dtype=np.int32)
-    for chunk in chunks:  # Chunks follow one another in the corpus, so each goes behind the one before.
+    for chunk in chunks:  # Chunks are in corpus order, so the postings of each go behind those of the one before.
         low, high = np.searchsorted(chunk.terms, [start, end]).tolist()
         if low == high:
             continue
@@ -231,7 +232,7 @@ def _merge(chunks: list[Chunk], start: int, end: int, pointers: npt.NDArray[np.i
 
 @contextlib.contextmanager
 def _array_file(path: Path, kind: str, count: int) -> Iterator[IO[bytes]]:
-    """A `.npy` file of a known length, to be written in pieces."""
+    """A `.npy` file of known length that is written in pieces."""
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": kind, "fortran_order": False, "shape": (count,)})
         yield file

@@ -1,10 +1,10 @@
-"""Exact top-k out of an engine that breaks ties as it likes: equal scores come out in corpus order.
+"""Exact top-k with equal scores in corpus order, from an engine that breaks ties in any order.
 
-The engine is asked for a few more rows than wanted. When the last of them scores less than the k-th, every row
-that ties with the k-th is in hand and can be ordered; otherwise the engine is asked for more.
+The engine gives a few more rows than needed. If the last of them scores less than the k-th, they contain every row that
+ties with the k-th, and can be ordered. Otherwise the engine is asked for more rows.
 
-An approximate engine cannot say that it found every tie, so it is asked once, always for the same number of rows
-while top_k is below that: the same candidates, ordered the same way, whatever top_k is.
+An approximate engine may miss ties, so it is asked only once, for the same number of rows as long as top_k is below
+that number. So the candidates and their order do not depend on top_k.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Scores = npt.NDArray[np.float32]
 Engine = Callable[[npt.NDArray[Any], int], tuple[Rows, Scores]]
 
 CANDIDATES = 64
-"""Rows an approximate engine is always asked for; up to here a smaller top_k is a prefix of a larger one."""
+"""Rows that an approximate engine always gives; up to here a smaller top_k gives a prefix of a larger one."""
 
 _SPARE = 16
 _GROWTH = 8
@@ -51,7 +51,7 @@ def top_rows(engine: Engine, queries: npt.NDArray[Any], top_k: int, num_rows: in
 
 
 def best_candidates(engine: Engine, queries: npt.NDArray[Any], top_k: int, num_rows: int) -> tuple[Rows, Scores]:
-    """As `top_rows`, of the rows an approximate engine finds, which need only be good ones; it fills every place."""
+    """As `top_rows`, for an approximate engine, which finds good rows but not always the best ones."""
     wanted = min(top_k, num_rows)
     rows, scores = in_order(*engine(queries, min(max(wanted, CANDIDATES), num_rows)))
     return rows[:, :wanted], scores[:, :wanted]

@@ -1,6 +1,6 @@
-"""How good a retriever is on questions whose passages are known: recall of gold passages, answer in passage.
+"""Measures a retriever on questions with known gold passages: recall of these, and answers in passages.
 
-The query is the raw question, so these figures are the first search of an agent that thinks of nothing better.
+The query is the question itself, so the figures describe an agent whose first search repeats the question.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def question_rows(
 ) -> dict[str, list[Row]]:
     """The figures of every question behind `recall_table`, in the order of the questions.
 
-    `groups` names the groups in which a question counts: its dataset, unless told otherwise.
+    `groups` gives the groups in which a question counts; the default is its dataset.
     """
     depth = max(*ks, _ALL_GOLD)
     every: dict[str, list[Row]] = defaultdict(list)

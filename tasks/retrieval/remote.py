@@ -1,12 +1,12 @@
-"""Search over HTTP: the client of `tasks.server`, and by `protocol: search_r1` of Search-R1's retrieval server.
+"""Search over HTTP: the client of `tasks.server`, and with `protocol: search_r1` of Search-R1's retrieval server.
 
-An index of this backend is a manifest alone: which index the server had when it was made. Opening it asks the
-server again and refuses another corpus or another index. Where the server is and the key it wants are no part of
-a result, so they come from the environment: SEARCH_SERVER_URL and SEARCH_SERVER_API_KEY.
+An index of this backend is only a manifest, which names the index that the server had when the manifest was made.
+Opening it asks the server again and refuses another corpus or another index. Address and key of the server do not
+belong to a result, so they come from the environment: SEARCH_SERVER_URL and SEARCH_SERVER_API_KEY.
 
-A search is tried again while the server may come back, with growing random pauses. After several failures in a
-row a circuit breaker fails searches at once for a while, so that an outage costs seconds and not hours. Whatever
-is not a complete answer raises; there is no empty result.
+A failed search is repeated with growing random pauses. After several failures in a row a circuit breaker lets searches
+fail at once for a while, so that an outage costs seconds and not hours. An incomplete answer is an error, never an
+empty result.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ URL = "SEARCH_SERVER_URL"
 KEY_VARIABLE = "SEARCH_SERVER_API_KEY"
 DEFAULT_URL = "http://127.0.0.1:8000"
 PROTOCOL = 1
-"""Version of what `tasks.server` and this client say to each other; `/health` tells it."""
+"""Version of the protocol between `tasks.server` and this client; `/health` contains it."""
 INDEX_HEADER = "x-index-sha256"
-"""Of an answer of ours: the hash of the index it comes from."""
+"""The header of an answer of `tasks.server` with the hash of its index."""
 
 _OUTAGE = (408, 429, 502, 503, 504)
 _CONNECT_S = 10.0
@@ -55,16 +55,16 @@ class Settings:
     """`conf/retriever/*.yaml` with `backend: remote`.
 
     Attributes:
-        protocol: `breadcrumb` asks `/health` what is served and checks it; `search_r1` is a server that cannot
-            tell, so that nothing but the shape of its answers is checked; it must have `top_k` hits for any query.
+        protocol: `breadcrumb` reads from `/health` what is served and checks it. `search_r1` is for servers without
+            `/health`: only the shape of answers is checked, and every query must have `top_k` hits.
         batch_size: queries in one request.
         max_in_flight: requests at once.
         timeout_s: for a whole answer; a connection gets at most 10 s of it.
-        retries: further tries of a failed request.
-        backoff_s: pause before the first of them, doubled for each further one, times a random number in [0.5, 1].
-        max_backoff_s: longest pause, also where the server asks for a longer one.
-        breaker_failures: failed tries in a row, over all requests, after which searches fail at once.
-        breaker_cool_down_s: for how long; then one request tries again.
+        retries: how often a failed request is repeated.
+        backoff_s: pause before the first repetition, doubled for each further one, times a random number in [0.5, 1].
+        max_backoff_s: longest pause, even if the server asks for a longer one.
+        breaker_failures: number of failures in a row, over all requests, after which searches fail at once.
+        breaker_cool_down_s: how long searches fail at once; then one request is tried again.
         max_response_bytes: size of one answer.
     """
 
@@ -83,7 +83,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Served:
-    """What a server says it serves, and what a request may ask; None where it cannot tell."""
+    """The index that a server says it serves, and the limits of a request; None where it does not say."""
 
     num_passages: int
     backend: str | None = None
@@ -118,7 +118,7 @@ def split_contents(whole: str) -> tuple[str, str]:
 def build(
     corpus: Path, corpus_sha256: str, out: Path, settings: Settings, scratch: Path | None, progress: Progress
 ) -> Built:
-    """Record what the server serves; see `tasks.retrieval.build`.
+    """Record which index the server serves; see `tasks.retrieval.build`.
 
     Raises:
         DataError: no server there, or one that serves another corpus.
@@ -129,7 +129,7 @@ def build(
 
 
 def open_index(index_dir: Path, manifest: Manifest, num_threads: int = 1) -> RemoteRetriever:
-    """Open a folder that `build` filled; `num_threads` is the server's business.
+    """Open a folder that `build` filled; `num_threads` is ignored, because the server searches.
 
     Raises:
         DataError: no server there, or one that serves another corpus or another index.
@@ -148,7 +148,7 @@ def open_index(index_dir: Path, manifest: Manifest, num_threads: int = 1) -> Rem
 
 
 class RemoteRetriever:
-    """Searches by a server; see `tasks.retrieval.Retriever`. Safe to share between threads."""
+    """Searches on a server; see `tasks.retrieval.Retriever`. Threads may share it."""
 
     def __init__(self, client: Client, served: Served) -> None:
         self._client, self._served = client, served
@@ -183,7 +183,8 @@ class RemoteRetriever:
             [_hit(one, with_titles, f"result[{i}][{j}]") for j, one in enumerate(hits)]
             for i, hits in enumerate(results)
         ]
-        for place, hits in enumerate(found_hits if with_titles else []):  # Other servers may do as they like.
+        # Other servers may repeat passages or sort otherwise.
+        for place, hits in enumerate(found_hits if with_titles else []):
             if len({hit.passage_id for hit in hits}) != count:
                 raise ValueError(f"result[{place}]: found a passage twice, expected {count} passages")
             if any(one.score < other.score for one, other in itertools.pairwise(hits)):
@@ -207,7 +208,7 @@ def _hit(one: Any, with_titles: bool, place: str) -> Hit:
         name, title, text = (_text(document.get(name), f"{place}.document.{name}") for name in ("id", "title", "text"))
     else:
         whole = _text(document.get("contents"), f"{place}.document.contents")
-        name = document.get("id", store.digest(whole))  # Its BM25 server names no passages.
+        name = document.get("id", store.digest(whole))  # Search-R1's BM25 server gives no ids.
         name = _text(str(name) if isinstance(name, int) else name, f"{place}.document.id")
         title, text = split_contents(whole)
     return Hit(passage_id=name, score=float(score), title=title, text=text)
@@ -220,7 +221,7 @@ def _text(value: Any, place: str) -> str:
 
 
 def _served(client: Client, corpus_sha256: str, num_passages: int) -> Served:
-    """What the server serves, after a check that it is this corpus.
+    """The index of the server, after a check that it has this corpus.
 
     Raises:
         DataError: no server there, or one that serves another corpus.
@@ -228,7 +229,7 @@ def _served(client: Client, corpus_sha256: str, num_passages: int) -> Served:
     try:
         is_ours = client.settings.protocol == "breadcrumb"
         served = client.call("GET", "/health", None, _health) if is_ours else Served(num_passages)
-        RemoteRetriever(client, served).search([_PROBE], 1)  # A key that is wanted is noticed now.
+        RemoteRetriever(client, served).search([_PROBE], 1)  # A missing key fails here instead of in the first step.
         if not is_ours:
             return served
     except RetrievalError as error:
@@ -258,7 +259,7 @@ def _health(tree: Any) -> Served:
 
 @dataclass
 class Breaker:
-    """Opens after `failures` in a row; then lets one call through every `cool_down_s` until one succeeds."""
+    """A circuit breaker: after `failures` in a row it allows one call per `cool_down_s`, until a call succeeds."""
 
     failures: int
     cool_down_s: float
@@ -274,11 +275,11 @@ class Breaker:
                 return True
             if self.clock() < self._next_trial:
                 return False
-            self._next_trial = self.clock() + self.cool_down_s  # Others wait for how this one ends.
+            self._next_trial = self.clock() + self.cool_down_s  # Other calls wait for the result of this one.
             return True
 
     def record(self, success: bool) -> None:
-        """How a call ended."""
+        """Record whether a call succeeded."""
         with self._lock:
             self._in_a_row = 0 if success else self._in_a_row + 1
             if self._in_a_row >= self.failures:
@@ -294,15 +295,15 @@ class _OutageError(Exception):
 
 
 class Client:
-    """HTTP calls of one server with retries and a circuit breaker; safe to share between threads.
+    """HTTP calls to one server with retries and a circuit breaker; threads may share it.
 
     Attributes:
         address: of the server, without user name, password and query.
-        index_sha256: of the index whose answers are wanted; None takes those of any.
+        index_sha256: hash of the index whose answers are accepted; None accepts those of any index.
     """
 
     def __init__(self, settings: Settings, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Read address and key from the environment; nothing is asked yet.
+        """Read address and key from the environment; this sends no request.
 
         Raises:
             ValueError: the address or the key cannot be used.
@@ -336,11 +337,11 @@ class Client:
             headers={"accept-encoding": "identity", **({"authorization": f"Bearer {key}"} if key else {})},
             timeout=httpx.Timeout(settings.timeout_s, connect=min(settings.timeout_s, _CONNECT_S)),
             transport=DeadlineTransport(self._deadline, context, settings.max_in_flight),
-            trust_env=False,  # No proxy between a trainer and its search server, whatever the shell has set.
+            trust_env=False,  # A proxy that the shell has set must not stand between trainer and search server.
         )
 
     def call(self, method: str, path: str, body: Any, read: Callable[[Any], T]) -> T:
-        """Send one request until it is answered, and `read` the JSON of the answer.
+        """Send one request, repeated until it is answered, and `read` the JSON of the answer.
 
         Raises:
             RetrievalError: no complete answer after all tries, a refusal, an answer that `read` refuses
@@ -357,7 +358,7 @@ class Client:
             try:
                 status, answer = self._send(method, path, content)
                 if status >= 400:
-                    self.breaker.record(status < 500)  # A refusal is an answer too.
+                    self.breaker.record(status < 500)  # 4xx proves that the server is up; do not trip the breaker.
                     raise RetrievalError(f"{self.address}{path}: refused with status {status}: {_detail(answer)}.")
                 result = read(json.loads(answer))
             except _OutageError as error:
@@ -374,11 +375,11 @@ class Client:
         raise AssertionError("unreachable")
 
     def _send(self, method: str, path: str, content: bytes | None) -> tuple[int, bytes]:
-        """Status and body of one try.
+        """Send the request once; returns status and body.
 
         Raises:
-            _OutageError: no connection, no answer in time, or a status that says so.
-            ValueError: the body is larger than allowed, or the server points elsewhere.
+            _OutageError: no connection, no answer in time, or a status of an outage.
+            ValueError: the body is larger than allowed, or the server redirects.
         """
         headers = {} if content is None else {"content-type": "application/json"}
         limit = self.settings.max_response_bytes
@@ -421,5 +422,5 @@ def _detail(answer: bytes) -> str:
 
 
 def _seconds(header: str | None) -> float:
-    """Retry-After in seconds; its other form, a date, is left to our own pause."""
+    """Retry-After in seconds; 0 if it is missing or a date, and then the client's own pause is taken."""
     return float(header) if header is not None and header.isascii() and header.isdecimal() and len(header) < 7 else 0.0

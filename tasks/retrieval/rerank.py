@@ -1,4 +1,4 @@
-"""Reranking: a cross-encoder reads query and passage together and says how well they fit. Downloads nothing.
+"""Reranking by a cross-encoder, which reads query and passage together and scores how well they fit. No downloads.
 
 The model is a folder that transformers loads for sequence classification with one label, such as the
 cross-encoders of sentence-transformers; weights are read from safetensors alone, so that no file runs code.
@@ -24,10 +24,10 @@ class RerankConf:
 
     Attributes:
         model: folder of the cross-encoder; empty: no reranking.
-        depth: how many of the first hits are put into a new order; the rest keep theirs behind them.
+        depth: number of first hits that are put into a new order; the others keep theirs behind them.
         batch_size: pairs in one pass of the model.
         max_tokens: cut a pair after so many tokens, the longer text first.
-        device: where the model runs; a setting because it moves the last bits of the scores.
+        device: where the model runs; it is a setting, because it changes the last bits of the scores.
     """
 
     model: str = ""
@@ -45,7 +45,7 @@ class CrossEncoder:
     """
 
     def __init__(self, conf: RerankConf) -> None:
-        """Load and check.
+        """Load the model and check it.
 
         Raises:
             DataError: no such folder, no safetensors, weights missing in it, or not one label.
@@ -67,7 +67,7 @@ class CrossEncoder:
     def scores(self, query: str, hits: Sequence[Hit]) -> list[float]:
         """The sigmoid of the model's one output for each hit, in (0, 1), higher is better.
 
-        One query at a time, so that its scores do not depend on what else is asked.
+        One query at a time, so that its scores do not depend on the other queries.
         """
         import torch
 

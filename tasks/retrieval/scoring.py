@@ -1,4 +1,4 @@
-"""The best rows of a bm25s index, compiled by numba: scores as bm25s adds them up, equal scores in corpus order.
+"""The best rows of a bm25s index, compiled by numba. Scores are added as in bm25s; equal ones are in corpus order.
 
 bm25s' own search returns whichever of several equal scores its heap happened to keep, so that ties at the last
 place would take a second search. This module is imported by searches only: numba takes half a second to load.

@@ -1,4 +1,4 @@
-"""Files of resume state that carry their own checksum: whole, or as good as not there.
+"""Files of resume state with their own checksum, so that an incomplete or damaged file is treated as missing.
 
 A seal of 40 bytes, a mark and the sha256 of everything before it, ends the file. Readers of a format that knows
 its own length (`.npy`, FAISS) do not see it. Nothing here is part of an index: its files are in the manifest.
@@ -48,5 +48,5 @@ def state(path: Path) -> State:
 
 
 def read(path: Path) -> bytes:
-    """What was sealed; to be asked only for a file that is `whole`."""
+    """The content of a file without its seal; only for a file whose state is `whole`."""
     return path.read_bytes()[:-_SEAL]

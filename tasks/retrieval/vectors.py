@@ -1,8 +1,8 @@
-"""Encoded passages on disk: shards of unit vectors that survive a killed build and serve every index type.
+"""Encoded passages on disk, as shards of unit vectors that a killed build leaves usable for every index type.
 
 A shard depends on corpus, encoder, `passage_format`, cut, shard and batch size, device and the versions of the
-libraries that encode, and on nothing else, so another index over the same vectors encodes nothing. Readers hold one
-block of rows, never the corpus.
+libraries that encode, and on nothing else, so that another index of the same vectors encodes nothing again. Readers
+hold one block of rows, never the corpus.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Shards:
     """[N, D] float32 vectors in files of `size` rows each, `shard-000000.npy` the first.
 
     Attributes:
-        folder: where they lie.
+        folder: of the files.
         num_rows: N.
         dimension: D.
         size: rows of a shard; the last one may have fewer.
@@ -49,11 +49,11 @@ class Shards:
         return self.folder / f"shard-{number:06d}.npy"
 
     def rows_of(self, number: int) -> int:
-        """How many rows that shard has."""
+        """Number of rows of that shard."""
         return min(self.size, self.num_rows - number * self.size)
 
     def is_whole(self, number: int) -> bool:
-        """Whether an earlier build left this shard complete; one without a seal that is complete is sealed."""
+        """Whether an earlier build has completed this shard. A complete one without a seal gets its seal here."""
         state = sealed.state(self.path(number))
         if state in ("missing", "torn"):
             return False
@@ -70,7 +70,7 @@ class Shards:
         return True
 
     def write(self, number: int, vectors: Vectors) -> None:
-        """Keep the vectors of shard `number`.
+        """Write the vectors of shard `number`.
 
         Raises:
             DataError: a vector is not finite.
@@ -86,7 +86,7 @@ class Shards:
         return vectors
 
     def blocks(self, rows: int) -> Iterator[tuple[int, Vectors]]:
-        """(first row, [rows, D]) from the first to the last row; the block is reused, so copy what must stay."""
+        """(first row, [rows, D]) for all rows in order. The array is reused, so copy rows that are needed later."""
         block, filled, first = np.empty((min(rows, self.num_rows), self.dimension), dtype=np.float32), 0, 0
         for number in range(len(self)):
             shard = self.read(number)
@@ -116,9 +116,9 @@ def encode_missing(
     """Encode the shards that are not whole yet, in order; `items` is read to its end.
 
     Args:
-        shards: what to fill.
-        items: N things to encode, in corpus order.
-        encode: things to [n, D] vectors.
+        shards: the files to fill.
+        items: N items to encode, in corpus order.
+        encode: maps items to [n, D] vectors.
         watch: a `Progress`.
     """
     items = iter(items)

@@ -1,4 +1,4 @@
-"""Who writes documents for `tasks.retrieval.generated`: the generated world's own simulator."""
+"""The simulator of the generated world, which writes documents for `tasks.retrieval.generated`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tasks.retrieval.generated import Document, Request
 
 
 class WorldWriter:
-    """The generated world's own simulator: it knows every passage by its title and searches no index.
+    """The simulator of the generated world. It finds a passage by its title and searches no index.
 
-    A useful answer leads with the passage whose title the query names; a noisy one tells of that title the facts of
-    another passage of the same kind. A query that names nothing gets other passages. Memory holds the corpus once.
+    A useful answer begins with the passage whose title the query names. A noisy one has that title with the facts of
+    another passage of the same kind. A query without a title gets random passages. Memory holds the corpus once.
     """
 
     def __init__(self, passages: Sequence[Document]) -> None:
@@ -39,7 +39,7 @@ class WorldWriter:
         return [(title, text), *others[1:]]
 
     def _named(self, query: str) -> int | None:
-        """The passage with the longest title that stands in the query word for word."""
+        """The passage with the longest title that the query contains word for word."""
         words = query.split()
         for length in range(min(self._longest, len(words)), 0, -1):
             for start in range(len(words) - length + 1):
@@ -49,7 +49,7 @@ class WorldWriter:
         return None
 
     def _alike(self, frame: str, rng: random.Random) -> Document:
-        """A passage that begins in the same words after its title; after many tries any."""
+        """A passage whose text begins with the same words after its title; after 200 tries, any passage."""
         start = frame.split()[:3]
         title, text = self._passages[0]
         for _ in range(200):

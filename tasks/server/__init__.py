@@ -1,7 +1,7 @@
-"""The search server: one index answered over HTTP, `POST /retrieve` as Search-R1's clients and server have it.
+"""The search server answers searches of one index over HTTP, with the protocol of Search-R1's retrieval server.
 
 `python -m tasks.server --index artifacts/index` starts it; `tasks.retrieval.remote` is its client. Concurrent
-requests are merged into batches, answers are kept on disk, everything a client sends is bounded, and a request is
-answered, refused with a reason or timed out, never kept waiting. This room ranks nothing; that is `tasks.retrieval`.
-No stage of the pipeline imports it, so that a change here trains nothing anew.
+requests are merged into batches, answers are kept on disk, and everything a client sends is bounded. A request is
+answered, refused with a reason or timed out; it never waits for ever. This room ranks nothing; `tasks.retrieval` does.
+No stage of the pipeline imports it, so a change here makes no stage run again.
 """

@@ -1,8 +1,8 @@
 """`python -m tasks.server`: serve one index until SIGTERM or Ctrl-C; `make search-server` is the short way.
 
-Others than this machine can reach the server only where `host` says so, and then it wants a key, read from
-SEARCH_SERVER_API_KEY and expected as `Authorization: Bearer ...`, unless `--without-key` lets everybody in (the
-clients of Search-R1 send none). The key is never written anywhere. Exit status: 0 after a signal, 1 after an error.
+By default only this machine can reach the server. If `host` opens it to others, requests need a key: the server reads
+it from SEARCH_SERVER_API_KEY and expects `Authorization: Bearer ...`. `--without-key` lets everybody in, because the
+clients of Search-R1 send no key. The key is never written anywhere. Exit status: 0 after a signal, 1 after an error.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tasks.server.settings import Settings
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _FILES = 65_536
-_SWITCH_S = 0.0005  # The search must not keep the event loop waiting for the interpreter lock (5 ms a time).
+_SWITCH_S = 0.0005  # By default a search thread would keep the event loop waiting 5 ms for the interpreter lock.
 
 
 def main(words: list[str] | None = None) -> int:
-    """Read the command line, serve, and say how it ended."""
+    """Read the command line and serve; returns the exit status."""
     given = _parser().parse_args(words)
     try:
         settings = _settings(given)
@@ -40,10 +40,10 @@ def main(words: list[str] | None = None) -> int:
 
 
 def api_key(host: str, without_key: bool) -> str | None:
-    """The key a server on `host` asks for; None lets everybody in.
+    """The key that a server on `host` demands; None lets everybody in.
 
     Raises:
-        ValueError: others can reach `host` and there is no key, or the key cannot stand in a header.
+        ValueError: others can reach `host` and there is no key, or the key has characters that no header may have.
     """
     key = os.environ.get(KEY_VARIABLE, "")
     if key and not (key.isascii() and key.isprintable() and key == key.strip()):
@@ -97,7 +97,7 @@ def _settings(given: argparse.Namespace) -> Settings:
 
 
 def _listening(settings: Settings) -> contextlib.closing[socket.socket]:
-    """A socket that has the port, before anything slow begins.
+    """A socket on the port, opened before anything slow so that a taken port is reported at once.
 
     Raises:
         ValueError: the port is taken or the address is not one of this machine.
@@ -117,9 +117,10 @@ def _listening(settings: Settings) -> contextlib.closing[socket.socket]:
 
 def _serve(given: argparse.Namespace, settings: Settings, key: str | None, listener: socket.socket) -> int:
     threads = settings.encoder_threads or len(os.sched_getaffinity(0))
-    for variable in _THREADS:  # Before the libraries that read them are loaded.
+    for variable in _THREADS:  # Libraries read these variables at import.
         os.environ[variable] = str(threads)
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # Threads that spin slow down all others on a busy machine.
+    # Waiting threads should sleep: on a busy machine spinning threads slow down all others.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import uvicorn
 
     from tasks.server.app import SearchService, make_app
@@ -131,7 +132,7 @@ def _serve(given: argparse.Namespace, settings: Settings, key: str | None, liste
     address = f"http://{host}:{listener.getsockname()[1]}"
 
     class Server(uvicorn.Server):
-        """Says at once that it stops, so that no request is taken on any more."""
+        """Changes its state at the signal, so that no further request is accepted."""
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             service.state = "stopping"
@@ -162,7 +163,7 @@ def _serve(given: argparse.Namespace, settings: Settings, key: str | None, liste
         backlog=settings.max_connections,
     )
     server = Server(config)
-    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises its signal again at the end: then, too, no more.
+    for number in (signal.SIGTERM, signal.SIGINT):  # Also for the signal that uvicorn raises again at the end.
         signal.signal(number, server.handle_exit)
     print(f"opening {given.index} for {address}", file=sys.stderr, flush=True)
     server.run(sockets=[listener])

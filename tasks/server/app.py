@@ -36,7 +36,7 @@ from tasks.types import Hit
 State = Literal["starting", "ready", "stopping"]
 _JSON = "application/json"
 _READS_AT_ONCE = 32
-_ENTRY_BYTES = 512  # A key, two objects and their places in two dictionaries.
+_ENTRY_BYTES = 512  # Memory of an entry besides its answer: a key, two objects and their places in two dictionaries.
 _MAX_SHOWN = 80
 _MAX_ERRORS = 3
 _DESCRIPTION = (
@@ -61,7 +61,7 @@ class ScoredDocument(BaseModel):
 
 
 class Answer(BaseModel):
-    """One list a query, in the order of the queries; passages without scores where none were asked for."""
+    """One list per query, in the order of the queries; passages have scores if the request wants them."""
 
     result: list[list[ScoredDocument]] | list[list[Document]]
 
@@ -73,7 +73,7 @@ class Problem(BaseModel):
 
 
 class Health(BaseModel):
-    """What is served and what a request may ask; what is of the index is null until that is open."""
+    """The index that is served and the limits of a request; fields of the index are null until it is open."""
 
     status: State
     protocol: int
@@ -87,12 +87,12 @@ class Health(BaseModel):
 
 
 class SearchService:
-    """One index, its batcher and its cache, from the first request to the last.
+    """One index with its batcher and its cache.
 
     Attributes:
         state: requests are answered when it is `ready`.
-        failure: why the index could not be opened.
-        health: what `/health` says.
+        failure: the error of opening the index, None without one.
+        health: the content of `/health`.
     """
 
     def __init__(
@@ -103,14 +103,14 @@ class SearchService:
         on_change: Callable[[SearchService], None] = lambda service: None,
         opened: Retriever | None = None,
     ) -> None:
-        """Nothing is opened before `start`.
+        """Prepare the service; `start` opens the index.
 
         Args:
             index_dir: a folder made by `tasks.retrieval.build`.
             settings: limits and sizes.
             corpus: when given, must be the corpus the index was built from.
             on_change: called when the index is open, and when that failed.
-            opened: stands in for the index of `index_dir`, whose manifest is still read.
+            opened: a retriever that is used instead of opening `index_dir`, whose manifest is still read.
         """
         self.state: State = "starting"
         self.failure: Exception | None = None
@@ -135,7 +135,7 @@ class SearchService:
         threading.Thread(target=self._open, args=(loop,), name="open index", daemon=True).start()
 
     def stop(self) -> None:
-        """End the search thread; requests in work should be answered by now."""
+        """End the search thread; the server calls this after its last request."""
         self.state = "stopping"
         if self._batcher is not None:
             self._batcher.stop(self._settings.stop_timeout_s)
@@ -146,7 +146,7 @@ class SearchService:
         """The encoded hits of each query, from the cache or from a search.
 
         Raises:
-            RefusedError: 503 when too much waits or the search fails, 504 when it takes too long.
+            RefusedError: 503 if too many queries wait or the search fails, 504 if it takes too long.
         """
         assert self._batcher is not None
         keys = {query: self._key(query, top_k) for query in queries}
@@ -156,7 +156,8 @@ class SearchService:
                 if (answer := self._cache.get(keys[query])) is not None:
                     found[query] = answer
                     self._keep(keys[query], answer)
-                if number % _READS_AT_ONCE == 0:  # Others are to be heard too.
+                # Yield to the event loop: other requests must not wait for many reads.
+                if number % _READS_AT_ONCE == 0:
                     await asyncio.sleep(0)
         self.metrics.hits.inc(len(found))
         missing = [query for query in keys if query not in found]
@@ -175,7 +176,7 @@ class SearchService:
         return [found[query] for query in queries]
 
     def measure(self) -> bytes:
-        """The metrics, as Prometheus reads them."""
+        """The metrics in Prometheus' format."""
         self.metrics.queue.set(0 if self._batcher is None else self._batcher.queued)
         self.metrics.drops.set(0 if self._cache is None else self._cache.num_drops)
         return self.metrics.text()
@@ -193,13 +194,14 @@ class SearchService:
             }
             health = self.health.model_copy(update=served)
             first = retriever.search([""], 1)[0][0]
-            retriever.search([first.text[: self._settings.max_query_chars]], 1)  # Libraries load and compile now.
+            # Libraries load and compile now instead of in the first request.
+            retriever.search([first.text[: self._settings.max_query_chars]], 1)
             if self._settings.cache_bytes:
                 self._cache = AnswerCache(Path(self._settings.cache_folder), self._settings.cache_bytes)
             result = (retriever, health)
         except Exception as error:
             result = error
-        with contextlib.suppress(RuntimeError):  # The server has ended meanwhile.
+        with contextlib.suppress(RuntimeError):  # The event loop has ended in the meantime.
             loop.call_soon_threadsafe(self._take, result)
 
     def _take(self, result: tuple[Retriever, Health] | Exception) -> None:
@@ -228,7 +230,7 @@ class SearchService:
             self._cache.put({self._key(q, top_k): answer for q, answer in zip(queries, answers, strict=True)})
 
     def _keep(self, key: str, answer: bytes) -> None:
-        with contextlib.suppress(ValueError):  # One larger than all that may be kept.
+        with contextlib.suppress(ValueError):  # An answer larger than the whole cache.
             self._recent[key] = answer
 
     def _key(self, query: str, top_k: int) -> str:
@@ -317,8 +319,8 @@ def _stored_bytes(answer: bytes) -> int:
 def encode_hits(hits: Sequence[Hit]) -> bytes:
     """One query's hits as lines of JSON: a document, its score, the next document and so on.
 
-    Lines, because an answer with scores and one without are then put together without parsing. A float's shortest
-    spelling reads back as the same float.
+    With lines, answers with and without scores can be put together without parsing. The shortest spelling of a float
+    reads back as the same float.
     """
     lines = []
     for hit in hits:
@@ -334,7 +336,7 @@ def encode_hits(hits: Sequence[Hit]) -> bytes:
 
 
 def render(answers: Sequence[bytes], return_scores: bool) -> bytes:
-    r"""The body of an answer out of encoded hits.
+    r"""The body of an answer, put together from encoded hits.
 
     >>> from tasks.types import Hit
     >>> render([encode_hits([Hit("p", 0.5, "T", "x")])], True)
@@ -351,7 +353,7 @@ def render(answers: Sequence[bytes], return_scores: bool) -> bytes:
 
 
 def _request_model(settings: Settings) -> type[BaseModel]:
-    """The request with this server's limits, so that the description states them."""
+    """The schema of a request with this server's limits, so that the description at `/docs` states them."""
     query = Annotated[str, Field(max_length=settings.max_query_chars)]
     return create_model(
         "RetrieveRequest",
@@ -363,7 +365,7 @@ def _request_model(settings: Settings) -> type[BaseModel]:
 
 
 def _whole(value: Any) -> Any:
-    """JSON has one kind of number: 2.0 is the integer 2."""
+    """2.0 as 2, because JSON has only one kind of number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -398,7 +400,7 @@ def _parse(model: type[BaseModel], body: bytes) -> BaseModel:
     """The request in a body.
 
     Raises:
-        RefusedError: 400 where it is no JSON, 422 where it is another JSON.
+        RefusedError: 400 if the body is no JSON, 422 if it is JSON of another schema.
     """
     try:
         return model.model_validate_json(body)

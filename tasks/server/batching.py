@@ -1,9 +1,9 @@
 """Micro-batches: queries of concurrent requests are searched together, by one thread that calls `search`.
 
-While a search runs, new queries pile up and form the next batch, so batches grow with the load; a server that has
-become idle under load waits `max_wait_s` for company, one with a single client does not. The same query asked twice
-at once is searched once. The queries of a batch have one `top_k`: then every answer is what a search of its own
-gives, for approximate indexes too.
+While a search runs, new queries collect and form the next batch, so batches grow with the load. When no search is
+running and the last batch had several queries, the thread waits `max_wait_s` for more; with a single client it does not
+wait. A query of several requests is searched once. All queries of a batch have the same `top_k`, so that every answer
+equals that of a search of its own, also with approximate indexes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FAILURES_IN_A_ROW = 2
 
 @dataclass(eq=False)
 class _Asked:
-    """A query on its way; `waiters` requests want it."""
+    """A query without an answer yet, and the number of requests that wait for it."""
 
     key: Key
     answer: asyncio.Future[bytes]
@@ -32,11 +32,11 @@ class _Asked:
 
 
 class QueueFullError(RuntimeError):
-    """More queries are waiting than may wait."""
+    """Too many queries are waiting."""
 
 
 class Batcher:
-    """Answers `ask` from many requests by few calls of `search`.
+    """Answers the queries of many requests with few calls of `search`.
 
     Attributes:
         queued: queries that wait for a search.
@@ -59,12 +59,13 @@ class Batcher:
             max_batch: queries of one search.
             max_wait_s: how long to wait for further queries when no search is running and the last one had several.
             max_queue: queries that may wait.
-            on_batch: told in that thread, after the answers are on their way:
-                `(queries of the batch, top_k, queries answered, their answers)`.
+            on_batch: called in that thread after the answers were handed to the event loop, with the number of queries
+                in the batch, `top_k`, the answered queries, and their answers.
         """
         self._search, self._encode, self._on_batch = search, encode, on_batch
         self._max_batch, self._max_wait_s, self._max_queue = max_batch, max_wait_s, max_queue
-        self._asked: dict[Key, _Asked] = {}  # Waiting or being searched; touched by the event loop's thread only.
+        # Queries that wait or are being searched; only the event loop's thread uses this.
+        self._asked: dict[Key, _Asked] = {}
         self._waiting: dict[Key, _Asked] = {}  # In order of arrival; guarded by `_changed`.
         self._changed = threading.Condition()
         self._stopped = False
@@ -83,7 +84,7 @@ class Batcher:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """End the thread after its present batch; what still waits is answered with an error."""
+        """End the thread after its current batch; waiting queries are answered with an error."""
         with self._changed:
             self._stopped = True
             left = list(self._waiting.values())
@@ -128,13 +129,14 @@ class Batcher:
                     self._settle(asked, RuntimeError("the server is stopping"))
                 else:
                     self._waiting[key] = asked
-                    if len(self._waiting) == 1 or len(self._waiting) >= self._max_batch:  # Else it would wake in vain.
+                    # At other sizes the thread has nothing new to do.
+                    if len(self._waiting) == 1 or len(self._waiting) >= self._max_batch:
                         self._changed.notify()
         asked.waiters += 1
         return asked
 
     def _leave(self, asked: _Asked) -> None:
-        """One request wants it no more; a query nobody wants is not searched."""
+        """One request stops waiting; a query that no request waits for is not searched."""
         asked.waiters -= 1
         if asked.waiters == 0 and not asked.answer.done():
             with self._changed:
@@ -148,7 +150,7 @@ class Batcher:
             asked.answer.set_result(result)
         else:
             asked.answer.set_exception(result)
-            asked.answer.exception()  # Seen: a request that left early is no lost error.
+            asked.answer.exception()  # Marks the error as read: if all requests have left, asyncio would warn of it.
 
     def _work(self) -> None:
         while batch := self._next_batch():
@@ -169,7 +171,7 @@ class Batcher:
             self._settle(asked, result)
 
     def _next_batch(self) -> list[_Asked]:
-        """The oldest queries with one `top_k`; none when the batcher was stopped."""
+        """The oldest waiting queries with the same `top_k`; empty if the batcher was stopped."""
         with self._changed:
             if not self._waiting:
                 self._changed.wait_for(lambda: self._waiting or self._stopped)
@@ -177,7 +179,8 @@ class Batcher:
                 while len(self._waiting) < self._max_batch and not self._stopped:
                     if (left := until - time.monotonic()) <= 0 or not self._changed.wait(left):
                         break
-            self._changed.wait_for(lambda: self._waiting or self._stopped)  # All may have left meanwhile.
+            # In the meantime all requests may have left.
+            self._changed.wait_for(lambda: self._waiting or self._stopped)
             batch: list[_Asked] = []
             for asked in self._waiting.values():
                 if not batch or asked.key[1] == batch[0].key[1]:
@@ -190,7 +193,7 @@ class Batcher:
             return batch
 
     def _answers(self, queries: list[str], top_k: int) -> list[bytes | Exception]:
-        """One answer or error a query; a query that fails a batch does not fail its neighbours."""
+        """One answer or error per query. The queries of a failed batch are searched again one by one."""
         try:
             return [self._encode(hits) for hits in self._found(queries, top_k)]
         except Exception as error:
@@ -202,7 +205,8 @@ class Batcher:
             (one,) = self._answers([query], top_k)
             results.append(one)
             failures = failures + 1 if isinstance(one, Exception) else 0
-            if isinstance(one, Exception) and failures == _FAILURES_IN_A_ROW:  # An outage, not a query.
+            # Then the search engine fails, not the query.
+            if isinstance(one, Exception) and failures == _FAILURES_IN_A_ROW:
                 return results + [one] * (len(queries) - index - 1)
         return results
 

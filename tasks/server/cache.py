@@ -1,7 +1,7 @@
 """Answers on disk, bounded in bytes: one SQLite file, oldest answers out first, nothing ever unpickled.
 
-A cache may be lost at any time: a damaged file is dropped and begun anew, a damaged answer is a miss, and a disk
-that fails means a search more. What comes out is byte for byte what was put in (each answer has its own checksum).
+A cache may be lost at any time. A damaged file is deleted and made again, a damaged answer counts as a miss, and after
+an error of the disk the query is searched. Each answer has a checksum, so that exactly the stored bytes come back.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import diskcache
 from diskcache.core import MODE_RAW
 
 _DIGEST_BYTES = 16
-_LARGEST_SHARE = 16  # An answer over this part of the cache would push out all others.
-_SMALLEST = 1 << 20  # What the database's own pages need, and more.
+_LARGEST_SHARE = 16  # Answers above 1/16 of the cache are not stored: they would push out all others.
+_SMALLEST = 1 << 20  # The pages of the database itself need less than this.
 
 
 class _PlainDisk(diskcache.Disk):
-    """Text keys and byte values inside the database: no pickles and no files, whatever the database says."""
+    """Stores text keys and byte values inside the database, and refuses pickles and files that a database may name."""
 
     def put(self, key: Any) -> Any:
         assert isinstance(key, str), key
@@ -49,17 +49,17 @@ class _PlainDisk(diskcache.Disk):
 
 
 class AnswerCache:
-    """Bytes by text key; safe to share between threads.
+    """Bytes by text key; threads may share it.
 
     Attributes:
-        num_drops: how often the cache was damaged and begun anew.
+        num_drops: how often a damaged cache was deleted and made again.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         """Open or make the cache.
 
         Args:
-            folder: where its files `cache.db*` are; they are deleted when they are damaged.
+            folder: holds its files `cache.db*`, which are deleted if they are damaged.
             max_bytes: size of the folder, kept within a few megabytes (SQLite's log of recent writes).
         """
         self.num_drops = 0
@@ -70,7 +70,7 @@ class AnswerCache:
         self._open()
 
     def get(self, key: str) -> bytes | None:
-        """What was put under `key`, or None: not there any more, or damaged."""
+        """The answer under `key`; None if it is not there or damaged."""
         cache = self._cache
         if cache is None:
             return None
@@ -107,7 +107,7 @@ class AnswerCache:
         return 0 if self._cache is None else len(self._cache)
 
     def close(self) -> None:
-        """Let go of this thread's connection."""
+        """Close this thread's connection."""
         if self._cache is not None:
             self._cache.close()
 
@@ -127,7 +127,7 @@ class AnswerCache:
                     sqlite_mmap_size=0,
                     sqlite_cache_size=2048,
                 )
-                cache.cull()  # The limit may be a smaller one than last time.
+                cache.cull()  # The limit may be smaller than in the last run.
                 self._cache = cache
                 return
             except (sqlite3.Error, OSError, ValueError, TypeError, KeyError, diskcache.Timeout) as error:
@@ -138,7 +138,7 @@ class AnswerCache:
                     print("warning: the search cache stays off.", file=sys.stderr, flush=True)
 
     def _drop(self, damaged: Any, error: Exception) -> None:
-        """Begin anew, once for all threads that met the same damage."""
+        """Delete the damaged cache and make a new one, once for all threads that met the damage."""
         with self._lock:
             if self._cache is not damaged:
                 return

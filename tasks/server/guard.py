@@ -1,7 +1,7 @@
-"""What stands before the application: state, key, number of requests, size and speed of what a client sends.
+"""Checks requests before the application: state, key, number of requests, and size and speed of what a client sends.
 
-A refused request costs no more than its headers: its body is neither kept nor waited for. The messages say what
-was found and what was expected, as JSON `{"detail": ...}` like every error of this server.
+A refused request costs only its headers; the server does not read its body. The messages say what was found and what
+was expected, as JSON `{"detail": ...}` like every error of this server.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Guard:
     def __init__(
         self, app: App, settings: Settings, metrics: Metrics, api_key: str | None, state: Callable[[], str]
     ) -> None:
-        """Wrap `app`; `state()` is `ready` or the word for why not, `api_key` None asks for none."""
+        """Wrap `app`; `state()` is `ready` or names another state, `api_key` None lets everybody in."""
         self.in_work = 0
         self._app, self._settings, self._metrics, self._state = app, settings, metrics, state
         self._key = None if api_key is None else f"Bearer {api_key}".encode()
@@ -81,7 +81,7 @@ class Guard:
         except RefusedError as refused:
             await refuse(refused, sending)
         except _GoneError:
-            status = 499  # As web servers commonly log it; nobody is there to read an answer.
+            status = 499  # The status that web servers log for a client that has left; there is nobody to answer.
         finally:
             self._metrics.answered(path, status)
         return None
@@ -148,7 +148,7 @@ def bounded_protocol(settings: Settings) -> type[HttpToolsProtocol]:
     """uvicorn's HTTP protocol with a bound on connections, on slow senders and on slow readers."""
 
     class BoundedProtocol(HttpToolsProtocol):
-        """Closes a connection that is one too many, sends its headers too slowly or leaves its answer unread."""
+        """Closes connections above the limit, those that send too slowly, and those whose answers are not read."""
 
         _reading: asyncio.TimerHandle | None = None
         _writing: asyncio.TimerHandle | None = None
@@ -171,9 +171,10 @@ def bounded_protocol(settings: Settings) -> type[HttpToolsProtocol]:
 
         def on_headers_complete(self) -> None:
             super().on_headers_complete()
-            if self.pipeline:  # It is we who do not read on.
+            # The server itself has stopped reading until earlier requests are answered: no fault of the client.
+            if self.pipeline:
                 self._stop_reading_timer()
-            else:  # The guard answers a slow body; this is for a body that nobody wants.
+            else:  # The guard times out a body that it reads; this timer is for bodies that no handler reads.
                 self._wait_for_reading(settings.read_timeout_s + _GRACE_S, self.transport.close)
 
         def on_message_complete(self) -> None:

@@ -1,4 +1,4 @@
-"""What the server counts, for Prometheus; one registry a server, so that several can live in one process."""
+"""The server's metrics for Prometheus, one registry per server, so that several servers can run in one process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Metrics:
         ProcessCollector(registry=self.registry)
 
     def answered(self, path: str, status: int) -> None:
-        """Count a request; paths we do not have are one."""
+        """Count a request; all unknown paths are counted together."""
         self.requests.labels(path if path in PATHS else "other", str(status)).inc()
 
     def text(self) -> bytes:

@@ -12,15 +12,15 @@ from tasks.conf import require
 
 @dataclass(frozen=True)
 class Settings:
-    """Every bound of the server; what is over a limit is refused with the status given here.
+    """Every bound of the server. A request over a limit is refused with the status in parentheses.
 
     Attributes:
         host: address to listen on; one that others can reach needs a key (see `tasks.server.__main__`).
         port: 0 takes a free one.
-        num_threads: threads of one search in the index; more help where a search takes milliseconds.
+        num_threads: threads of one search in the index; more than one help if a search takes milliseconds.
         encoder_threads: threads of a sentence encoder; 0 takes as many as there are processors for this process.
         max_batch: queries of one search; concurrent requests are merged up to here.
-        max_wait_ms: how long a server with several clients waits for company when idle; a busy one batches anyway.
+        max_wait_ms: how long an idle server with several clients waits for further queries; a busy one batches anyway.
         cache_folder: answers on disk, kept over restarts.
         cache_bytes: size of that folder; the oldest answers go first, 0 keeps none anywhere.
         cache_memory_bytes: answers kept in memory besides; those unused longest go first, 0 keeps none there.
