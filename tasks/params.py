@@ -156,18 +156,18 @@ def check(tree: Mapping[str, Any], root: Path = Path(".")) -> Params:
 
 
 def how_to_take(hub_name: str) -> str:
-    """What to do to train a model of the Hugging Face hub."""
+    """What to do to train a model of the Hugging Face hub; in one line, as stages print errors."""
     short = hub_name.rpartition("/")[2]
+    file = f"{{kind: pretrained, prompt: null, pretrained: {{folder: models/{short}}}, lora: {{rank: 0}}}}"
     return (
-        f"A run reads local folders only. Fetch the model once:\n"
-        f"  hf download {hub_name} --local-dir models/{short}\n"
-        f"then write {CONF}/model/{short.lower()}.yaml:\n"
-        f"  kind: pretrained\n"
-        f"  prompt: null        # the method's own instructions\n"
-        f"  pretrained: {{folder: models/{short}}}\n"
-        f"  lora: {{rank: 0}}\n"
-        f"and run with MODEL={short.lower()}. (make sets HF_HUB_OFFLINE=1 for its own commands; hf needs it unset.)"
+        f"A run reads local folders only. Fetch the model once (`{how_to_fetch(hub_name, f'models/{short}')}`), write "
+        f"`{file}` into {CONF}/model/{short.lower()}.yaml and run with MODEL={short.lower()}."
     )
+
+
+def how_to_fetch(hub_name: str, folder: str) -> str:
+    """The command that copies a model of the hub into a folder; `make` sets HF_HUB_OFFLINE for what it runs itself."""
+    return f"HF_HUB_OFFLINE=0 hf download {hub_name} --local-dir {folder}"
 
 
 def compare(name: str, root: Path = Path(".")) -> Compare:

@@ -17,7 +17,7 @@ from tasks.base.settings import ModelConf
 from tasks.conf import Tree
 from tasks.data.settings import DataConf
 from tasks.methods import loader
-from tasks.params import HUB_NAME, SYSTEMS, Params, how_to_take
+from tasks.params import HUB_NAME, SYSTEMS, Params, how_to_fetch, how_to_take
 from tasks.train.settings import TrainConf
 
 T = TypeVar("T")
@@ -126,8 +126,11 @@ class RunSettings:
         if pretrained is None or (self.root / pretrained.folder).is_dir():
             return
         folder = pretrained.folder
-        is_hub_name = HUB_NAME.fullmatch(folder) and not folder.startswith("models/")
-        how = how_to_take(folder if is_hub_name else f"<organisation>/{Path(folder).name}")
+        if HUB_NAME.fullmatch(folder) and not folder.startswith("models/"):
+            how = how_to_take(folder)
+        else:
+            fetch = how_to_fetch(f"<organisation>/{Path(folder).name}", folder)
+            how = f"Put the model there; one of the Hugging Face hub by `{fetch}`."
         raise ValueError(f"{self._model_file}: pretrained: folder={folder!r}: there is no such folder. {how}")
 
     @functools.cached_property

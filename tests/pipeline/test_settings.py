@@ -1,5 +1,6 @@
 """How answers get into `params.yaml`: all or none, checked, comments kept."""
 
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -9,6 +10,7 @@ from pydantic import ValidationError
 
 from flows import dag, reproduce, settings
 from tasks import conf, params
+from tasks.base.settings import ModelConf, PretrainedConf
 from tests.pipeline.toy import CONF, HOUSE, PARAMS_YAML
 
 
@@ -185,11 +187,13 @@ def test_a_name_of_the_hub_is_told_how_to_become_a_folder(root: Path) -> None:
         settings.apply(settings.parse(["MODEL=Qwen/Qwen2.5-0.5B-Instruct"], root), root)
     for part in (
         "params.yaml: model='Qwen/Qwen2.5-0.5B-Instruct': found a name of the Hugging Face hub.",
-        "hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir models/Qwen2.5-0.5B-Instruct\n",
-        "conf/model/qwen2.5-0.5b-instruct.yaml:\n  kind: pretrained\n",
-        "HF_HUB_OFFLINE=1",
+        "`HF_HUB_OFFLINE=0 hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir models/Qwen2.5-0.5B-Instruct`",
+        "conf/model/qwen2.5-0.5b-instruct.yaml and run with MODEL=qwen2.5-0.5b-instruct.",
     ):
         assert part in str(caught.value)
+    (written,) = re.findall(r"`(\{.*\})`", str(caught.value))
+    model = conf.fill(ModelConf, conf.parse(written, "x"), "x")
+    assert model.pretrained == PretrainedConf("models/Qwen2.5-0.5B-Instruct")
 
 
 def compare_file(root: Path, text: str) -> None:

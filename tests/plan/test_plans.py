@@ -118,8 +118,8 @@ def _clone(root: Path, model: str) -> RunSettings:
 @pytest.mark.parametrize(
     ("folder", "fetch"),
     [
-        ("Qwen/Qwen2.5-0.5B", "hf download Qwen/Qwen2.5-0.5B --local-dir models/Qwen2.5-0.5B\n"),
-        ("models/Mine-1B", "hf download <organisation>/Mine-1B --local-dir models/Mine-1B\n"),
+        ("Qwen/Qwen2.5-0.5B", "HF_HUB_OFFLINE=0 hf download Qwen/Qwen2.5-0.5B --local-dir models/Qwen2.5-0.5B`"),
+        ("models/Mine-1B", "HF_HUB_OFFLINE=0 hf download <organisation>/Mine-1B --local-dir models/Mine-1B`"),
     ],
 )
 def test_a_model_folder_that_is_missing_ends_the_plan(tmp_path: Path, folder: str, fetch: str) -> None:

@@ -121,7 +121,7 @@ def _without(*patterns: str) -> Callable[[Path], None]:
         (_without("tokenizer*", "vocab*", "merges*"), "given: no tokenizer found"),
         (_without("*.safetensors"), "given: no safetensors weights found"),
         (_without("config.json"), "given: no model configuration found"),
-        (shutil.rmtree, "given: the model folder is missing"),
+        (shutil.rmtree, "mine.yaml: pretrained: folder='given': there is no such folder. Put the model there"),
         (_spoilt("config.json", b"{"), "given: transformers cannot load "),
         (_spoilt("model.safetensors", b"12345678"), "given: transformers cannot load configuration and weights"),
         (_spoilt("tokenizer.json", b""), "given: transformers cannot load the tokenizer"),
