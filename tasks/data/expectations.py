@@ -114,15 +114,19 @@ def check(
     files, numbers, keys = array("i"), array("Q"), array("Q")
     rows = (((str(path), number), row) for path in paths for number, row in read_jsonl(path))
     index = {str(path): file for file, path in enumerate(paths)}
+
     while batch := list(itertools.islice(rows, batch_rows)):
         files.extend(index[file] for (file, _), _ in batch)
         numbers.extend(number for (_, number), _ in batch)
         keys.extend(key_of(dump([file, *(row.get(name) for name in suite.key)])) for (file, _), row in batch)
         validator.run(kind, tallies, _frame(batch, suite.cells), dict(batch))
+
     whole = [_Tally(rule) for rule in _whole_rules(suite.key)]
     validator.run(f"{kind}_files", whole[:1], _file_frame(list(index), files), {})
     if suite.key:
         validator.run(f"{kind}_keys", whole[1:], _key_frame(list(index), files, numbers, keys, suite.key), {})
+
+    # The pages first: they must also be there when a violation is raised.
     validator.write_docs()
     _describe_keys(paths, suite.key, whole[1:])
     _raise_violations(paths, [*tallies, *whole], docs)

@@ -261,7 +261,7 @@ class _Survey:
     leaked: list[str] = field(default_factory=list)
 
     def passages(self, path: Path) -> Iterator[Passage]:
-        """Stream the passages of `path`; the error for a repeated id comes after the last one."""
+        """Stream the passages of `path`; a repeated id is an error after the last passage."""
         self.corpus, keys = path, array("Q")
         self.corpus_datasets.clear()
         first: dict[str, int] = {}
@@ -279,15 +279,17 @@ class _Survey:
             keys.append(key)
             self.corpus_datasets.update(passage.datasets)
             yield passage
+
         if not keys:
             left = f" is left after {self.rejected.counts.total()} faulty rows" if self.rejected.counts else " in it"
             raise DataError(f"{path}: no passage{left}, expected at least one. Add the corpus.")
+
         self.keys = np.frombuffer(keys, np.uint64).copy()
         self.keys.sort()
         self.repeated = frozenset(self.keys[1:][self.keys[1:] == self.keys[:-1]].tolist()) - self.repeated
         if self.repeated and self.rejected.file is None:
             refuse_repeats(path, self.repeated)
-            self.repeated = frozenset()  # Different ids with one hash.
+            self.repeated = frozenset()  # No error was raised, so these are different ids with the same hash.
 
     def _check_size(self, passage: Passage, where: str) -> None:
         size = len(passage.title) + len(passage.text)
@@ -531,13 +533,14 @@ def _sha256_unpacked(path: Path) -> str:
 
 
 def _finish(survey: _Survey, work: Path, kind: str) -> Row:
-    """Write the manifest beside the finished files; it names no path, time or machine."""
+    """Write the manifest into the folder of the finished files; it contains no path, time or machine."""
     files = {
         CORPUS: {"rows": len(survey.keys), "sha256": sha256(work / CORPUS)},
         QUESTIONS: {"rows": len(survey.kept), "sha256": sha256(work / QUESTIONS)},
     }
     trained = {key for one in survey.kept if one.is_train for key in one.gold_keys}
     evaluated = {key for one in survey.kept if not one.is_train for key in one.gold_keys}
+
     manifest = {
         "kind": kind,
         "data_sha256": hashlib.sha256(dump(files).encode()).hexdigest(),

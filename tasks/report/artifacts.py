@@ -115,6 +115,7 @@ def same_data(runs: Sequence[Run], manifest: Any, artifacts: Path) -> str:
     first = runs[0]
     sha: str = first.summary["data_sha256"]
     ids = {row.question_id for row in first.scores["greedy"]}
+
     for run in runs:
         where = artifacts / "evaluate" / f"{run.policy}-{run.seed}"
         if run.summary["data_sha256"] != sha:
@@ -126,6 +127,7 @@ def same_data(runs: Sequence[Run], manifest: Any, artifacts: Path) -> str:
             raise DataError(
                 f"{where / 'scores.jsonl'}: found other questions than in {first.stage}. Run `dvc repro` again."
             )
+
     known = manifest.get("data_sha256") if isinstance(manifest, dict) else None
     if known not in (None, sha):
         raise DataError(

@@ -178,6 +178,7 @@ def build(
     data_sha256 = same_data(runs, manifest, artifacts)
     recall = read_recall(artifacts / "recall.json")
     found = read_retrievers(artifacts / "retrievers.json")
+
     cells = [
         *_score_cells(runs, systems, reference, num_resamples),
         *_training_cells(runs, systems),
@@ -546,6 +547,7 @@ def terminal(results: Results, ledger: Mapping[str, Row] | None = None) -> str:
                 f"{seconds:,.0f}" if seconds is not None else "-",
             ]
         )
+
     widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
     lines = ["  ".join(_pad(text, widths[i], i) for i, text in enumerate(line)).rstrip() for line in [header, *rows]]
     rule = "-" * max(map(len, lines))
