@@ -25,8 +25,10 @@ OWN = {"my-model.yaml", "<kind>_worker.py"}
 
 
 def _stage_outputs() -> set[str]:
+    """The first two folders of what stages write; an output that has options is a mapping of one key."""
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"].values()
-    return {"/".join(Path(out).parts[:2]) for stage in stages for out in stage["outs"]}
+    outs = [out for stage in stages for kind in ("outs", "metrics", "plots") for out in stage.get(kind, [])]
+    return {"/".join(Path(next(iter(out)) if isinstance(out, dict) else out).parts[:2]) for out in outs}
 
 
 @by_name
