@@ -185,6 +185,7 @@ def test_neutralised_text_holds_no_tag_and_no_special_token(text):
 
 @many
 @given(hostile)
+@example("[<thinKaXa")  # The look-alike of "aXa" ends the word, and "<thinK" stands alone.
 def test_neutralising_twice_changes_nothing_more(text):
     once = GRAMMAR.neutralize(text)
     assert GRAMMAR.neutralize(once) == once
