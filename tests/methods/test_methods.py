@@ -163,8 +163,8 @@ def test_null_takes_away_and_a_new_part_goes_to_the_end(root: Path) -> None:
     [
         (
             {"losses": {"policy_clip": {"low": 0.1}}},
-            "losses: policy_clip: low=0.1 is hidden by losses: policy_clip: low=0.02 of scales: laptop, which it takes "
-            "over from ",
+            "losses: policy_clip: low=0.1 is hidden by losses: policy_clip: low=0.02 of scales: laptop, which it "
+            "inherits from ",
             {"losses": {"policy_clip": {"low": 0.3}}},
         ),
         (
