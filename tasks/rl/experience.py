@@ -31,7 +31,6 @@ class Experience:
         loss_mask: [N, T] True on the tokens that are trained. The policy wrote them. Tokens of the prefix are never
             trained, even where the policy wrote them (the earlier turns that a candidate continues).
         rewards: [N, T] values placed by the rewards.
-        outcomes: [N] `Scores.outcome` of each sample.
         group_ids: N ids; samples of one group are compared with each other.
         sampler_logprobs: [N, T] as the generator reported them, 0 off the loss mask.
         old_logprobs, ref_logprobs, values: [N, T], computed by the trainer before the first update.
@@ -44,7 +43,6 @@ class Experience:
     response_mask: Tensor
     loss_mask: Tensor
     rewards: Tensor
-    outcomes: Tensor
     group_ids: tuple[str, ...]
     sampler_logprobs: Tensor
     old_logprobs: Tensor | None = None
@@ -106,7 +104,6 @@ def collate(samples: Sequence[Sample], scores: Sequence[Scores]) -> Experience:
         response_mask=response_mask,
         loss_mask=loss_mask,
         rewards=rewards,
-        outcomes=torch.tensor([score.outcome for score in scores]),
         group_ids=tuple(sample.group_id for sample in samples),
         sampler_logprobs=sampler,
         weights=_weights(samples),

@@ -45,7 +45,6 @@ def test_every_entry_stands_at_its_token(rows: list[tuple[Trajectory, Scores]]) 
         for j in range(len(t.response_ids)):
             assert batch.rewards[i, start + j] == sum(v for place, v in score.placed if place == j)  # they add up
         assert float(batch.rewards[i].sum()) == pytest.approx(score.outcome)
-        assert float(batch.outcomes[i]) == pytest.approx(score.outcome)
     assert batch.group_ids == tuple(t.group_id for t, _ in rows)
 
 
@@ -55,7 +54,7 @@ def test_rows_are_those_of_a_smaller_collate(rows: list[tuple[Trajectory, Scores
     index = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, unique=True))
     part = collate(whole_trajectories([t for t, _ in rows]), [s for _, s in rows]).rows(index)
     wanted = collate(whole_trajectories([rows[i][0] for i in index]), [rows[i][1] for i in index])
-    for name in ("ids", "lengths", "response_mask", "loss_mask", "rewards", "outcomes", "sampler_logprobs"):
+    for name in ("ids", "lengths", "response_mask", "loss_mask", "rewards", "sampler_logprobs"):
         assert torch.equal(getattr(part, name), getattr(wanted, name)), name
     assert part.group_ids == wanted.group_ids
     assert part.old_logprobs is None
