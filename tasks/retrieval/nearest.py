@@ -38,7 +38,7 @@ Found = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
 FLAT, INDEX, LISTS = "vectors.npy", "index.faiss", "lists.ivfdata"
 
 AUTO: tuple[tuple[int, Kind], ...] = ((200_000, "flat"), (500_000, "hnsw"), (30_000_000, "ivf_sq8"))
-"""`auto` takes the first type whose number of passages is enough, above the last `ivf_pq`; README.md says why."""
+"""`auto` takes the first type whose number of passages is enough, above the last `ivf_pq` (docs/index-size.md)."""
 
 _BLOCK = 65_536  # Rows in memory at a time. The bytes of an hnsw index depend on it.
 _SEED = 0

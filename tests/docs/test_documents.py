@@ -78,6 +78,15 @@ def test_a_name_in_a_file_is_in_that_file(document: Document) -> None:
         assert name in (ROOT / path).read_text(encoding="utf-8"), f"{document.path}: {name} in {path}"
 
 
+def test_every_page_that_code_and_settings_name_exists() -> None:
+    wrong = []
+    for folder in ("tasks", "flows", "conf", "infra", "tests"):
+        for path in (path for path in (ROOT / folder).rglob("*.*") if path.suffix in (".py", ".yaml")):
+            pages = set(re.findall(r"docs/[\w/-]+\.md", path.read_text(encoding="utf-8")))
+            wrong += [f"{path.relative_to(ROOT)}: {page}" for page in pages if not (ROOT / page).is_file()]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_sizes_and_titles() -> None:
     by_path = {str(document.path): document for document in DOCUMENTS}
     assert len(by_path["README.md"].text.split()) <= 1000
