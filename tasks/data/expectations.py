@@ -78,7 +78,7 @@ class Suite:
 
 @dataclass
 class _Tally:
-    """What became of one rule over all batches; `examples` are (place, found) pairs, the first few."""
+    """The result of one rule over all batches; `examples` are the first (place, found) pairs that violate it."""
 
     rule: Rule
     num_rows: int = 0
@@ -211,7 +211,7 @@ def _when(rule: Rule, condition: str, meaning: str) -> Rule:
 
 
 def _whole_rules(key: tuple[str, ...]) -> tuple[Rule, ...]:
-    """The rules that need every row: each file has one, and none has a key twice."""
+    """The rules that need all rows: each file has at least one, and no key appears twice."""
     some = _between(_ROWS, 1, meaning="at least one row")
     unique = Rule("ExpectColumnValuesToBeUnique", {"column": "/".join(key)}, "no value twice in the file")
     return (some, unique) if key else (some,)
@@ -335,7 +335,7 @@ def _objects(value: object) -> list[Row] | None:
 
 
 def _exact(value: object, kind: type) -> object:
-    """The value, or its spelling where its type is another one (so `true` never passes for 1, nor null unseen)."""
+    """The value, or its text if it has another type, so that `true` does not count as 1 and null is noticed."""
     return value if type(value) is kind else f"{value!r} ({type(value).__name__})"
 
 
@@ -351,7 +351,7 @@ def _hops_fault(hops: list[Row]) -> str | None:
 
 
 def _hop_fault(hop: Row) -> str | None:
-    """What is wrong with one hop of `hops.jsonl`, in words."""
+    """The fault of one hop of `hops.jsonl`, in words."""
     if unknown := sorted(hop.keys() - set(known_fields(Hop))):
         return f"unknown field {unknown[0]!r}"
     for name in ("question", "answer"):
@@ -375,7 +375,7 @@ def _turns_fault(turns: list[Row]) -> str | None:
 
 
 def _turn_fault(turn: Row) -> str | None:
-    """What does not agree between the fields of one turn, in words."""
+    """The contradiction between fields of one turn, in words."""
     tokens, kind = turn["tokens"], turn["kind"]
     if (tokens is None) is (turn.get("text") is None):
         return "text is given where tokens are null, and only there"
@@ -404,7 +404,7 @@ def _frame(batch: list[tuple[Place, Row]], cells: Callable[[Row], Cells]) -> pan
 
 
 def _file_frame(names: list[str], files: array[int]) -> pandas.DataFrame:
-    """One line for each file; row 0 stands for all of it."""
+    """One line for each file; row 0 means the file as a whole."""
     import pandas
 
     counts = np.bincount(np.frombuffer(files, np.int32), minlength=len(names))

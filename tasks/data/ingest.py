@@ -70,7 +70,7 @@ class FolderConf:
 
     @property
     def max_row_bytes(self) -> int:
-        """More than any valid passage takes: JSON can spell a character in 12 bytes, and the ids need some room."""
+        """An upper bound of a valid row: JSON writes a character in at most 12 bytes, and ids need some more."""
         return 12 * self.max_passage_chars + (1 << 20)
 
 
@@ -90,7 +90,7 @@ def ingest(folder: Path, out: Path, conf: FolderConf | None = None) -> Row:
             rejected.file = stack.enter_context((work / REJECTED).open("w+b"))
         survey = _Survey(conf, rejected)
         write_jsonl(work / CORPUS, (passage_row(passage) for passage in survey.passages(corpus)))
-        if survey.repeated:  # Which rows repeat an id is known only now.
+        if survey.repeated:  # Only after reading all rows is it known which ones repeat an id.
             rejected.clear()
             write_jsonl(work / CORPUS, (passage_row(passage) for passage in survey.passages(corpus)))
         survey.write_questions(questions, work / QUESTIONS)
@@ -113,13 +113,13 @@ def publish(write: Callable[[Path], None], out: Path, kind: str) -> Row:
             for _ in survey.passages(work / CORPUS):
                 pass
             survey.read_questions([work / QUESTIONS])
-        except DataError as error:  # The files vanish with the error, so their paths would mislead.
+        except DataError as error:  # The working files are deleted with the error, so their paths would mislead.
             raise DataError(str(error).replace(f"{work}/", "generated ")) from None
         return _finish(survey, work, kind)
 
 
 def find_corpus(folder: Path) -> Path:
-    """The corpus file of a folder; a DataError when there is none or there are two."""
+    """The corpus file of a folder; a DataError if there is none or if there are two."""
     if not folder.is_dir():
         raise DataError(f"{folder}: not a folder. Set data_folder to a folder with {CORPUS} and {QUESTIONS}.")
     found = _either(folder / CORPUS)
@@ -148,7 +148,7 @@ def _either(path: Path) -> Path | None:
 
 
 def _what_it_is(path: Path) -> str:
-    """In words, what stands where a file should; `path` exists in some way and is no file."""
+    """What `path` is, in words; it exists and is no file."""
     if path.is_dir():
         return "found a folder"
     if not path.is_symlink():
@@ -157,14 +157,14 @@ def _what_it_is(path: Path) -> str:
         path.stat()
     except FileNotFoundError:
         return f"found a link to {str(path.readlink())!r}, which does not exist"
-    except OSError as error:  # A loop, most of all.
+    except OSError as error:  # Such as a loop of links.
         return f"found a link that cannot be followed ({error.strerror})"
     return f"found a link to {str(path.readlink())!r}, which is neither a file nor a folder"
 
 
 @dataclass
 class _Rejected:
-    """The faults of the rows of `folder`: raised while `file` is None, else written to it and counted by reason."""
+    """Faulty rows of `folder`. A fault is raised while `file` is None, else written to it and counted by reason."""
 
     folder: Path
     file: IO[bytes] | None = None
@@ -194,18 +194,18 @@ class _Rejected:
             "id": name if isinstance(name, str) and _is_text(name) else None,
             "reason": error.reason,
             "outcome": outcome,
-            # No path of this machine: what is written depends on the data alone.
+            # Without the path of this machine, so that the file depends on the data alone.
             "fault": str(error).removeprefix(f"{path}: ").removeprefix(f"row {row}: ").replace(f"{self.folder}/", ""),
         }
         self.file.write(dump(entry).encode() + b"\n")
         self.counts[error.reason] += 1
 
     def of(self, path: Path) -> OnFault | None:
-        """What hears of the unreadable rows of a file; None where they stop the reading."""
+        """The function that is called for unreadable rows of a file; None if they are errors."""
         return None if self.file is None else lambda row, error: self.add(path, row, error)
 
     def clear(self) -> None:
-        """Forget everything, because all rows are read once more."""
+        """Forget all faults, because all rows are read a second time."""
         assert self.file is not None
         self.file.seek(0)
         self.file.truncate()
@@ -214,7 +214,7 @@ class _Rejected:
 
 
 def _is_text(name: str) -> bool:
-    """Whether UTF-8 can spell it: JSON may hold half of a surrogate pair."""
+    """Whether UTF-8 can write the text; JSON may contain half of a surrogate pair."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -224,7 +224,7 @@ def _is_text(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What is remembered of a question: where it stood, where it lies in the spool, what must not repeat."""
+    """A question in memory: its row, its place in the spool file, and the keys that must not repeat."""
 
     id: str
     path: Path
@@ -302,7 +302,7 @@ class _Survey:
             )
 
     def read_questions(self, paths: Sequence[Path]) -> None:
-        """Check questions that stay where they are; they must be sorted by id."""
+        """Check questions that are not written again; they must be sorted by id."""
         seen = [_see(question, path, row) for question, path, row in self._questions(paths)]
         self._settle(seen, paths)
         assert self.kept == seen, "generated questions must come sorted by id"
@@ -340,7 +340,7 @@ class _Survey:
                 yield self._linked(question, path, number), path, number
 
     def _linked(self, question: Question, path: Path, number: int) -> Question:
-        """The question without the passages that are not in the corpus; each is a fault."""
+        """The question without passages that the corpus lacks; each of them is a fault."""
         support = [hop.support_passage_id for hop in question.decomposition if hop.support_passage_id is not None]
         lost: dict[str, set[str]] = {}
         for name, ids in (
@@ -370,7 +370,8 @@ class _Survey:
         trained = [one for one in seen if one.is_train]
         evaluated, trained = self._unrepeated(evaluated), self._unrepeated(trained)
         by_id = {one.id: one for one in evaluated}
-        by_text = {one.text_key: one for one in reversed(evaluated)}  # Reversed: the first row of a text wins.
+        # Reversed, so that the first row with a text is kept.
+        by_text = {one.text_key: one for one in reversed(evaluated)}
         kept = []
         for one in trained:
             other = by_id.get(one.id) or by_text.get(one.text_key)
@@ -388,7 +389,7 @@ class _Survey:
         self.kept = sorted([*kept, *evaluated], key=lambda one: one.id)
 
     def _unrepeated(self, side: list[_Seen]) -> list[_Seen]:
-        """The questions of one side without those whose id an earlier one has; each of them is a fault."""
+        """The questions of one side without those that repeat an id; each of them is a fault."""
         first: dict[str, _Seen] = {}
         for one in side:
             other = first.setdefault(one.id, one)
@@ -398,13 +399,13 @@ class _Survey:
 
 
 def _completed(row: Row, folder: str) -> Row:
-    """A row of `questions.jsonl` with what it may leave out: `dataset` (name of its folder) and `hops` (1)."""
+    """A row of `questions.jsonl` with defaults for `dataset` (its folder's name) and `hops` (1)."""
     hops = row.get("decomposition")
     return {"dataset": folder, "hops": len(hops) if hops and isinstance(hops, list) else 1, **row}
 
 
 def _without(question: Question, **lost: set[str]) -> Question:
-    """The question without the lost ids of each field; not `gold_complete` where one of its supports is lost."""
+    """The question without the lost ids of each field; it is no longer `gold_complete` if a support is lost."""
     support = lost["decomposition.support_passage_id"]
     gold = tuple(one for one in question.gold_passage_ids if one not in lost["gold_passage_ids"])
     hops = (
@@ -435,7 +436,7 @@ def _see(question: Question, path: Path, row: int, position: int = 0) -> _Seen:
 
 
 def _counted(question: Question) -> tuple[str, ...]:
-    """The manifest's counters that a question raises by one; `a.b` is counter b of group a."""
+    """The counters of the manifest that a question increases by one; `a.b` is counter b of group a."""
     flags = {
         "with_gold": question.gold_passage_ids,
         "with_silver": question.silver_passage_ids,
@@ -447,7 +448,7 @@ def _counted(question: Question) -> tuple[str, ...]:
 
 
 def key_of(name: str) -> int:
-    """64 bits of an id's hash: what is kept of an id in memory."""
+    """64 bits of an id's hash, which stand for the id in memory."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest())
 
 
@@ -491,7 +492,7 @@ def _left(leaked: list[str]) -> str:
 
 
 def _verify_declared(folder: Path, paths: list[Path], rejected: _Rejected) -> None:
-    """Compare the unpacked files with the sha256 that the folder's own manifest.json declares for them."""
+    """Compare the uncompressed files with the sha256 in the folder's own manifest.json."""
     manifest = folder / MANIFEST
     if not manifest.is_file():
         return
@@ -500,7 +501,7 @@ def _verify_declared(folder: Path, paths: list[Path], rejected: _Rejected) -> No
     for path in paths:
         name = path.relative_to(folder).as_posix()
         expected = declared.get(name.removesuffix(".gz"))
-        if expected is None or name in torn:  # A torn file has been reported, and cannot be unpacked.
+        if expected is None or name in torn:  # A damaged file is already reported, and cannot be uncompressed.
             continue
         found = _sha256_unpacked(path)
         if expected != found:

@@ -25,13 +25,13 @@ from tasks.types import Hop, Passage, Question, Split
 T = TypeVar("T")
 SPLITS: tuple[Split, ...] = typing.get_args(Split)
 GENERATED = "generated:"
-"""How the id of a document begins that a model wrote; no passage may have such an id."""
+"""The beginning of the ids of documents that a model wrote; no passage may have such an id."""
 JOINED = ("gold_passages",)
 """Fields of a `Question` that no row of `questions.jsonl` has: the stage `inputs` joins them from other files."""
 
 
 class UnscorableError(DataError):
-    """Every answer of a question normalises to nothing, so that no prediction could ever be right."""
+    """Every answer of a question normalises to nothing, so that no prediction can be right."""
 
 
 def read_questions(path: Path) -> Iterator[Question]:
@@ -56,7 +56,7 @@ def question_row(question: Question) -> Row:
     for name in JOINED:
         del row[name]
     for hop in row["decomposition"]:
-        if not hop["queries"]:  # Real data has no reference queries; leave its rows as they were.
+        if not hop["queries"]:  # Real data has no reference queries, and its rows stay as they are.
             del hop["queries"]
     return row
 
@@ -131,7 +131,7 @@ def _missing(where: str, names: list[str]) -> DataError:
 
 
 def wrong_field(where: str, name: str, found: object, expected: str) -> DataError:
-    """The error of a field that holds something else than it must."""
+    """The error of a field with a wrong value."""
     return DataError(_message(where, name, found, expected))
 
 

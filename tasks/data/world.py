@@ -112,7 +112,7 @@ def passages(conf: WorldConf) -> Iterator[Passage]:
 
 
 def questions(conf: WorldConf) -> Iterator[Question]:
-    """Every question, sorted by id; the split's questions are shared out evenly over its regions."""
+    """Every question, sorted by id; the questions of a split are divided evenly over its regions."""
     made: dict[str, int] = dict.fromkeys(conf.regions, 0)
     met: dict[str, int] = dict.fromkeys(conf.regions, 0)
     for region in regions(conf):
@@ -258,7 +258,8 @@ class _Names:
         return f"{self.words[first]} {self.words[second_from + second]}"
 
 
-@functools.lru_cache(maxsize=16)  # The pool takes half a second; passages and questions share the words.
+# Kept, because making the words takes half a second; passages and questions use the same ones.
+@functools.lru_cache(maxsize=16)
 def _words(seed: int, kind: int, count: int) -> tuple[str, ...]:
     """`count` different invented words; kinds differ in their last syllable's vowel and coda, so no word is shared."""
     rng = random.Random(f"{seed}/words/{kind}")
