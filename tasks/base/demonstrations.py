@@ -1,9 +1,9 @@
 """Scripted demonstrations: what an expert, a lazy and a sloppy searcher write, with real observations.
 
-A script plays a question's decomposition through the real retriever and renders the very token sequence
-a rollout would record, so supervised and reinforcement learning see one format. `plan` decides what is
-searched and answered; nobody here looks at gold passages. Imperfect plans never contain a clean
-multi-hop solution: lazy ones stop early, sloppy ones take a wrong or repeated step on the way.
+A script plays a question's decomposition with the real retriever and renders the same token sequence that a rollout
+would record, so that supervised and reinforcement learning see one format. A plan says what is searched and answered;
+no plan uses gold passages. Imperfect plans never contain a clean multi-hop solution: lazy ones stop early, sloppy ones
+have a wrong or repeated search on the way.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tasks.types import Action, Hop, Question
 
 
 @dataclass(frozen=True)
-class Step:
-    """One scripted call: a thought and an action."""
+class ScriptedTurn:
+    """One turn of a plan: a thought and an action."""
 
     think: str
     action: Action
@@ -59,16 +59,16 @@ class ImperfectConf:
 
 
 def topic(hop: Hop) -> str:
-    """The word for what a hop looks up: after `>>` where the data has it, else the last word of its query."""
+    """The relation that a hop looks up: the text after `>>` if the data has it, else the last word of its query."""
     relation = hop.question.partition(">>")[2].strip()
     return relation or (hop.queries[0].rstrip(" ?").split() or [hop.queries[0]])[-1]
 
 
-def expert_plan(question: Question) -> list[Step]:
+def expert_plan(question: Question) -> list[ScriptedTurn]:
     """Search each hop once, then answer."""
     hops = hops_of(question)
-    steps = [_search(hop, hops[i - 1] if i else None) for i, hop in enumerate(hops)]
-    return [*steps, _answer(hops[-1])]
+    searches = [_search(hop, hops[i - 1] if i else None) for i, hop in enumerate(hops)]
+    return [*searches, _answer(hops[-1])]
 
 
 def single_hops(question: Question) -> list[Question]:
@@ -81,51 +81,55 @@ def single_hops(question: Question) -> list[Question]:
     ]
 
 
-def imperfect_plan(question: Question, topics: Sequence[str], conf: ImperfectConf, rng: random.Random) -> list[Step]:
-    """A lazy or sloppy plan; a one-hop question gets the expert's (there is no chain to spoil)."""
+def imperfect_plan(
+    question: Question, topics: Sequence[str], conf: ImperfectConf, rng: random.Random
+) -> list[ScriptedTurn]:
+    """A lazy or sloppy plan; a one-hop question gets the expert's plan, because it has no chain to spoil."""
     hops = hops_of(question)
     if len(hops) == 1:
         return expert_plan(question)
     if rng.random() < conf.lazy:
         stop = next((i for i in range(1, len(hops) - 1) if rng.random() < conf.stop), len(hops) - 1)
-        steps = [_search(hop, hops[i - 1] if i else None) for i, hop in enumerate(hops[:stop])]
-        return [*steps, _answer(hops[stop - 1])]
+        searches = [_search(hop, hops[i - 1] if i else None) for i, hop in enumerate(hops[:stop])]
+        return [*searches, _answer(hops[stop - 1])]
     return _sloppy_plan(hops, topics, conf, rng)
 
 
-def _sloppy_plan(hops: list[Hop], topics: Sequence[str], conf: ImperfectConf, rng: random.Random) -> list[Step]:
+def _sloppy_plan(hops: list[Hop], topics: Sequence[str], conf: ImperfectConf, rng: random.Random) -> list[ScriptedTurn]:
     flaws = [[rng.random() < p for p in (conf.wrong_relation, conf.repeat)] for _ in hops]
     over = rng.random() < conf.over_search
     if not over and not any(map(any, flaws)):
-        rng.choice(flaws)[1] = True  # At least a repeated search, which misleads nobody about the chain.
-    steps: list[Step] = []
+        # Every sloppy plan has a flaw. A repeated search is one that does not teach a wrong chain.
+        rng.choice(flaws)[1] = True
+
+    turns: list[ScriptedTurn] = []
     for i, (hop, (wrong, repeat)) in enumerate(zip(hops, flaws, strict=True)):
         before = hops[i - 1] if i else None
-        step = _search(hop, before)
+        search = _search(hop, before)
         if wrong:
-            steps.append(_astray(hop, before, rng.choice(topics)))
-        steps.extend([step] * (2 if repeat else 1))
+            turns.append(_wrong_search(hop, before, rng.choice(topics)))
+        turns.extend([search] * (2 if repeat else 1))
     if over:
-        steps.append(steps[-1])
-    return [*steps, _answer(hops[-1])]
+        turns.append(turns[-1])
+    return [*turns, _answer(hops[-1])]
 
 
-def _astray(hop: Hop, before: Hop | None, other: str) -> Step:
-    """The right entity, another relation: the last place where the query names the wanted one."""
+def _wrong_search(hop: Hop, before: Hop | None, other: str) -> ScriptedTurn:
+    """A search for another relation of the right entity; the last mention of the relation is replaced."""
     head, named, tail = hop.queries[0].rpartition(topic(hop))
-    return Step(_next(before, other), Action("search", head + (other if named else "") + tail))
+    return ScriptedTurn(_next(before, other), Action("search", head + (other if named else "") + tail))
 
 
-def _search(hop: Hop, before: Hop | None) -> Step:
-    return Step(_next(before, topic(hop)), Action("search", hop.queries[0]))
+def _search(hop: Hop, before: Hop | None) -> ScriptedTurn:
+    return ScriptedTurn(_next(before, topic(hop)), Action("search", hop.queries[0]))
 
 
-def _next(before: Hop | None, wanted: str) -> str:
-    return f"{topic(before)} found , next {wanted}" if before else f"next {wanted}"
+def _next(before: Hop | None, relation: str) -> str:
+    return f"{topic(before)} found , next {relation}" if before else f"next {relation}"
 
 
-def _answer(hop: Hop) -> Step:
-    return Step(f"{topic(hop)} found", Action("answer", hop.answer))
+def _answer(hop: Hop) -> ScriptedTurn:
+    return ScriptedTurn(f"{topic(hop)} found", Action("answer", hop.answer))
 
 
 @dataclass
@@ -141,38 +145,41 @@ class Renderer:
     def render(
         self,
         questions: Sequence[Question],
-        plans: Sequence[Sequence[Step]],
+        plans: Sequence[Sequence[ScriptedTurn]],
         progress: Callable[[int], object] = lambda done: None,
     ) -> list[Example]:
-        """One example per plan, in order; plans over the rollout's budgets are cut after their last whole turn."""
+        """One example per plan, in order; a plan over the rollout's budgets is cut after its last complete turn."""
         examples: list[Example] = []
         for first in range(0, len(plans), 512):
-            some = range(first, min(first + 512, len(plans)))
-            queries = [s.action.content for i in some for s in plans[i] if s.action.kind == "search"]
-            found = iter(self.retriever.search(queries, self.conf.top_k)) if queries else iter([])
-            for i in some:
-                observations = [next(found) if s.action.kind == "search" else None for s in plans[i]]
-                examples.append(self._example(questions[i], plans[i], observations))
+            batch = range(first, min(first + 512, len(plans)))
+            queries = [turn.action.content for i in batch for turn in plans[i] if turn.action.kind == "search"]
+            results = iter(self.retriever.search(queries, self.conf.top_k)) if queries else iter([])
+            for i in batch:
+                hits = [next(results) if turn.action.kind == "search" else None for turn in plans[i]]
+                examples.append(self._example(questions[i], plans[i], hits))
             progress(len(examples))
         return examples
 
-    def _example(self, question: Question, plan: Sequence[Step], hits: Sequence[Any]) -> Example:
+    def _example(self, question: Question, plan: Sequence[ScriptedTurn], hits: Sequence[Any]) -> Example:
         prompt = prompt_ids(self.tokenizer, self.prompt, question, self.grammar, self.conf.max_prompt_tokens)
         ids: list[int] = []
         mask: list[bool] = []
         searches = 0
-        for step, found in zip(plan, hits, strict=True):
-            own = self._encode(f"<think> {step.think} </think> {self.grammar.render(step.action)}")
-            seen: list[int] = []
+        for turn, found in zip(plan, hits, strict=True):
+            written = self._encode(f"<think> {turn.think} </think> {self.grammar.render(turn.action)}")
+            observed: list[int] = []
             if found is not None:
                 searches += 1
                 is_last, budget = searches == self.conf.max_turns, self.conf.max_observation_tokens
-                seen = observation_ids(self.tokenizer, self.grammar, step.action, [found], budget, is_last)
-            room = self.conf.max_total_tokens - len(prompt) - len(ids) - (found is not None)  # A turn follows a search.
-            if len(own) > self.conf.max_call_tokens or len(own) + len(seen) > room or searches > self.conf.max_turns:
+                observed = observation_ids(self.tokenizer, self.grammar, turn.action, [found], budget, is_last)
+
+            # After a search there must be room for at least one token of the next turn.
+            room = self.conf.max_total_tokens - len(prompt) - len(ids) - (found is not None)
+            is_over = len(written) > self.conf.max_call_tokens or len(written) + len(observed) > room
+            if is_over or searches > self.conf.max_turns:
                 break
-            ids += own + seen
-            mask += [True] * len(own) + [False] * len(seen)
+            ids += written + observed
+            mask += [True] * len(written) + [False] * len(observed)
         return Example(tuple(prompt), tuple(ids), tuple(mask))
 
     def _encode(self, text: str) -> list[int]:

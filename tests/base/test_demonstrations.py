@@ -19,7 +19,7 @@ from tasks.agent.rollout import Player, RolloutConf
 from tasks.base.demonstrations import (
     ImperfectConf,
     Renderer,
-    Step,
+    ScriptedTurn,
     expert_plan,
     imperfect_plan,
     single_hops,
@@ -59,7 +59,7 @@ def _renderer(small: SmallWorld, conf: RolloutConf = CONF) -> Renderer:
 
 
 def _play(
-    small: SmallWorld, questions: Sequence[Question], plans: Sequence[Sequence[Step]], conf: RolloutConf = CONF
+    small: SmallWorld, questions: Sequence[Question], plans: Sequence[Sequence[ScriptedTurn]], conf: RolloutConf = CONF
 ) -> list[Trajectory]:
     grammar, tokenizer = _grammar(small.tokenizer), small.tokenizer
     lines = [[f"<think> {step.think} </think> {grammar.render(step.action)}" for step in plan] for plan in plans]
@@ -305,7 +305,7 @@ def test_many_plans_are_rendered_in_order(small_world: SmallWorld) -> None:
 
 def test_answers_alone_and_nothing_at_all_can_be_rendered(small_world: SmallWorld) -> None:
     question = small_world.questions[0]
-    example = _renderer(small_world).render([question], [[Step("known", Action("answer", "x"))]])[0]
+    example = _renderer(small_world).render([question], [[ScriptedTurn("known", Action("answer", "x"))]])[0]
     assert all(example.loss_mask)
     assert _renderer(small_world).render([], []) == []
 

@@ -18,7 +18,7 @@ import torch
 
 from tasks import conf, methods, retrieval
 from tasks.agent.rollout import Player, RolloutConf
-from tasks.base.demonstrations import Renderer, Step, expert_plan
+from tasks.base.demonstrations import Renderer, ScriptedTurn, expert_plan
 from tasks.base.fit import Fit, PhaseConf
 from tasks.base.make import new_model
 from tasks.base.settings import LoraConf, TinyConf
@@ -116,10 +116,10 @@ BUDGET = RolloutConf(
 )  # fmt: skip
 
 
-def _plans(question: Question, grammar_name: str) -> list[list[Step]]:
+def _plans(question: Question, grammar_name: str) -> list[list[ScriptedTurn]]:
     """The expert's plan, and the same with a wrong answer; without searches where the grammar has none."""
     plan = expert_plan(question)
-    wrong = Step(plan[-1].think, Action("answer", question.decomposition[0].question.split()[2]))
+    wrong = ScriptedTurn(plan[-1].think, Action("answer", question.decomposition[0].question.split()[2]))
     if grammar_name == "answer_only":
         plan = plan[-1:]
     return [plan, [*plan[:-1], wrong]]

@@ -17,7 +17,7 @@ import torch
 from tasks import retrieval
 from tasks.agent.grammars.search_r1 import SearchR1Grammar
 from tasks.agent.rollout import Player, RolloutConf
-from tasks.base.demonstrations import Renderer, Step, expert_plan
+from tasks.base.demonstrations import Renderer, ScriptedTurn, expert_plan
 from tasks.base.fit import Fit, PhaseConf
 from tasks.base.make import new_model
 from tasks.base.settings import TinyConf
@@ -109,8 +109,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
     return Start(questions, search, tokenizer, grammar, {k: v.clone() for k, v in model.state_dict().items()})
 
 
-def _lazy(answer: str) -> list[Step]:
-    return [Step("guess", Action("answer", answer))]
+def _lazy(answer: str) -> list[ScriptedTurn]:
+    return [ScriptedTurn("guess", Action("answer", answer))]
 
 
 def _measured(trainer: Trainer) -> tuple[float, float]:
