@@ -383,7 +383,7 @@ class _Survey:
                 self.leaked.append(one.id)
         files = ", ".join(map(str, paths))
         if not kept:
-            raise DataError(f"{files}: no train row{_left(self.leaked)}. Add questions with split train.")
+            raise DataError(f"{files}: no train row{_dropped_as_leaked(self.leaked)}. Add questions with split train.")
         if not evaluated:
             raise DataError(f"{files}: no dev or test row, so nothing can be evaluated. Add some.")
         self.kept = sorted([*kept, *evaluated], key=lambda one: one.id)
@@ -487,7 +487,7 @@ def _leak_message(train: _Seen, other: _Seen) -> str:
     )
 
 
-def _left(leaked: list[str]) -> str:
+def _dropped_as_leaked(leaked: list[str]) -> str:
     return f" is left after {len(leaked)} that repeat evaluation questions were dropped" if leaked else ""
 
 

@@ -233,7 +233,7 @@ def _score_cells(runs: Sequence[Run], policies: Sequence[str], reference: str, n
     found: list[list[Cell]] = [[] for _ in lines]
     over, bounds = [line.columns for line in lines], [_bounds(line.metric) for line in lines]
     for dataset, hops, ids in groups(runs[0].scores["greedy"]):
-        table = [[_or_nan(column[question]) for column in columns] for question in ids]
+        table = [[_nan_if_none(column[question]) for column in columns] for question in ids]
         intervals = bootstrap_means(table, num_resamples, over=over, bounds=bounds)
         for line, cells, i in zip(lines, found, intervals, strict=True):
             keys = (line.policy, line.seed, dataset, hops, line.mode, line.metric)
@@ -278,7 +278,7 @@ def minus(metric: str, reference: str) -> str:
     return f"{metric}{MINUS}{reference}"
 
 
-def _or_nan(value: float | None) -> float:
+def _nan_if_none(value: float | None) -> float:
     return float("nan") if value is None else value
 
 
