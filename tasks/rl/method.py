@@ -52,8 +52,8 @@ class Method:
     services: Mapping[Role, Kind] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require(self.temperature >= 0, "temperature", self.temperature, "0 (greedy) or more")
-        require(0 < self.top_p <= 1, "top_p", self.top_p, "a number in (0, 1]")
+        require(self.temperature >= 0, "sampling: temperature", self.temperature, "0 (greedy) or more")
+        require(0 < self.top_p <= 1, "sampling: top_p", self.top_p, "a number in (0, 1]")
         require(bool(self.rewards), "rewards", {}, "at least one")
         self._check_critic()
         self._check_groups()
@@ -83,16 +83,15 @@ class Method:
     def _check_groups(self) -> None:
         """Members of a group can be compared only where there are two or more and they can differ."""
         if self.advantage.compares_group or self.filter.compares_group:
-            require(self.sampler.size > 1, "size", self.sampler.size, "at least 2, which are compared")
-            require(
-                self.temperature > 0, "temperature", self.temperature, "above 0: members that are alike teach nothing"
-            )
+            require(self.sampler.size > 1, "sampler: size", self.sampler.size, "at least 2, which are compared")
+            expected = "above 0: members that are alike teach nothing"
+            require(self.temperature > 0, "sampling: temperature", self.temperature, expected)
 
     def _check_filter(self) -> None:
         """Every component of the scores that the filter reads comes from a reward of this method."""
         given = [name for reward in self.rewards for name in reward.components]
         for name in self.filter.components:
-            require(name in given, "component", name, f"one that a reward gives: {', '.join(given)}")
+            require(name in given, "filter: component", name, f"one that a reward gives: {', '.join(given)}")
 
     def _check_services(self) -> None:
         """Every role that a part calls is played by one service of that role, and no other service is named."""
