@@ -20,8 +20,8 @@ from tasks.runner import planned
 
 ROOT = Path(__file__).parents[2]
 TASKS = ROOT / "tasks"
-# A room may import the rooms before it and itself. `services` holds protocols that parts name; the kinds of services,
-# which are loaded by name, stand below what they are made of.
+# A room may import the rooms before it and itself. `services` holds protocols that parts name and what reads replies;
+# the kinds of services, which are loaded by name, stand below what they are made of.
 ORDER = (
     "types",
     "conf",
@@ -76,12 +76,18 @@ def _room(path: Path) -> str:
 
 def _place(parts: Sequence[str]) -> str:
     """The room of a module, given the parts of its dotted name."""
-    is_kind = parts[1] == "services" and len(parts) > 2 and (TASKS / "services" / f"{parts[2]}.py").is_file()
-    return "services/kinds" if is_kind and parts[2] != "__init__" else parts[1]
+    path = TASKS / "services" / f"{parts[2]}.py" if parts[1] == "services" and len(parts) > 2 else None
+    is_kind = path is not None and path.is_file() and PART.search(path.read_text(encoding="utf-8"))
+    return "services/kinds" if is_kind else parts[1]
 
 
 def _stages() -> dict[str, dict[str, Any]]:
     return dict(yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"])
+
+
+def test_a_reward_may_fill_prompts_and_read_replies_and_name_no_kind_of_service() -> None:
+    assert _place(("tasks", "services", "replies", "filled")) == _place(("tasks", "services", "Chat")) == "services"
+    assert _place(("tasks", "services", "endpoint", "Endpoint")) == "services/kinds"
 
 
 def test_imports_point_one_way() -> None:
