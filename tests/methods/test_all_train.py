@@ -58,9 +58,9 @@ def test_every_printed_row_of_the_family_has_a_configuration() -> None:
     claims = [(name, pair) for name in NAMES for pair in map(tuple, loader.load(name, "laptop", ROOT)["paper_rows"])]
     claimed = {pair for _, pair in claims}
     assert wanted - claimed == set(), "printed, but no configuration"
-    assert claimed - wanted == set(), "claimed, but not printed"
+    assert claimed - printed == set(), "claimed, but not printed"
     # One row is one system, except where papers print PPO and GRPO runs under one name.
-    shared = {pair for pair in claimed if sum(pair == other for _, other in claims) > 1}
+    shared = {pair for pair in wanted if sum(pair == other for _, other in claims) > 1}
     assert shared == {("Search-R1", "main")}
 
 
@@ -160,9 +160,14 @@ def _trainer(taught: Taught, name: str, scratch: Path, log: Callable[[int, dict[
     )  # fmt: skip
 
 
+def _asks_a_server(name: str) -> bool:
+    """A judge behind a server trains in the test of its reward, which starts the server."""
+    return "chat" in loader.load(name, "smoke", ROOT)["services"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if not _asks_a_server(name)])
 def test_ten_steps_move_the_weights(taught: Taught, name: str, tmp_path: Path) -> None:
     seen: list[dict[str, float]] = []
     trainer = _trainer(taught, name, tmp_path, lambda step, metrics: seen.append(metrics))

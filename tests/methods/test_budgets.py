@@ -50,8 +50,21 @@ def kl_of(method: methods.Method) -> float:
     return float(getattr(method.advantage, "kl_coefficient", 0.0) or sum(in_loss))
 
 
-def test_every_configuration_has_one_budget() -> None:
-    assert sorted(row["configuration"].strip("`") for row in BUDGETS) == NAMES
+def budget(name: str) -> tuple[Any, ...]:
+    """All that the tables print of a configuration."""
+    train, method, play = resolved(name)
+    clips = [(term.low, term.high) for term in method.loss.terms if isinstance(term, PolicyClip)]
+    return train, play, method.sampler.size, kl_of(method), clips
+
+
+def test_every_configuration_has_one_budget_or_that_of_the_file_it_extends() -> None:
+    printed = [row["configuration"].strip("`") for row in BUDGETS]
+    assert len(set(printed)) == len(printed)
+    assert set(printed) <= set(NAMES)
+    for name in set(NAMES) - set(printed):
+        extended = conf.section("method", name, ROOT).get("extends")
+        assert extended is not None, f"{name}: no row of its own, and it extends no configuration"
+        assert budget(name) == budget(extended), f"{name}: its budget is not {extended}'s: it needs a row of its own"
 
 
 @pytest.mark.parametrize("row", BUDGETS, ids=lambda row: row["configuration"].strip("`"))

@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 from flows import dag, reproduce, settings
 from tasks import conf, params
 from tasks.base.settings import ModelConf, PretrainedConf
+from tasks.methods import loader
 from tests.pipeline.toy import CONF, HOUSE, PARAMS_YAML
 
 
@@ -238,10 +240,17 @@ def test_a_wrong_comparison_changes_nothing(
     assert (root / "params.yaml").read_text() == PARAMS_YAML
 
 
+def _pays_outcomes(method: dict[str, Any]) -> bool:
+    """Whether a method is of the outcome-reward family: it draws whole plays, and no model judges them."""
+    draws_whole_plays = method["sampler"]["kind"] in ("independent_group", "gold_answers")
+    return draws_whole_plays and not {"chat", "turn_scores"} & method["services"].keys()
+
+
 def test_the_comparisons_of_this_repository_name_methods_it_has() -> None:
     for name, seeds in (("main", [0, 1, 2]), ("family", [0])):
         assert settings.compare_answers(name, HOUSE)["seeds"] == seeds
-    every = {path.stem for path in (HOUSE / "conf" / "method").glob("*.yaml")}
+    named = {path.stem: loader.load(path.stem, "laptop", HOUSE) for path in (HOUSE / "conf" / "method").glob("*.yaml")}
+    every = {name for name, method in named.items() if _pays_outcomes(method)}
     assert settings.compare_answers("family", HOUSE)["systems"][0] == "base"
     assert set(settings.compare_answers("family", HOUSE)["systems"]) == every | {"base"}
 
