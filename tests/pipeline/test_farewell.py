@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.pipeline import REPORT, TABLE, Run, farewell, headline
+from flows.pipeline import REPORT, TABLE, Run, headline, summary
 from tasks.report.table import build, markdown
 from tests.report.fake_artifacts import SYSTEMS, TITLES, write_artifacts
 
@@ -39,9 +39,9 @@ def test_it_ends_with_the_way_to_all_tables_and_to_the_page(tmp_path: Path, text
     monkeypatch.setattr(Run, "verdict", "3 of 3 stages executed")
     (tmp_path / TABLE).parent.mkdir()
     (tmp_path / TABLE).write_text(text)
-    said = farewell(run_in(tmp_path))
+    said = summary(run_in(tmp_path))
     assert "Training cost" not in said
     assert f"Tables:  {TABLE}" in said
     assert "--force report makes it here" in said
     (tmp_path / REPORT).write_text("a page")
-    assert f"Report:  {REPORT} (open it in a browser" in farewell(run_in(tmp_path))
+    assert f"Report:  {REPORT} (open it in a browser" in summary(run_in(tmp_path))

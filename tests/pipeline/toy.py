@@ -223,7 +223,7 @@ def _stage(ctx: Context[Settings]) -> None:
         names = [f"{system}-{seed}" for system in systems for seed in seeds]
         rows = [(ctx.root / "artifacts/evaluate" / name / "out.txt").read_text().strip() for name in names]
         with store.replacing_folder(ctx.root / "reports") as folder:
-            (folder / "results.md").write_text("| toy table |\n" + "".join(f"| {row} |\n" for row in rows))
+            (folder / "results.md").write_text("| toy table |\n| --- |\n" + "".join(f"| {row} |\n" for row in rows))
     else:
         with store.replacing_folder(ctx.root / "artifacts" / group / item) as folder:
             (folder / "out.txt").write_text(f"{ctx.name} {ctx.settings.used[0]} {conf.CONF}\n")

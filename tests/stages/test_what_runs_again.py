@@ -112,6 +112,7 @@ def test_a_changed_grammar_or_prompt_runs_its_users(clone: Clone) -> None:
     """With a model that plays by the prompt and grammar of its method; the tiny one brings its own."""
     clone.change("tasks/agent/grammars/stepsearch.py", "PART = ", "EPSILON = 0.5\nPART = ")
     assert _stale(clone) == set()
+    (clone.root / "given").mkdir()
     (clone.root / "conf/model/given.yaml").write_text(GIVEN)
     clone.set("model", "given")
     assert {name.partition("@")[0] for name in _stale(clone)} == {"base", "train", "evaluate", "report"}
