@@ -56,10 +56,16 @@ class Chat(Protocol):
         """Its name, for records."""
         ...
 
-    def replies(self, conversations: Iterable[Messages]) -> Generator[Reply | Refusal, None, None]:
+    def replies(
+        self, conversations: Iterable[Messages], request: Mapping[str, Any] | None = None
+    ) -> Generator[Reply | Refusal, None, None]:
         """One answer per conversation, in order. Conversations are read ahead, because several are sent at once.
 
         Closing the generator sends nothing more and waits for the requests in flight.
+
+        Args:
+            conversations: what is sent.
+            request: further fields of these requests, such as `temperature`; they replace those of the service.
 
         Raises:
             ServiceError: the service cannot answer now.

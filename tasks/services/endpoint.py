@@ -130,9 +130,14 @@ class Endpoint:
 
 
 class _Batch:
-    """The conversations of one call; after a failure, or once stopped, no further request is sent for them."""
+    """The conversations of one call; after a failure, or once stopped, no further request is sent for them.
 
-    def __init__(self) -> None:
+    Attributes:
+        request: fields of each of its requests, besides model and messages.
+    """
+
+    def __init__(self, request: Mapping[str, Any]) -> None:
+        self.request = request
         self.stopped = threading.Event()
         self.error: ServiceError | None = None
 
@@ -180,13 +185,15 @@ class ChatEndpoint:
         """See `Chat`."""
         return self.conf.model
 
-    def replies(self, conversations: Iterable[Messages]) -> Generator[Reply | Refusal, None, None]:
+    def replies(
+        self, conversations: Iterable[Messages], request: Mapping[str, Any] | None = None
+    ) -> Generator[Reply | Refusal, None, None]:
         """See `Chat`.
 
         Raises:
             ServiceError: the budget is spent, the key is missing, or the server cannot be used now.
         """
-        batch = _Batch()
+        batch = _Batch({**self.conf.request, **(request or {})})
         waiting: deque[Future[Reply | Refusal]] = deque()
         try:
             for messages in conversations:
@@ -218,7 +225,7 @@ class ChatEndpoint:
             _RefusedError: the server refuses this request.
             ServiceError: as `replies`.
         """
-        body = {**self.conf.request, "model": self.conf.model, "messages": list(messages)}
+        body = {**batch.request, "model": self.conf.model, "messages": list(messages)}
         path = self.folder / f"{hashlib.sha256(dump([self.address, body]).encode()).hexdigest()}.json"
         if (cached := _cached(path)) is not None:
             with self._lock:

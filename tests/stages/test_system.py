@@ -85,12 +85,13 @@ def test_it_stands_in_table_and_page(clone: Clone, name: str, title: str) -> Non
     assert title in (clone.root / "reports/index.html").read_text()
 
 
-def test_the_model_was_asked_once_a_question(clone: Clone, server: Completions) -> None:
+def test_the_model_was_asked_once_a_question_in_each_mode(clone: Clone, server: Completions) -> None:
     scores = (clone.root / "artifacts/evaluate/asked-0/scores.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in scores]
     assert {row["answer"] for row in rows} == {"Avenor"}
     assert {row["prefill_tokens"] for row in rows} == {50}
-    assert len(server.asked) == len({row["question_id"] for row in rows})  # Sampled play is answered from the cache.
+    assert len(server.asked) == len(rows) == 2 * len({row["question_id"] for row in rows})
+    assert {body["temperature"] for _, body, _ in server.asked} == {0, 1}
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,24 @@
 """A kind of system that asks a chat model: it searches for the question once and sends what it finds along.
 
+A search is retried; where it still fails, the episode is `failed` and the model is not asked. Greedy play asks at
+temperature 0, sampled play at temperature 1 with a seed.
+
 All that a prompted kind needs stands in this one file; put into `tasks/systems/` it can be named in `conf/system/`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from tasks.retrieval import Retriever
+from tasks.agent.searches import search_for_rows
+from tasks.retrieval import RetrievalError, Retriever
 from tasks.services import Chat, Messages, Refusal, Reply, Role
 from tasks.systems import Resources
 from tasks.types import Action, Cost, Episode, Hit, Mode, Question, Turn
@@ -28,13 +33,22 @@ class AskedModel:
     num_passages: int
     prompt: str
     batch_questions: int = 8
+    search_retries: int = 2
+    sleep: Callable[[float], None] = time.sleep
     tokenizer: None = None
 
     def play(self, questions: Sequence[Question], mode: Mode, seed: int) -> Iterator[Episode]:
-        found = self.retriever.search([question.question for question in questions], self.num_passages)
-        with closing(self.chat.replies(map(self._messages, questions, found))) as replies:
-            for question, hits, reply in zip(questions, found, replies, strict=True):
-                yield self._episode(question, hits, reply)
+        queries = {row: [question.question] for row, question in enumerate(questions)}
+        found = search_for_rows(self.retriever, queries, self.num_passages, self.search_retries, self.sleep)
+        hits = {row: result[0] for row, result in found.items() if not isinstance(result, RetrievalError)}
+        messages = [self._messages(questions[row], hits[row]) for row in hits]
+        request = {"temperature": 0} if mode == "greedy" else {"temperature": 1, "seed": seed}
+        with closing(self.chat.replies(messages, request)) as replies:
+            for row, question in enumerate(questions):
+                if row in hits:
+                    yield self._episode(question, hits[row], next(replies))
+                else:
+                    yield Episode(question.id, (), "failed", error=str(found[row]))
 
     def _messages(self, question: Question, hits: Sequence[Hit]) -> Messages:
         passages = "\n".join(hit.text for hit in hits)
