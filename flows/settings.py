@@ -47,6 +47,9 @@ def _choice(setting: params.Setting) -> Any:
     return list[Literal[names]] if setting.is_list else Literal[names]  # type: ignore[valid-type]
 
 
+NO_FOLDER = conf.CONF / "data/none.txt"
+"""Stands as `data_folder` where data is generated. Settings would not do: a comment in them would run stage `data`."""
+
 _Answers: Any = form_of(params.Params)
 
 
@@ -217,7 +220,7 @@ def data_answers(data: str, root: Path) -> dict[str, Any]:
     """
     known = names_of(["data"], root)
     if data in known:
-        return {"data": data, "data_folder": f"{conf.CONF}/data/{data}.yaml"} if data != "folder" else {"data": data}
+        return {"data": data} if data == "folder" else {"data": data, "data_folder": str(NO_FOLDER)}
     if (root / data).is_dir():
         return {"data": "folder", "data_folder": data}
     raise ValueError(_no_data(f"DATA={data}", root))

@@ -24,6 +24,7 @@ def root(tmp_path: Path) -> Path:
         (tmp_path / "conf" / kind).mkdir(parents=True)
         for name in names:
             (tmp_path / "conf" / kind / f"{name}.yaml").write_text("name: x\n", encoding="utf-8")
+    (tmp_path / settings.NO_FOLDER).write_text("none\n", encoding="utf-8")
     return tmp_path
 
 
@@ -114,7 +115,7 @@ def test_every_setting_has_a_variable_of_the_makefile(root: Path) -> None:
         "systems": ["a", "b"],
         "evaluate.top_k": 5,
         "data": "world",
-        "data_folder": "conf/data/world.yaml",
+        "data_folder": "conf/data/none.txt",
         "evaluate.max_failed_share": 0.01,
         "compare_retrievers": ["dense"],
     }
@@ -159,7 +160,7 @@ def test_the_command_line_names_every_setting(capsys: pytest.CaptureFixture[str]
 
 
 def test_data_is_a_name_or_a_folder(root: Path) -> None:
-    assert settings.data_answers("world", root) == {"data": "world", "data_folder": "conf/data/world.yaml"}
+    assert settings.data_answers("world", root) == {"data": "world", "data_folder": "conf/data/none.txt"}
     (root / "mine").mkdir()
     assert settings.data_answers("mine", root) == {"data": "folder", "data_folder": "mine"}
     with pytest.raises(ValueError, match="DATA=nowhere: neither a folder nor a name of conf/data/ \\(world\\)"):

@@ -149,6 +149,8 @@ def test_better_words_run_nothing(clone: Clone) -> None:
     clone.change("tasks/train/loop.py", "One run of one method", "A single run of one method")
     clone.change("tasks/retrieval/bm25.py", "\n\n\n", "\n\n\n# A comment.\n")
     clone.change("conf/scale/smoke.yaml", "train:", "train:   # a comment")
+    for name in ("world", "smoke"):
+        clone.change(f"conf/data/{name}.yaml", "kind:", "# A comment.\nkind:")
     (clone.root / "tasks/rewards/README.md").write_text("Other words.\n")
     assert _stale(clone) == set()
 
