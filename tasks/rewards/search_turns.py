@@ -99,8 +99,8 @@ def redundancies(rounds: Sequence[Sequence[Hashable]], inside_round: bool = Fals
 def ranked(rounds: Sequence[Sequence[Hashable]]) -> list[list[Hashable]]:
     """Documents with their rank, except the last one of a round: these pairs are what the released code compares.
 
-    It compares rendered text, in which each passage but the last carries the label of its successor. So one passage at
-    two ranks is no repetition there.
+    It splits the rendered observation in such a way that the text of each passage but the last ends with the label of
+    the next one (`Doc 2`, `Doc 3`). So a passage that comes again at another rank is another text there, no repetition.
     StepSearch qa_step.py:54 (Zillwang/StepSearch@43215ba; docs/methods/stepsearch.md)
 
     >>> redundancies(ranked(["ABC", "BAD", "AEC"]))
@@ -121,7 +121,8 @@ class SearchTurnReward(EachReward):
 
     Attributes:
         gain, penalty: 1 or 0, switches of the two terms.
-        scale: 1 in the paper; 0.6 nominal and 1.6 effective as released.
+        scale: 1 in the paper. The released code says 0.6 and has the effect of 1.6: it adds 0.6 times the rewards to
+            the rewards themselves.
         as_released: the redundancy compares `ranked` documents, and counts repetitions inside a round.
     """
 

@@ -69,7 +69,8 @@ class Trainer:
         """Train to the last step, from the newest sound checkpoint if there is one.
 
         Raises:
-            RetrievalError: every trajectory of a step failed; the checkpoint before it is kept.
+            RetrievalError: more than `max_failed_share` of a draw's searching trajectories failed, or all of a
+                validation's; the last checkpoint is kept.
             DataError: the prompt of a training question is over its budget, or a checkpoint was made with other
                 settings.
             ValueError: no training question, or a policy that ends every call at once.

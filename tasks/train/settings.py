@@ -40,8 +40,8 @@ class TrainConf:
             recorded.
         select: the policy a run ends with, the best by validation EM (of equal ones the latest) or the last.
         collapse: rules that stop a hopeless run; null never stops one.
-        max_failed_share: largest share of searching trajectories that may fail in a step. Above it the run stops,
-            because the survivors would be biased towards few searches.
+        max_failed_share: largest share of the searching trajectories of a draw that may fail. Above it the run
+            stops, because the survivors would be biased towards few searches.
     """
 
     num_steps: int

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
@@ -42,7 +43,7 @@ class Document:
 
     def blocks(self, language: str) -> list[str]:
         """Blocks of code in this language."""
-        return [body for found, body in FENCE.findall(self.text) if found == language]
+        return [dedent(body) for found, body in FENCE.findall(self.text) if found == language]
 
     def commands(self) -> Iterator[str]:
         """Every command: the lines of `bash` blocks, and spans that begin as `COMMAND` says."""

@@ -18,7 +18,9 @@ Deviation = Literal["sample", "population"]
 def group_normalized(
     scores: Tensor, group_ids: Sequence[str], eps: float = 1e-6, deviation: Deviation = "sample"
 ) -> Tensor:
-    """(score - group mean) / (group std + eps); a group of one keeps its score; equal scores give exactly 0.
+    """(score - group mean) / (group std + eps); equal scores give exactly 0.
+
+    A group of one has nothing to be compared with and keeps its score, as in Search-R1's code.
 
     GRPO Section 4.1.2 (arXiv 2402.03300; docs/methods/grpo.md)
     DSPO Eq. 10 (arXiv 2510.09255; docs/methods/dspo.md)
