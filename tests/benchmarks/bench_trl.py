@@ -3,7 +3,7 @@
     python -m tests.benchmarks.bench_trl
 
 Each side runs in a process of its own, in both orders (ours, TRL, TRL, ours); the verdict takes the less
-favourable order. Exit 1 when ours needs more than half the CPU-seconds or more than a quarter of the
+favourable order. Exit 1 when ours needs more than 0.43 of the CPU-seconds or more than a quarter of the
 prefilled tokens, or when the two did not do the same work.
 
 Equal: weights, tokenizer, prompt token ids (TRL's chat template with its tool schema), questions, each once,
@@ -53,7 +53,7 @@ from tests.benchmarks.workload import (
     trl_chat_template,
 )
 
-MOST_CPU, MOST_PREFILL, MOST_DIFFERENCE = 0.5, 0.25, 0.1
+MOST_CPU, MOST_PREFILL, MOST_DIFFERENCE = 0.43, 0.25, 0.1
 SIDES = ("ours", "trl")
 ORDER = ("ours", "trl", "trl", "ours")
 ROOT = Path(__file__).parents[2]

@@ -139,7 +139,7 @@ def _trainer(taught: Taught, name: str, scratch: Path, log: Callable[[int, dict[
     grammar_name = resolved["grammar"]["kind"]
     model, tokenizer = taught.policy(grammar_name)
     method = methods.build(resolved, tokenizer)
-    ten = {"num_steps": 10, "rollouts_per_step": 30, "validate_every": 5, "checkpoint_every": 10, "collapse": None}
+    ten = {"num_steps": 10, "rollouts_per_step": 15, "validate_every": 5, "checkpoint_every": 10, "collapse": None}
     settings = conf.fill(TrainConf, conf.merge(conf.merge(tree, resolved["train"]), {**ten, "select": "last"}), name)
     budget = replace(BUDGET, **resolved["rollout"])
     start = None
