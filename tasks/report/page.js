@@ -201,13 +201,19 @@
   }
 
   // One sentence. It names a winner only where one system alone is best and above the reference by more than its
-  // interval, and says who lies within the winner's interval.
+  // interval, and says who lies within the winner's interval. Two seeds exclude next to nothing about other seeds,
+  // whatever they show, so systems that are above in every seed are named as that.
   function headline(scored) {
     const reference = scored.find((cell) => cell.policy === data.reference), others = scored.filter((cell) => cell !== reference);
     const count = `${reference.count.toLocaleString("en")} held-out questions`, of = `of ${count}`;
     if (!others.length) return `${title(reference.policy)} answers ${percent(reference.value)}% ${of} exactly.`;
     const gain = (cell) => find(cell.policy, data.gain);
     const above = others.filter((cell) => gain(cell) && gain(cell).low > 0).sort((a, b) => b.value - a.value);
+    const inEachSeed = others.filter((cell) => data.seeds.length > 1 && data.seeds.every((seed) => (find(cell.policy, data.gain, { seed: String(seed) }) ?? { low: 0 }).low > 0));
+    if (!above.length && inEachSeed.length) {
+      const names = inEachSeed.map((cell) => title(cell.policy)).join(", ").replace(/, ([^,]*)$/, " and $1");
+      return `${names} ${inEachSeed.length > 1 ? "are" : "is"} above ${title(reference.policy)} by more than the interval in each of ${data.seeds.length} seeds, on ${count}.`;
+    }
     if (!above.length) return `Nothing is above ${title(reference.policy)} by more than its interval, on ${count}.`;
     const best = above[0], shown = percent(best.value), tied = others.filter((cell) => percent(cell.value) === shown);
     if (tied.length === 1) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -427,17 +428,20 @@ def test_labels_of_a_breakdown_end_left_of_its_zero(browser: Browser, page: Path
     browser.resize(1200, 900)
 
 
-def _page_of(tmp_path: Path, right: dict[str, int], scale: str = "laptop", failed: bool = False) -> Path:
-    """A page of 30 questions and one seed, of which each policy answers the first `right`."""
-    artifacts = write_artifacts(tmp_path, seeds=(0,), num_questions=30, steps=3)
-    for policy, count in right.items():
-        path = artifacts / "evaluate" / f"{policy}-0" / "scores.jsonl"
+def _page_of(
+    tmp_path: Path, right: dict[str, int], scale: str = "laptop", failed: bool = False, seeds: tuple[int, ...] = (0,)
+) -> Path:
+    """A page of 30 questions, of which each policy answers the first `right`, and 5 more with each further seed."""
+    artifacts = write_artifacts(tmp_path, seeds=seeds, num_questions=30, steps=3)
+    for policy, seed in itertools.product(right, seeds):
+        count = right[policy] + 5 * seed * (policy != "base")
+        path = artifacts / "evaluate" / f"{policy}-{seed}" / "scores.jsonl"
         rows = [row for _, row in read_jsonl(path)]
         for i, row in enumerate(rows):
             row["em"] = float(i // 2 < count)  # Two modes a question.
             row["status"] = "failed" if failed and i == len(rows) - 2 else "answered"
         write_jsonl(path, rows)
-    found = build(artifacts, SYSTEMS, (0,), "base", 200, TITLES)
+    found = build(artifacts, SYSTEMS, seeds, "base", 200, TITLES)
     write_page(tmp_path / "index.html", found, artifacts, facts={"scale": scale})
     return tmp_path / "index.html"
 
@@ -466,6 +470,15 @@ def test_the_headline_names_a_winner_only_where_there_is_one(
     browser.open(_page_of(tmp_path, {"base": base, "search_r1_ppo": ppo, "search_r1_grpo": grpo}))
     assert text(browser, "h1") == sentence
     assert text(browser, ".warning") == ""
+
+
+@needs_chromium
+def test_the_headline_of_two_seeds_names_who_is_above_in_each(browser: Browser, tmp_path: Path):
+    """Their interval over seeds holds 0, and "nothing is above" would hide what both seeds show."""
+    browser.open(_page_of(tmp_path, {"base": 3, "search_r1_ppo": 18, "search_r1_grpo": 3}, seeds=(0, 1)))
+    assert text(browser, "h1") == (
+        "Search-R1-PPO is above base by more than the interval in each of 2 seeds, on 30 held-out questions."
+    )
 
 
 @needs_chromium
