@@ -139,9 +139,14 @@ class _Failures:
 
 
 def score_row(episode: Episode, question: Question, mode: Mode) -> ScoreRow:
-    """One question's scores; a failed episode scores 0 and is marked by its status."""
+    """One question's scores.
+
+    A failed episode scores 0, whatever it found or answered before its search failed; its status marks it.
+    """
+    has_failed = episode.status == "failed"
+    answer = None if has_failed else episode.answer
     gold = set(question.gold_passage_ids)
-    retrieved = {hit.passage_id for turn in episode.turns for hit in turn.hits}
+    retrieved = {hit.passage_id for turn in episode.turns for hit in turn.hits if not has_failed}
     # Without all gold passages known, a recall would count unknown ones as missed.
     recall = len(gold & retrieved) / len(gold) if gold and question.gold_complete else None
 
@@ -152,9 +157,9 @@ def score_row(episode: Episode, question: Question, mode: Mode) -> ScoreRow:
         hops=question.hops,
         type=question.type,
         mode=mode,
-        em=text.exact_match(episode.answer, question.answers),
-        f1=text.f1(episode.answer, question.answers),
-        subem=text.substring_match(episode.answer, question.answers),
+        em=text.exact_match(answer, question.answers),
+        f1=text.f1(answer, question.answers),
+        subem=text.substring_match(answer, question.answers),
         searches=episode.num_searches,
         actions=len(episode.turns),
         valid_actions=sum(turn.action.kind != "invalid" for turn in episode.turns),

@@ -82,6 +82,13 @@ def test_partial_answers_and_failures_by_hand() -> None:
     assert (row["status"], row["answer"]) == ("failed", None)
 
 
+def test_a_failed_episode_scores_0_whatever_it_found_and_answered_before() -> None:
+    """The same turns and answer as in the first test, which score 1 and a recall of 1/3."""
+    row = score_row(_trajectory(status="failed", error="the server is gone"), _question(), "greedy")
+    assert (row.em, row.f1, row.subem, row.recall) == (0.0, 0.0, 0.0, 0.0)
+    assert (row.status, row.answer, row.searches) == ("failed", "the Bristow", 1)
+
+
 def test_invalid_actions_count_as_actions_only() -> None:
     turns = (Turn(Action("invalid"), 0, 4, 6), Turn(Action("invalid"), 6, 8, 8))
     row = score_row(_trajectory(turns=turns, status="open", answer=None), _question(), "greedy")
