@@ -205,7 +205,7 @@
   // whatever they show, so systems that are above in every seed are named as that.
   function headline(scored) {
     const reference = scored.find((cell) => cell.policy === data.reference), others = scored.filter((cell) => cell !== reference);
-    const count = `${reference.count.toLocaleString("en")} held-out questions`, of = `of ${count}`;
+    const count = `${reference.count.toLocaleString("en")} ${data.chosen_on.length ? "" : "held-out "}questions`, of = `of ${count}`;
     if (!others.length) return `${title(reference.policy)} answers ${percent(reference.value)}% ${of} exactly.`;
     const gain = (cell) => find(cell.policy, data.gain);
     const above = others.filter((cell) => gain(cell) && gain(cell).low > 0).sort((a, b) => b.value - a.value);
@@ -233,6 +233,7 @@
     if (commits.length) facts.commit = commits.map((commit) => commit.slice(0, 8)).join(", ");
     main.append(h("ul", { class: "facts" }, Object.entries(facts).map(([key, value]) => h("li", {}, h("b", {}, key), value))));
     if (data.facts.scale === "smoke") main.append(h("p", { class: "warning" }, "smoke scale: nothing is learned here; it only shows that the pipeline runs"));
+    data.chosen_on.forEach((line) => main.append(h("p", { class: "warning" }, line)));
 
     const header = ["policy", h("span", { class: "left" }, "exact match, 0 to 100%"), "EM %", `EM \u2212 ${title(data.reference)}`, "F1 %", "subEM %", "sampled EM %", "searches", "valid %", "gold %", "tokens"];
     const body = h("tbody");

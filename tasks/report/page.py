@@ -24,7 +24,7 @@ from tasks.records.metrics import MetricRow
 from tasks.records.trajectories import HitRow, TrajectoryRow, TurnRow
 from tasks.report.artifacts import Run
 from tasks.report.augmentation import augmentation_line, funnel
-from tasks.report.table import ALL, COMPARED, Results, coverage, making_seconds, minus, recall_metrics
+from tasks.report.table import ALL, COMPARED, Results, chosen_on, coverage, making_seconds, minus, recall_metrics
 from tasks.store import DataError, Row, digest, replacing
 
 HERE = Path(__file__).parent
@@ -106,6 +106,7 @@ def page_data(
         "gain": minus("em", results.reference),
         "seeds": list(results.seeds),
         "coverage": coverage(results.seeds),
+        "chosen_on": chosen_on(results),
         "num_questions": len(results.runs[0].scores["greedy"]),
         "cells": [
             [c.policy, c.seed, c.dataset, c.hops, c.mode, c.metric, c.value, c.low, c.high, c.num_questions]

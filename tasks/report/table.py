@@ -120,6 +120,7 @@ class Results:
         augmentation: the summary of the stage `augment`.
         titles: policy -> display name.
         sections: further tables.
+        validation_split: the split whose questions are played during training.
     """
 
     policies: tuple[str, ...]
@@ -135,6 +136,7 @@ class Results:
     augmentation: Row
     titles: Mapping[str, str]
     sections: tuple[Section, ...] = ()
+    validation_split: str = ""
 
     def title(self, policy: str) -> str:
         """Display name of a policy; its plain name if it has none."""
@@ -381,13 +383,13 @@ def coverage(seeds: Sequence[int]) -> str:
 def markdown(results: Results) -> str:
     """The text of `results.md`."""
     runs = results.runs
-    num_questions = len(runs[0].scores["greedy"])
     parts = [
         "# Results",
-        f"{num_questions} held-out questions, seeds {', '.join(map(str, results.seeds))}; "
+        f"{asked(results)}, seeds {', '.join(map(str, results.seeds))}; "
         f"data `{runs[0].summary['data_sha256'][:12]}`. Greedy play unless marked. Brackets: 95% interval "
         f"{coverage(results.seeds)}. Differences are paired on seed and question. "
         "Every number, seed by seed, is in `results.csv`.",
+        *chosen_on(results),
         *failed_searches(results),
         *(f"{line[0].upper()}{line[1:]}." for line in fault_lines(results.manifest)),
         _markdown_table(*_headline(results)),
@@ -409,6 +411,32 @@ def markdown(results: Results) -> str:
         *(p for s in results.sections for p in (f"## {s.title}", s.lead, _markdown_table(s.header, s.rows))),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def asked(results: Results) -> str:
+    """How many questions every system played; they are called held-out where they chose no policy."""
+    kind = "questions" if chosen_on(results) else "held-out questions"
+    return f"{len(results.runs[0].scores['greedy'])} {kind}"
+
+
+def chosen_on(results: Results) -> list[str]:
+    """One line where the played questions are of the split that chose a policy's best step; else no line."""
+    rows = results.runs[0].scores["greedy"]
+    count = sum(row.split == results.validation_split for row in rows)
+    chosen = [p for p in results.policies if any(run.policy == p and _is_chosen(run) for run in results.runs)]
+    if not count or not chosen:
+        return []
+    return [
+        f"{count:,} of {len(rows):,} questions are of the split {results.validation_split}, on which the best step of "
+        f"each trained policy was chosen: results on them, and on all questions together, are too high for "
+        f"{', '.join(map(results.title, chosen))}."
+    ]
+
+
+def _is_chosen(run: Run) -> bool:
+    """Whether the policy is that of the best step by validation, and not that of the last step."""
+    settings: Row = (run.training or {}).get("settings", {})
+    return bool(settings.get("train", {}).get("select") == "best")
 
 
 def failed_searches(results: Results) -> list[str]:
@@ -529,7 +557,6 @@ def terminal(results: Results, ledger: Mapping[str, Row] | None = None) -> str:
 
     Seconds come from `ledger` (stage -> its entry) and are left blank where a stage has not run on this machine.
     """
-    num_questions = len(results.runs[0].scores["greedy"])
     gain = f"EM - {results.title(results.reference)}"
     header = ["policy", "EM [95% interval]", gain, "seeds", "searches/q", "train tokens", "train s"]
     rows = []
@@ -551,8 +578,8 @@ def terminal(results: Results, ledger: Mapping[str, Row] | None = None) -> str:
     widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
     lines = ["  ".join(_pad(text, widths[i], i) for i, text in enumerate(line)).rstrip() for line in [header, *rows]]
     rule = "-" * max(map(len, lines))
-    note = f"{num_questions} held-out questions, greedy; tokens and seconds are means over seeds."
-    return "\n".join([lines[0], rule, *lines[1:], rule, note, *failed_searches(results)])
+    note = f"{asked(results)}, greedy; tokens and seconds are means over seeds."
+    return "\n".join([lines[0], rule, *lines[1:], rule, note, *chosen_on(results), *failed_searches(results)])
 
 
 def _pad(text: str, width: int, column: int) -> str:

@@ -8,7 +8,7 @@ CSV and Markdown are functions of the artifacts, and DVC's outputs. The page sho
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ class Settings:
         reference: the system that others are compared with.
         num_bootstrap: resamples behind each interval.
         facts: names of data, model, retriever and scale, for the page.
+        validation_split: the split whose questions are played during training.
     """
 
     titles: dict[str, str]
@@ -42,6 +43,7 @@ class Settings:
     reference: str
     num_bootstrap: int
     facts: dict[str, str]
+    validation_split: str
 
 
 def settings(run: RunSettings) -> Settings:
@@ -49,13 +51,15 @@ def settings(run: RunSettings) -> Settings:
     params = run.params
     facts = {"data": params.data, "model": params.model, "retriever": params.retriever, "scale": params.scale}
     titles = {name: run.title(name) for name in params.systems}
-    return Settings(titles, params.seeds, params.evaluate.reference, params.evaluate.num_bootstrap, facts)
+    evaluate = params.evaluate
+    return Settings(titles, params.seeds, evaluate.reference, evaluate.num_bootstrap, facts, run.data.validation_split)
 
 
 def results(settings: Settings, root: Path = Path()) -> table.Results:
     """The result table of these systems and seeds."""
     names, artifacts = list(settings.titles), root / ARTIFACTS
     found = table.build(artifacts, names, settings.seeds, settings.reference, settings.num_bootstrap, settings.titles)
+    found = replace(found, validation_split=settings.validation_split)
     return study.complete(found, artifacts, settings.num_bootstrap, printed.read(root / PAPERS))
 
 

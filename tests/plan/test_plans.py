@@ -82,6 +82,10 @@ def test_order_is_kept_where_it_is_part_of_the_result() -> None:
     assert list(found.settings["retrievers"]) == ["hybrid", "bm25"]
 
 
+def test_the_report_knows_which_questions_were_played_during_training() -> None:
+    assert stages()["report"].settings(RunSettings(ROOT, params.read(ROOT))).validation_split == "dev"
+
+
 def test_plans_of_the_frame_and_of_planning_are_nobodys() -> None:
     for made in _planned(seeds=(0,)).values():
         assert not [path for path in made.files if path.startswith(("tasks/runner", "tasks/plan", "tasks/params.py"))]

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from tasks.report.page import embed, read_curve, render, sample_trajectories, wr
 from tasks.report.printed import Printed
 from tasks.report.study import complete
 from tasks.report.table import Results, build
-from tasks.store import DataError, read_jsonl, write_jsonl
+from tasks.store import DataError, read_json, read_jsonl, write_json, write_jsonl
 from tests.report.browser import Browser
 from tests.report.fake_artifacts import HOSTILE, SYSTEMS, TITLES, ledger, write_artifacts
 from tests.skips import needs_chromium
@@ -429,10 +430,16 @@ def test_labels_of_a_breakdown_end_left_of_its_zero(browser: Browser, page: Path
 
 
 def _page_of(
-    tmp_path: Path, right: dict[str, int], scale: str = "laptop", failed: bool = False, seeds: tuple[int, ...] = (0,)
-) -> Path:
-    """A page of 30 questions, of which each policy answers the first `right`, and 5 more with each further seed."""
+    tmp_path: Path, right: dict[str, int], scale: str = "laptop", failed: bool = False, seeds: tuple[int, ...] = (0,),
+    validation_split: str = "dev",
+) -> Path:  # fmt: skip
+    """A page of 30 questions of the split test; each policy answers the first `right`, 5 more with each further seed.
+
+    Every trained policy is that of the best step on the validation split.
+    """
     artifacts = write_artifacts(tmp_path, seeds=seeds, num_questions=30, steps=3)
+    for path in artifacts.glob("train/*/summary.json"):
+        write_json(path, read_json(path) | {"settings": {"train": {"select": "best"}}})
     for policy, seed in itertools.product(right, seeds):
         count = right[policy] + 5 * seed * (policy != "base")
         path = artifacts / "evaluate" / f"{policy}-{seed}" / "scores.jsonl"
@@ -441,7 +448,7 @@ def _page_of(
             row["em"] = float(i // 2 < count)  # Two modes a question.
             row["status"] = "failed" if failed and i == len(rows) - 2 else "answered"
         write_jsonl(path, rows)
-    found = build(artifacts, SYSTEMS, seeds, "base", 200, TITLES)
+    found = replace(build(artifacts, SYSTEMS, seeds, "base", 200, TITLES), validation_split=validation_split)
     write_page(tmp_path / "index.html", found, artifacts, facts={"scale": scale})
     return tmp_path / "index.html"
 
@@ -482,9 +489,14 @@ def test_the_headline_of_two_seeds_names_who_is_above_in_each(browser: Browser, 
 
 
 @needs_chromium
-def test_smoke_scale_and_failed_searches_are_said(browser: Browser, tmp_path: Path):
-    browser.open(_page_of(tmp_path, {"search_r1_ppo": 4}, "smoke", failed=True))
+def test_smoke_scale_failed_searches_and_questions_that_chose_are_said(browser: Browser, tmp_path: Path):
+    browser.open(_page_of(tmp_path, {"search_r1_ppo": 4}, "smoke", failed=True, validation_split="test"))
     assert text(browser, ".warning") == "smoke scale: nothing is learned here; it only shows that the pipeline runs"
+    assert text(browser, ".warning + .warning").startswith(
+        "30 of 30 questions are of the split test, on which the best"
+    )
+    assert "30 questions" in text(browser, "h1")
+    assert "held-out" not in text(browser, "h1")
     assert browser.run("document.querySelector('.warning').getBoundingClientRect().bottom") < 900
     assert text(browser, "#results .note.down") == (
         "Failed searches: Search-R1-PPO 3.33% of questions. They count as wrong."

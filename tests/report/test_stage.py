@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import yaml
 
 from tasks.report import printed, table
 from tasks.stages import report
+from tasks.store import read_json, write_json
 from tests.report.fake_artifacts import SYSTEMS, TITLES, ledger, write_artifacts
 
 
@@ -20,7 +22,7 @@ def settings(tmp_path: Path) -> report.Settings:
     papers.parent.mkdir(parents=True)
     papers.write_text(",".join(printed.COLUMNS) + "\nsearch_r1_ppo,PiCA,1,3B,E5,NQ,em,0.341\n")
     titles = {name: TITLES[name] if name.endswith("grpo") else name for name in SYSTEMS}
-    return report.Settings(titles, (0, 1), "base", 100, {"data": "world", "scale": "laptop"})
+    return report.Settings(titles, (0, 1), "base", 100, {"data": "world", "scale": "laptop"}, "dev")
 
 
 def outputs() -> list[str]:
@@ -58,6 +60,13 @@ def test_a_report_that_breaks_off_leaves_no_file_of_an_earlier_one(
     with pytest.raises(OSError, match="no space left"):
         report.write(settings, tmp_path)
     assert not [path for path in (tmp_path / "reports").iterdir() if path.read_text() == "of an earlier run"]
+
+
+def test_questions_of_the_validation_split_are_not_called_held_out(tmp_path: Path, settings: report.Settings):
+    for path in (tmp_path / "artifacts").glob("train/*/summary.json"):
+        write_json(path, read_json(path) | {"settings": {"train": {"select": "best"}}})
+    assert "6 held-out questions" in table.markdown(report.results(settings, tmp_path))
+    assert "held-out" not in table.markdown(report.results(replace(settings, validation_split="test"), tmp_path))
 
 
 def test_stage_writes_the_three_files(tmp_path: Path, settings: report.Settings):

@@ -12,8 +12,17 @@ import pytest
 
 from tasks.report import table
 from tasks.report.table import Results, build, compared_table, markdown, terminal, write_csv
-from tasks.store import DataError, read_jsonl, write_json, write_jsonl
-from tests.report.fake_artifacts import DATA, SYSTEMS, TITLES, augmentation, ledger, write_artifacts, write_system
+from tasks.store import DataError, read_json, read_jsonl, write_json, write_jsonl
+from tests.report.fake_artifacts import (
+    COMPARED,
+    DATA,
+    SYSTEMS,
+    TITLES,
+    augmentation,
+    ledger,
+    write_artifacts,
+    write_system,
+)
 
 
 def row(question: str, em: float, hops: int = 1, mode: str = "greedy", **over: object) -> dict[str, object]:
@@ -213,6 +222,35 @@ def test_failed_searches_of_every_policy_and_mode_are_counted(tmp_path: Path):
     }
     found = build(tiny(tmp_path, rows), ["base", "grpo"], [0], "base", 100)
     assert terminal(found).endswith(": base 1 of 2 greedy; grpo 2 of 2 sampled.")
+
+
+@pytest.mark.parametrize(
+    ("split", "select", "is_said"), [("dev", "best", True), ("dev", "last", False), ("test", "best", False)]
+)
+def test_questions_that_chose_a_policy_are_not_called_held_out(tmp_path: Path, split: str, select: str, is_said: bool):
+    rows = [row("a", 0.0, split=split), row("b", 1.0)]
+    artifacts = tiny(tmp_path, {"base-0": rows, "grpo-0": rows})
+    path = artifacts / "train/grpo-0/summary.json"
+    write_json(path, read_json(path) | {"settings": {"train": {"select": select}}})
+    found = replace(build(artifacts, ["base", "grpo"], [0], "base", 100, {"grpo": "GRPO"}), validation_split="dev")
+    line = (
+        "1 of 2 questions are of the split dev, on which the best step of each trained policy was chosen: results on "
+        "them, and on all questions together, are too high for GRPO."
+    )
+    for text in (markdown(found), terminal(found)):
+        assert (line in text, "2 held-out questions" in text) == (is_said, not is_said)
+
+
+def test_a_number_of_a_retriever_names_the_settings_of_its_own_stage(tmp_path: Path):
+    artifacts = write_artifacts(tmp_path, (0,), num_questions=3, steps=2)
+    for name in ("recall", "retrievers"):
+        path = artifacts / f"{name}.json"
+        write_json(path, read_json(path) | {"config_sha256": f"of {name}"})
+    cells = build(artifacts, ["base"], [0], "base", 100).cells
+    compared = {f"retriever:{name}": "of retrievers" for name in (*COMPARED, "dense - bm25")}
+    found = {(c.policy, c.config_sha256) for c in cells if c.policy.startswith("retriever")}
+    assert found == {("retriever", "of recall"), *compared.items()}
+    assert {c.data_sha256 for c in cells} == {DATA}
 
 
 def test_datasets_have_their_own_rows(tmp_path: Path):
