@@ -363,6 +363,19 @@ def test_a_message_is_short_whatever_was_found(kind):
     assert len(str(found.value)) < 600
 
 
+def test_a_message_does_not_spell_out_what_it_cuts():
+    """A few aliases can stand for a list whose whole text is larger than memory."""
+    spelt = []
+
+    class Found:
+        def __repr__(self) -> str:
+            spelt.append(self)
+            return "x"
+
+    assert "..." in conf.shown([[Found()] * 100] * 100)
+    assert len(spelt) < 200
+
+
 def test_a_date_is_text_and_what_json_cannot_hold_is_named():
     assert read(GOOD.replace("name: x", "name: 2024-01-01")).name == "2024-01-01"
     with pytest.raises(ValueError, match=r"conf/x\.yaml: num_steps: found '2024-01-01' \(str\), expected an integer"):

@@ -69,8 +69,10 @@ def test_a_half_made_environment_is_made_anew_from_a_python_outside_of_it(tmp_pa
     base = Path(os.path.realpath(sys.executable))
     for name in ("python3", "python3.11"):  # Without pyvenv.cfg this is a Python of its own, whatever it leads to.
         (half / name).symlink_to(base)
+    (half / "half-installed").touch()
     done = _make("setup", cwd=tmp_path, PIP_NO_INDEX="1", PIP_FIND_LINKS="", PIP_CONFIG_FILE=os.devnull)
     assert "No matching distribution found for uv" in done.stderr  # That is as far as it comes without a registry.
     home = re.search(r"^home = (.*)$", (tmp_path / ".venv/pyvenv.cfg").read_text(), re.MULTILINE)
     assert home is not None
     assert not Path(home[1]).is_relative_to(tmp_path)
+    assert not (half / "half-installed").exists()

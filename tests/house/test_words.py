@@ -71,3 +71,11 @@ def test_no_tracked_file_is_large_or_made_by_the_pipeline() -> None:
     names = [path.relative_to(ROOT) for path in _files()]
     assert not [name for name in names if name.parts[0] in ("artifacts", "reports", ".scratch", ".venv")]
     assert not [str(path.relative_to(ROOT)) for path in _files() if path.stat().st_size > 2_000_000]
+
+
+def test_git_ignores_what_a_run_makes_and_what_a_user_fetches() -> None:
+    """Otherwise `git add .` would take a downloaded model of some gigabytes."""
+    _files()  # Skips where there is no repository.
+    names = ["models/mine/model.safetensors", "artifacts/a", "reports/a", ".scratch/a", "requirements/.made-from"]
+    done = subprocess.run(["git", "-C", str(ROOT), "check-ignore", *names], capture_output=True, text=True)
+    assert done.stdout.split() == names

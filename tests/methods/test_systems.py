@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tasks import methods
+from tasks import conf, methods
 from tasks.methods import loader
 from tasks.parts import kind_of
 from tasks.rewards.answer import AnswerReward
@@ -40,6 +42,12 @@ WIDE, IMITATION = LossSum((PolicyClip(0.2, 0.28),)), LossSum((Imitation(),))
 F1, EM, SUBEM = AnswerReward("f1", gated=True), AnswerReward("em"), AnswerReward("subem")
 KEY, GAIN_AND_PENALTY = KeyReward(0.618), SearchTurnReward(1.0, 1.0)
 GAIN, PENALTY = SearchTurnReward(1.0, 0.0), SearchTurnReward(0.0, 1.0)
+
+
+@functools.cache
+def loaded(name: str, scale: str) -> conf.Tree:
+    """A configuration at a scale; not to be changed."""
+    return loader.load(name, scale, ROOT)
 
 
 def of(parts: dict[str, Any], *rewards: Any, filter: str = "KeepAll", **more: Any) -> dict[str, Any]:
@@ -88,6 +96,16 @@ def test_every_configuration_is_written_down() -> None:
     assert set(SYSTEMS) == {path.stem for path in (ROOT / "conf" / "method").glob("*.yaml")}
 
 
+def test_no_two_configurations_are_the_same_system() -> None:
+    """Two names for one system would be trained twice, to the same bytes; one file may name several printed rows."""
+    names: dict[str, list[str]] = {}
+    for name in SYSTEMS:
+        tree = loaded(name, "paper")
+        own = {key: value for key, value in tree.items() if key not in ("name", "title", "paper_rows")}
+        names.setdefault(json.dumps(own, sort_keys=True), []).append(name)
+    assert [same for same in names.values() if len(same) > 1] == []
+
+
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_a_configuration_is_what_its_name_says(name: str) -> None:
     """At paper scale; the laptop's differs in clip range, lengths and the service that simulates alone."""
@@ -96,7 +114,7 @@ def test_a_configuration_is_what_its_name_says(name: str) -> None:
     wanted |= SYSTEMS[name]
     if name.startswith("stepsearch") or name in ("ppo_f1", "grpo_f1"):
         wanted["lr"] = 7e-7
-    resolved = loader.load(name, "paper", ROOT)
+    resolved = loaded(name, "paper")
     m = methods.build(resolved, TOKENIZER)
     assert {
         "group": m.sampler.size,
@@ -123,7 +141,7 @@ def test_no_scale_changes_the_kind_of_a_part(name: str) -> None:
     """The laptop trains the same system as the paper's scale."""
 
     def kinds(scale: str) -> tuple[Any, ...]:
-        m = methods.build(loader.load(name, scale, ROOT), TOKENIZER)
+        m = methods.build(loaded(name, scale), TOKENIZER)
         rewards = tuple(one for one in m.rewards if not isinstance(one, OverlongPenalty))
         return (
             m.sampler,

@@ -300,6 +300,11 @@ def test_the_penalty_is_found_in_the_real_configurations():
     assert punished == ["stepsearch", "stepsearch_ow_penalty"]
 
 
+def test_what_no_paper_says_is_called_ours():
+    """No paper of the two compares ratios at a raised learning rate."""
+    assert [claim.id for claim in CLAIMS if claim.paper == claims.OURS] == ["high_rate"]
+
+
 @needs_shared(PAPERS)
 def test_a_claim_stands_in_the_paper_it_is_said_to_be_of():
     """Words of each claim, in the paper it names; what no paper says is called ours."""
