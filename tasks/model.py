@@ -52,7 +52,7 @@ def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, 
     Raises:
         DataError: the folder lacks a configuration, safetensors weights or a tokenizer, or one cannot be loaded.
     """
-    from transformers import AutoModelForCausalLM
+    from tasks.pretrained import AutoModelForCausalLM
 
     tokenizer = load_tokenizer(folder)
     options = {"dtype": dtype, "local_files_only": True, "use_safetensors": True}
@@ -68,7 +68,7 @@ def load_tokenizer(folder: Path) -> Any:
     Raises:
         DataError: as `load_policy`.
     """
-    from transformers import AutoTokenizer
+    from tasks.pretrained import AutoTokenizer
 
     _check_folder(folder)
     return _loaded(folder, "the tokenizer", lambda: AutoTokenizer.from_pretrained(folder, local_files_only=True))

@@ -96,7 +96,7 @@ def make_tiny(
 
 def new_model(tiny: TinyConf, tokenizer: Any, seed: int) -> Any:
     """A Qwen2 causal LM with random weights that depend on the seed only."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from tasks.pretrained import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(seed)
     config = Qwen2Config(

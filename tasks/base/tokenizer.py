@@ -26,7 +26,8 @@ def build_tokenizer(texts: Iterable[str], max_vocab: int) -> Any:
         ValueError: `max_vocab` leaves no room beside bytes and literals.
     """
     from tokenizers import AddedToken, pre_tokenizers, trainers
-    from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
+
+    from tasks.pretrained import Qwen2Tokenizer
 
     num_special = len(LITERALS) + 2
     smallest = 256 + num_special + 16

@@ -59,7 +59,7 @@ class _Trainee:
         Layers obey that setting only in training mode. The mode of their children does not change, so dropout stays
         off. Outside the block a generator may use its cache, which checkpointing layers would refuse.
         """
-        from transformers.modeling_layers import GradientCheckpointingLayer
+        from tasks.pretrained import GradientCheckpointingLayer
 
         layers = [m for m in self.module.modules() if isinstance(m, GradientCheckpointingLayer)]
         for layer in layers:

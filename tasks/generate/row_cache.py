@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
+
+from tasks.pretrained import Cache
 
 _GROW = 64
 

@@ -394,7 +394,7 @@ class VllmSession:
 
 def folder_logprobs(folder: Path, probes: Sequence[Sequence[int]]) -> list[list[float]]:
     """Logprobs of `probe[1:]` by transformers in float32 on the CPU, a reference that needs no trainer."""
-    from transformers import AutoModelForCausalLM
+    from tasks.pretrained import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.eval()

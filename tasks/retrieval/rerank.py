@@ -90,7 +90,7 @@ class CrossEncoder:
 
 
 def _load(folder: Path, device: str) -> tuple[Any, Any]:
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from tasks.pretrained import AutoModelForSequenceClassification, AutoTokenizer
 
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)

@@ -28,13 +28,22 @@ S = TypeVar("S")
 
 
 def main(stage: str, body: Callable[[Context[S]], None], settings: type[S], *keys: str, clean: bool = False) -> None:
-    """The command line of a stage: an option for each key of its matrix in `dvc.yaml`, then `run`."""
+    """The command line of a stage: an option for each key of its matrix in `dvc.yaml`. Runs it and ends the process.
+
+    Raises:
+        SystemExit: the stage failed, and a thread of its still works.
+    """
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     for key in keys:
         parser.add_argument(f"--{key}", required=True)
     given = vars(parser.parse_args())
     item = "-".join(given[key] for key in keys)
-    run(f"{stage}@{item}" if item else stage, body, settings, clean=clean)
+    try:
+        run(f"{stage}@{item}" if item else stage, body, settings, clean=clean)
+    except SystemExit as exit:
+        process.end(exit.code if isinstance(exit.code, int) else 1)
+        raise
+    process.end(0)
 
 
 def run(

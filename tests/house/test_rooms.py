@@ -33,6 +33,7 @@ ORDER = (
     "records",
     "checkpoint",
     "device",
+    "pretrained",
     "model",
     "data",
     "retrieval",

@@ -49,6 +49,28 @@ class Settings:
 
 run("train@a-0", body, Settings, clean=sys.argv[2:] == ["clean"])
 """
+ENDING = """\
+import atexit, sys, threading, time
+from tasks.runner import process
+
+code, word = int(sys.argv[1]), sys.argv[2]
+atexit.register(print, "handler")
+
+class Costly:
+    def __del__(self):
+        print("freed")
+
+kept = Costly()
+kept.itself = kept  # Only Python's own end frees it.
+if word == "thread":
+    threading.Thread(target=lambda: (time.sleep(0.3), print("thread"))).start()
+if word == "import":
+    from tasks import pretrained
+    print(*sorted({"torch", "sklearn", "scipy"} & sys.modules.keys()))
+print("buffered", end=" ")
+process.end(code)
+sys.exit(code)
+"""
 
 
 PLAN = "artifacts/plan/train/a-0.json"
@@ -88,6 +110,22 @@ def test_a_stage_that_ends_well(clone: Path) -> None:
     assert (clone / ".scratch/ledger/train@a-0.json").is_file()
     assert _run(clone, "fine", "clean").returncode == 0
     assert not (clone / ".scratch/work" / name).exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "word", "printed"),
+    [
+        (0, "none", ["buffered handler"]),
+        (3, "none", ["buffered handler"]),
+        (3, "thread", ["buffered thread", "handler", "freed"]),  # Its work is not cut off.
+        (0, "import", ["torch", "buffered handler"]),  # No library that transformers alone would import.
+    ],
+)
+def test_a_process_ends_at_once_after_its_handlers_and_threads(code: int, word: str, printed: list[str]) -> None:
+    command = [sys.executable, "-c", ENDING, str(code), word]
+    done = subprocess.run(command, cwd=HOUSE, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stderr
+    assert done.stdout.splitlines() == printed
 
 
 def test_an_entry_of_the_ledger_belongs_to_the_bytes_that_were_written(clone: Path) -> None:
