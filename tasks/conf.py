@@ -1,7 +1,7 @@
-"""The only reader of settings: YAML in, checked dataclasses out. What `params.yaml` holds is said in `tasks.params`.
+"""The only reader of settings: it turns YAML into checked dataclasses. `tasks.params` has the keys of `params.yaml`.
 
-A settings dataclass stands beside the code it configures, and pydantic fills it. Types are strict and unknown keys are
-refused. The bounds of one field stand in its type (`Annotated[int, Field(ge=1)]`), rules between fields in
+A settings dataclass is defined beside the code that it configures, and pydantic fills it. Types are strict, and unknown
+keys are refused. The bounds of one field stand in its type (`Annotated[int, Field(ge=1)]`), rules between fields in
 `__post_init__` (`require`). Every error names file, key, what was found and what was expected.
 """
 
@@ -31,7 +31,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 PARAMS = Path("params.yaml")
 CONF = Path("conf")
 MAX_NODES = 20_000
-"""Most nodes of a YAML file after its aliases are written out; our largest file has some hundred."""
+"""Most nodes of a YAML file with its aliases replaced by what they stand for; our largest file has a few hundred."""
 
 MAX_SHOWN = 300
 """Most characters of a value in a message."""
@@ -49,21 +49,21 @@ def require(holds: bool, key: str, found: object, expected: str) -> None:
 
 
 def shown(found: object) -> str:
-    """A value for a message, cut where it is long: what is wrong may be as large as memory."""
+    """A value for a message, cut to `MAX_SHOWN` characters, because a wrong value may be as large as memory."""
     text = _REPR.repr(found)
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
 def path_of(kind: str, name: str, root: Path = Path("."), where: str = str(PARAMS)) -> Path:
-    """`conf/<kind>/<name>.yaml`; a ValueError says `where` the name stands and lists those there are."""
+    """`conf/<kind>/<name>.yaml`. The ValueError for an unknown name begins with `where` and lists the known ones."""
     return root / CONF / kind_of((kind,), name, root, where) / f"{name}.yaml"
 
 
 def kind_of(kinds: Sequence[str], name: str, root: Path = Path("."), where: str = str(PARAMS)) -> str:
-    """Which of these folders of `conf/` has the file of that name.
+    """The one of these folders of `conf/` that has a file of that name.
 
     Raises:
-        ValueError: none, or more than one; it says `where` the name stands.
+        ValueError: none of them has, or more than one; the message begins with `where`.
     """
     names = {kind: [path.stem for path in (root / CONF / kind).glob("*.yaml")] for kind in kinds}
     having = [kind for kind in kinds if name in names[kind]]
@@ -93,14 +93,15 @@ def load(cls: type[T], kind: str, name: str, key: str | None = None, root: Path 
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader without what surprises: a key twice in a mapping, and aliases that stand for too much.
+    """PyYAML's safe loader, which also refuses a key that stands twice in a mapping, and aliases for too many values.
 
-    YAML keeps the last of two equal keys in silence, and ten lines of aliases can stand for more than memory holds.
+    PyYAML would keep the last of two equal keys in silence, and ten lines of aliases can stand for more than memory
+    holds.
     """
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.sizes: dict[yaml.Node, int] = {}  # Of each node that is whole: the nodes in it, aliases written out.
+        self.sizes: dict[yaml.Node, int] = {}  # Of each finished node: how many nodes it has, aliases included.
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         is_alias, mark = self.check_event(yaml.AliasEvent), self.peek_event().start_mark
@@ -183,15 +184,15 @@ def _is_other_kind(inherited: Mapping[str, Any], value: Mapping[str, Any]) -> bo
 
 
 def fill(cls: type[T], tree: Mapping[str, Any], where: str) -> T:
-    """Build dataclass `cls` from `tree`.
+    """The dataclass `cls` with the values of `tree`.
 
     Raises:
-        ValueError: unknown, missing or mistyped key, or a bound of the dataclass; starts with `where`.
+        ValueError: a key is unknown, missing or of the wrong type, or a bound is broken; starts with `where`.
     """
     if not isinstance(tree, Mapping):
         raise ValueError(f"{where}: found {shown(tree)}, expected {_described(cls)}.")
     try:
-        # As JSON: only there does a strict schema take a mapping for a dataclass and a list for a tuple. YAML's dates
+        # Pydantic's strict mode takes a mapping for a dataclass, and a list for a tuple, only from JSON. Dates of YAML
         # become text.
         text = json.dumps([tree], default=str)
     except (TypeError, ValueError, RecursionError) as error:
@@ -199,7 +200,7 @@ def fill(cls: type[T], tree: Mapping[str, Any], where: str) -> T:
     try:
         (made,) = _adapter(cls).validate_json(text)  # type: ignore[arg-type]
     except ValidationError as error:
-        # A misspelt key is also a missing one: the misspelling says more.
+        # A misspelt key is an unknown and a missing one; the error of the unknown key helps more.
         first = min(error.errors(), key=lambda one: one["type"] != "unexpected_keyword_argument")
         raise ValueError(f"{where}{_explained(cls, first)}") from None
     return typing.cast(T, made)
@@ -207,7 +208,7 @@ def fill(cls: type[T], tree: Mapping[str, Any], where: str) -> T:
 
 @functools.cache
 def _adapter(cls: type) -> TypeAdapter[Any]:
-    """The checks of a dataclass; in a tuple, since pydantic takes no configuration for a dataclass by itself."""
+    """Pydantic's checks of a dataclass, in a tuple: for a plain dataclass pydantic accepts no configuration."""
     return TypeAdapter(tuple[cls], config=_STRICT)  # type: ignore[valid-type]
 
 
@@ -221,8 +222,8 @@ _BOUNDS = {
 
 
 def _explained(cls: type, error: ErrorDetails) -> str:
-    """What one error of pydantic means to the reader of the file: the key, what was found, what was expected."""
-    *parents, key = error["loc"][1:] or [""]  # The first place is that in the tuple of `_adapter`.
+    """One error of pydantic in words for the reader of the file: the key, what was found, what was expected."""
+    *parents, key = error["loc"][1:] or [""]  # `loc` begins with the place in the tuple of `_adapter`.
     above, owner = _place(cls, parents)
     place, hint = _place(cls, error["loc"][1:])
     kind, found, context = error["type"], error["input"], error.get("ctx", {})
@@ -242,7 +243,7 @@ def _explained(cls: type, error: ErrorDetails) -> str:
 
 
 def _place(hint: Any, steps: Sequence[int | str]) -> tuple[str, Any]:
-    """The place as people write it (`: parts: size`, `: sizes[1]`, `: shares.a`) and the type that stands there."""
+    """The path to a value as messages write it (`: parts: size`, `: sizes[1]`, `: shares.a`), and the value's type."""
     text = ""
     for step in steps:
         owner = _bare(hint)
@@ -269,7 +270,7 @@ def _bare(hint: Any) -> Any:
 
 
 def _bounds(hint: Any) -> str:
-    """All bounds of a field in words, and what the field means."""
+    """All bounds of a field in words, with its description."""
     info = FieldInfo.from_annotation(_required(hint))
     named = [(words, getattr(note, name, None)) for note in info.metadata for name, words in _BOUNDS.items()]
     bounds = " and ".join(words.format(bound) for words, bound in named if bound is not None)
@@ -302,7 +303,7 @@ def _described(hint: Any) -> str:
 
 
 def plain(value: object) -> Any:
-    """A settings dataclass as YAML- and JSON-ready data: what was actually used, for the record."""
+    """A settings dataclass as data that YAML and JSON can hold; plans and summaries record settings in this form."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""Answer normalisation and string scores: one definition for rewards and evaluation.
+"""Normalisation of answers, and the scores EM, F1 and subEM: rewards and evaluation use the same definitions.
 
-The rules are those of SQuAD and of Search-R1's released code. Scores are floats in [0, 1], the best over the
-gold answers; a gold that normalises to nothing is ignored because it would match every empty answer.
+The rules are those of SQuAD and of Search-R1's released code. A score is a float in [0, 1], the best over all gold
+answers. A gold answer that normalises to nothing is ignored, because it would match every empty prediction.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalize(text: str) -> str:
-    """Lower-case, delete ASCII punctuation, blank out articles, collapse white space: in this order.
+    """The text in lower case, then without ASCII punctuation, then without articles, with single spaces.
 
     Search-R1 qa_em.py:36 (PeterGriffinJin/Search-R1@a14dc3a; docs/methods/search_r1.md)
 
@@ -27,7 +27,7 @@ def normalize(text: str) -> str:
 
 
 def exact_match(prediction: str | None, golds: Iterable[str]) -> float:
-    """1.0 if the normalised prediction equals a normalised gold; None (no answer) scores 0.
+    """1.0 if the normalised prediction equals a normalised gold answer, else 0.0; None stands for no answer.
 
     Search-R1 Section 3.4 (arXiv 2503.09516; docs/methods/search_r1.md)
     PiCA Eq. 15 (arXiv 2605.09287; docs/methods/pica.md)
@@ -36,7 +36,7 @@ def exact_match(prediction: str | None, golds: Iterable[str]) -> float:
 
 
 def substring_match(prediction: str | None, golds: Iterable[str]) -> float:
-    """1.0 if a normalised gold is a substring of the normalised prediction (subEM).
+    """1.0 if the normalised prediction contains a normalised gold answer, else 0.0 (subEM).
 
     DSPO Eq. 4 (arXiv 2510.09255; docs/methods/dspo.md)
     """
@@ -47,7 +47,7 @@ def substring_match(prediction: str | None, golds: Iterable[str]) -> float:
 
 
 def f1(prediction: str | None, golds: Iterable[str]) -> float:
-    """Word-level multiset F1, the maximum over golds, never rounded.
+    """F1 of the words of prediction and gold answer, repeated words counted; the largest over the gold answers.
 
     StepSearch Eq. 2 (arXiv 2505.15107; docs/methods/stepsearch.md)
     PiCA Eq. 17 (arXiv 2605.09287; docs/methods/pica.md)

@@ -1,8 +1,9 @@
 """Benchmark runs: play every evaluation question with one system and score each episode.
 
-Questions are played greedily, and once sampled with a fixed seed. Finished chunks are kept in a scratch folder, so a
-killed evaluation plays only the missing ones. An outage of the search says nothing about a system: it ends the
-evaluation, and chunks with failed episodes are played again. Statistics live elsewhere.
+Each question is played greedily and, if asked for, once more by sampling with a fixed seed. Questions are played in
+chunks. Finished chunks are kept in a scratch folder, so that an evaluation that was killed plays only the missing ones.
+An outage of the search says nothing about a system, so it ends the evaluation, and the next attempt plays the chunks
+with failed episodes again. `tasks.evaluate.statistics` averages the scores.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Evaluation:
 
 @schema.row
 class PlayedRow:
-    """One row of a finished chunk, with the trajectory if it is recorded and the error if the episode failed."""
+    """One row of a finished chunk, with the trajectory if it is recorded, and with the error if the episode failed."""
 
     score: ScoreRow
     trajectory: TrajectoryRow | None
@@ -60,11 +61,12 @@ def evaluate(
         name, seed: written to every recorded trajectory; draws depend on the seed.
         num_recorded: trajectories kept per mode, spread evenly over the questions.
         scratch: folder of finished chunks.
-        max_failed_share: largest share of episodes that may fail because of a search; they score 0.
+        max_failed_share: largest share of episodes that may fail because a search failed; they score 0.
         progress: receives (mode, questions done).
 
     Raises:
-        RetrievalError: more episodes failed. Chunks with a failure are deleted, the others kept for the next attempt.
+        RetrievalError: more episodes failed than that. Chunks with a failed episode are deleted; the next attempt uses
+            the others.
     """
     modes = MODES if sampled else MODES[:1]
     num_recorded = min(num_recorded, len(questions))

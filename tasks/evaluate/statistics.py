@@ -1,13 +1,14 @@
 """Means over questions and seeds with 95% intervals, and paired differences between two policies.
 
-Everything here is arithmetic on numbers already scored, deterministic for a given seed. It reads no file,
-knows no metric by name, and does no significance test: it reports intervals.
+Everything here is arithmetic on scores, and the same scores and seed give the same numbers. This module reads no file,
+knows no metric by name, and tests no hypothesis: it reports intervals.
 
-An interval of one seed resamples its questions, and speaks of questions only. An interval of several seeds is the
-wider of two: questions and seeds resampled, independently of each other, and Student's t over the means of the seeds.
-Each alone is too narrow somewhere. Two or three seeds that differ, resampled, give 95% intervals that cover 67 to 88%;
-Student's t knows nothing of the questions that all seeds share, and covers 76% where those are all that spreads.
-The wider of the two covered 93% or more of what was simulated (`tests/evaluate/test_statistics.py`).
+The interval of one seed resamples questions, and says nothing about other seeds. The interval of several seeds is the
+wider of two: the bootstrap, which resamples questions and seeds independently, and Student's t over the means of the
+seeds. Each of them is too narrow in some cases. With two or three seeds that differ, the bootstrap's 95% intervals
+cover the true mean in 67 to 88% of simulations. Student's t ignores that all seeds play the same questions, and covers
+it in 76% where only questions vary. The wider of the two covered it in 93% or more of the simulations
+(`tests/evaluate/test_statistics.py`).
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Values = Mapping[str, float | None]
-"""One metric of one run: question id -> score, None (or NaN) where the metric does not apply."""
+"""One metric of one run: question id -> score; None or NaN for a question to which the metric does not apply."""
 
 Bounds = tuple[float, float]
 """The least and the largest score a question can have."""
 
 LEVEL = 0.95
-SAME = 1e-9  # Means of seeds that differ by less are equal but for rounding.
-_MAX_CELLS = 1 << 22  # Resampled counts held at once: 32 MB of float64.
+SAME = 1e-9  # A smaller difference between the means of two seeds comes from rounding.
+_MAX_CELLS = 1 << 22  # Most counts of resampled questions in memory at once: 32 MB of float64.
 
-# Two-sided 95% quantiles of Student's t for 1, 2, ... degrees of freedom; with more the last, a little too wide.
+# Two-sided 95% quantiles of Student's t for 1, 2, ... degrees of freedom. More degrees take the last quantile, which
+# makes their intervals a little too wide.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 Floats = NDArray[np.float64]
@@ -62,21 +64,22 @@ def bootstrap_means(
 ) -> list[Interval]:
     """Mean and 95% interval of columns, or of averages of columns, resampling rows with replacement.
 
-    The ends are percentiles of the resampled means; an average of several columns takes Student's interval over the
-    columns' means where that reaches further (see the module). All intervals see the same draws, so a difference of two
-    columns is as tight as pairing makes it. A missing value takes no part: a resampled mean divides by the values that
-    were drawn, and a resample that drew none is left out. Where all scores are equal no resample moves; then, with
-    `bounds`, the interval says what n questions without any other score exclude (Clopper and Pearson: another score has
-    a probability of at most 1 - 0.025^(1/n), and may be as far off as a bound).
+    The ends are percentiles of the resampled means. An average of several columns takes the ends of Student's interval
+    over the columns' means where these are further out (see the module). All intervals use the same resamples, so the
+    interval of a column of paired differences is as narrow as pairing makes it. Missing values are left out: a
+    resampled mean divides by the number of values that were drawn, and a resample without any value is dropped. Where
+    all scores are equal, all resampled means are equal, too. Then, with `bounds`, the ends follow from the number n of
+    questions alone: another score has a probability of at most 1 - 0.025^(1/n) (Clopper and Pearson), and lies at most
+    at a bound.
     Bootstrap Paper (doi 10.1214/aos/1176344552; docs/methods/statistics.md)
 
     Args:
-        values: [Q, C], one row a question, one column a metric of one run; NaN = no value.
+        values: [Q, C], one row for each question, one column for each metric of a run; NaN: no value.
         num_resamples: resamples behind each interval.
         seed: of the resampling; the same seed gives the same intervals.
-        over: for each interval the columns it averages: the seeds of one policy, in the same order for every
-            policy. They are drawn with replacement as well. None: each column alone.
-        bounds: for each interval the scores that are possible, where it ends at the latest; None: unknown.
+        over: for each interval the columns that it averages: the seeds of one policy, in the same order for every
+            policy. They are resampled, too. None: one interval for each column.
+        bounds: for each interval the least and the largest possible score, beyond which no end lies; None: unknown.
 
     Returns:
         One interval for each entry of `over`.
@@ -108,9 +111,9 @@ def bootstrap_means(
 
 
 def _widened(found: Interval, means: Floats, bounds: Bounds | None) -> Interval:
-    """The interval, or what Student's t says of the `means` [S] of its seeds where that reaches further.
+    """The interval, with the ends of Student's interval over the `means` [S] of its seeds where these are further out.
 
-    Where all seeds agree nothing is seen of their spread, and the resampled interval stays.
+    Seeds with equal means show no spread that Student's t could use, so the resampled interval stays as it is.
     """
     known = means[~np.isnan(means)]
     if len(known) < 2 or known.max() - known.min() < SAME:
@@ -150,7 +153,7 @@ def _resampled_means(filled: Floats, known: Floats, num_resamples: int, seed: in
         drawn_values[:, gaps] = counts @ known[:, gaps]
         totals = np.where(drawn_values > 0, counts @ filled, np.nan)
         parts.append(totals / np.maximum(drawn_values, 1.0))
-    # Matrix products may add in another order on another machine; the last bits carry no information.
+    # Another machine may add up a matrix product in another order, which changes the last bits.
     means: Floats = np.round(np.concatenate(parts), 12)
     return means
 
@@ -175,13 +178,13 @@ def _interval(scores: Floats, means: Floats, bounds: Bounds | None) -> Interval:
     else:
         tail = 100 * (1 - LEVEL) / 2
         kept = means[~np.isnan(means)]
-        # A rare value may be drawn by no resample at all; the mean itself is then all that is known.
+        # It may be that no resample drew a rare value. Then only the mean itself is known.
         low, high = np.percentile(kept, [tail, 100 - tail]) if len(kept) else (mean, mean)
     return Interval(mean, float(low), float(high), count, len(scores) - count)
 
 
 def _unmoved(value: float, count: int, bounds: Bounds) -> tuple[float, float]:
-    """What `count` questions that all score `value` say about the mean of all questions.
+    """The ends of the interval of a mean where all of `count` questions have the score `value`.
 
     Clopper-Pearson Paper (doi 10.1093/biomet/26.4.404; docs/methods/statistics.md)
     """
@@ -190,14 +193,14 @@ def _unmoved(value: float, count: int, bounds: Bounds) -> tuple[float, float]:
 
 
 def over_seeds(values: Sequence[float], bounds: Bounds) -> Interval:
-    """Mean of one value a seed, with Student's interval: what resampling so few values would make too narrow.
+    """Mean of one value for each seed, with Student's interval; a bootstrap of so few values would be too narrow.
 
-    Where all seeds agree nothing is seen of their spread, and the interval says what so many equal values exclude (see
-    `bootstrap_means`). One seed has no interval (NaN).
+    If all values are equal, the ends follow from their number alone (see `bootstrap_means`). One seed has no interval:
+    its ends are NaN.
 
     Args:
-        values: one a seed.
-        bounds: the least and the largest value possible; the interval ends there.
+        values: one for each seed.
+        bounds: the least and the largest possible value, beyond which no end lies.
 
     Returns:
         The interval; its `num_questions` counts the seeds.
@@ -224,7 +227,7 @@ def over_seeds(values: Sequence[float], bounds: Bounds) -> Interval:
 
 
 def differences(run: Values, base: Values) -> dict[str, float]:
-    """Per question this policy's score minus the base policy's of the same seed; NaN where either has none.
+    """For each question, this policy's score minus the base policy's with the same seed; NaN if one of them is missing.
 
     Raises:
         ValueError: they did not play the same questions.

@@ -1,4 +1,4 @@
-"""Reads the artifacts of finished stages for the report, and refuses those that do not belong together."""
+"""Reads the artifacts of finished stages for the report, and refuses artifacts of runs that cannot be compared."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Run:
     """One evaluated system.
 
     Attributes:
-        policy, seed: which.
-        summary: of the evaluation.
+        policy, seed: of the system.
+        summary: the summary of its evaluation.
         scores: mode -> rows.
         training: the summary of its training, None where it was not trained.
         made_by: the stage that made what was played.
@@ -49,7 +49,7 @@ def read_run(artifacts: Path, policy: str, seed: int) -> Run:
     """The evaluation of one system and seed, with its training summary if it was trained.
 
     Raises:
-        DataError: a file is missing or malformed, or what was evaluated is not what was made.
+        DataError: a file is missing or malformed, or the evaluated policy is not the one that its stage made.
     """
     folder, made = artifacts / "evaluate" / f"{policy}-{seed}", artifacts / "train" / f"{policy}-{seed}"
     summary = _read_summary(folder / "summary.json", HASHES, {"policy": policy, "seed": seed})
@@ -110,7 +110,7 @@ def same_data(runs: Sequence[Run], manifest: Any, artifacts: Path) -> str:
     """The hash of the data that all runs played.
 
     Raises:
-        DataError: two runs played other data or other questions, or the data is another by now.
+        DataError: two runs played different data or questions, or the data has changed since.
     """
     first = runs[0]
     sha: str = first.summary["data_sha256"]
@@ -190,8 +190,8 @@ class Retrievers:
     """`retrievers.json`.
 
     Attributes:
-        retrievers: figures of each.
-        differences: of each two.
+        retrievers: the figures of each retriever.
+        differences: the differences of each two retrievers.
         config_sha256: of the stage's settings.
     """
 

@@ -1,4 +1,4 @@
-"""What the stage `augment` kept of questions and queries, step by step, for the table and the page."""
+"""How many questions and queries each step of the stage `augment` kept, for the table and the page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read_augmentation(path: Path) -> Row:
     """`artifacts/augment/summary.json`, checked.
 
     Raises:
-        DataError: another shape, or a count that is none.
+        DataError: another shape, or a count that is no whole number.
     """
     tree = read_json(path)
     if not isinstance(tree, dict):

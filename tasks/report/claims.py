@@ -1,25 +1,25 @@
-"""What the papers say about this family of methods, judged on this run's own artifacts.
+"""Claims of the papers about this family of methods, judged on the artifacts of this run.
 
-Each claim names two policies and what is measured. The first measure is the claim's own and gives its verdict, and
-was chosen before any run; the others are shown with verdicts of their own, and none is left out. A verdict needs
-two seeds at least, and is not corrected for the number of claims. Nothing here is a test of a paper at its own scale.
+Each claim names two policies and one or more measures. The first measure gives the verdict of the claim; it was chosen
+before any run. The others are all shown, each with a verdict of its own. A verdict needs at least two seeds, and is not
+corrected for the number of claims. No verdict says anything about a paper's method at the paper's own scale.
 
-A difference is always `policy - against`. Intervals are those of the result table (`tasks.evaluate.statistics`); what
-is one number a seed has Student's t alone.
+A difference is always `policy - against`. Intervals are those of the result table (`tasks.evaluate.statistics`); a
+measure with a single number for each seed has Student's t alone.
 
 * `more` (or `less`): reproduced if its whole 95% interval lies above (below) 0, not reproduced if the whole
   interval lies on the other side.
 * `no gain`: reproduced if the whole interval lies within `MARGIN` of 0, on both sides; not reproduced if all of it
   lies above 0 and it reaches beyond the margin; "harms" if all of it lies below 0 and it reaches beyond the margin.
 
-Everything else is undecided at this scale. Where neither policy answers one question right, its answers decide
-nothing. A claim about a penalty on repeated documents is not testable with a start policy that repeats a query in most
+Everything else is undecided at this scale. So are measures of answers where neither policy answers any question right.
+A claim about a penalty on repeated documents is not testable with a start policy that repeats a query in most
 of its right answers (`tasks.report.repeats`).
 
-One statement is not judged. DSPO (section 1) says that groups of search tasks often have homogeneous outcomes. It says
-of no share that it is often, and any limit of ours is met by construction: the start policy answers nearly every
-question of one hop, a quarter of all, and a group that always succeeds has no signal. `tasks.report.health` shows the
-shares.
+One statement is not judged. DSPO (section 1) says that groups of search tasks often have homogeneous outcomes. It does
+not say which share counts as often. A limit of our own would be met by construction: a quarter of all questions has one
+hop, the start policy answers nearly all of them, and a group that always succeeds has no signal. `tasks.report.health`
+shows the shares.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tasks.report.table import ALL, METRICS, Cell, Results, Section, origin
 from tasks.report.training import Track
 
 MARGIN = 0.02
-"""Differences below two points count as none."""
+"""Differences of less than two percentage points count as no difference."""
 REPRODUCED, NOT_REPRODUCED, HARMS = "reproduced", "not reproduced", "harms"
 UNDECIDED, NOT_MEASURED = "undecided at this scale", "not measured in this run"
 NOT_TESTABLE = "not testable with this start policy"
@@ -76,7 +76,7 @@ class Claim:
 
     Attributes:
         id: its name.
-        paper: the paper and the place in it, or `OURS` where no paper says it.
+        paper: the paper and the place in it; `OURS` for a statement that no paper makes.
         text: the statement.
         policy, against: systems.
         measures: what is measured.
@@ -186,7 +186,7 @@ CLAIMS = (
 
 @dataclass(frozen=True)
 class Finding:
-    """One measure of one claim: the difference, None where it cannot be measured; ends are NaN without interval."""
+    """One measure of one claim; the difference is None where it cannot be measured, and may lack an interval (NaN)."""
 
     claim: Claim
     measure: Measure
@@ -215,7 +215,7 @@ def findings(
     claims: Sequence[Claim] = CLAIMS,
     repeats: Repeats | None = None,
 ) -> list[Finding]:
-    """Every measure of every claim, in their order; `repeats` says how the start policies search, None unknown."""
+    """Every measure of every claim, in order; `repeats` counts how the start policies search, None if unknown."""
     at = curves.window(tracks)
     found = []
     for claim in claims:
@@ -260,12 +260,12 @@ def _runs(results: Results, policy: str) -> dict[int, Run]:
 
 
 def _played(ours: Mapping[int, Run], theirs: Mapping[int, Run], name: str, num_resamples: int) -> Interval:
-    """Paired on seed and question."""
+    """The difference of two policies, paired on seed and question."""
     columns = [differences(_scores(ours[seed], name), _scores(theirs[seed], name)) for seed in sorted(ours)]
     table = [[column[question] for column in columns] for question in sorted(columns[0])]
     found = bootstrap_means(table, num_resamples, over=[range(len(columns))], bounds=[(-1.0, 1.0)])[0]
     if not any(_answers(run, name) for run in (*ours.values(), *theirs.values())):
-        return replace(found, low=math.nan, high=math.nan)  # Two policies that answer nothing say nothing.
+        return replace(found, low=math.nan, high=math.nan)  # No policy answers anything, so nothing is decided.
     return found
 
 
@@ -306,7 +306,7 @@ def cells(results: Results, found: Iterable[Finding]) -> Iterable[Cell]:
 
 
 def _unmoved(results: Results, tracks: Sequence[Track], claim: Claim) -> str:
-    """Which of the two end as the policy they started from, because no later one was better in validation."""
+    """A note on those of the two that end as their start policy, because no later policy was better in validation."""
     told = ""
     for policy in (claim.policy, claim.against):
         steps = [track.selected_step for track in tracks if track.policy == policy]
@@ -318,7 +318,7 @@ def _unmoved(results: Results, tracks: Sequence[Track], claim: Claim) -> str:
 def section(
     results: Results, tracks: Sequence[Track], found: Sequence[Finding], repeats: Repeats | None = None
 ) -> Section | None:
-    """All claims with all measures, one line for a claim whose policies this run does not have; None without any."""
+    """All measures of all claims, one line for a claim without its policies; None if no claim has its policies."""
     if not any({one.claim.policy, one.claim.against} <= set(results.policies) for one in found):
         return None
     rows = []
@@ -357,7 +357,7 @@ _LIMITS = (
 
 
 def _start_note(repeats: Repeats | None) -> list[str]:
-    """What the start policies were seen to repeat, and what follows for the claims about the penalty."""
+    """How often the start policies repeat a query, and what follows for the claims about the penalty."""
     if repeats is None or not repeats.right:
         return []
     counted = f"In the start policies' recorded trajectories, {repeats}."

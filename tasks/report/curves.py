@@ -1,8 +1,8 @@
-"""Validation against generated tokens: every run read off at the same budget, whatever its steps cost.
+"""Validation curves over generated tokens: every run is measured at the same budget, whatever its steps cost.
 
 Between two validations a curve is a straight line. The common budget is the smallest number of tokens that a
-run had generated at its end. A run that the collapse detector stopped does not shorten it: from there on it keeps
-its last value, for it would have had to go on from that policy.
+run had generated at its end. A run that the collapse detector stopped does not shorten the budget: its
+curve keeps the last value, because the run could only have continued from that policy.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def value_at(curve: Sequence[Point], tokens: float) -> float:
 
 
 def mean_between(curve: Sequence[Point], start: float, end: float) -> float:
-    """Area under the curve from `start` to `end`, by the length: the mean of the curve.
+    """The area under the curve from `start` to `end`, divided by their distance: the mean of the curve.
 
     >>> mean_between([(0.0, 0.0), (10.0, 1.0), (20.0, 1.0)], 0.0, 20.0)
     0.75
@@ -125,7 +125,7 @@ def reading(track: Track, name: str, at: Window | None) -> float | None:
 
 
 def cells(results: Results, tracks: Sequence[Track]) -> Iterable[Cell]:
-    """Every reading of every run, and the mean over seeds where each seed has it."""
+    """Every reading of every run, and the mean over seeds of the readings that every seed has."""
     at = window(tracks)
     if at is None:
         return
@@ -177,7 +177,7 @@ def section(results: Results, tracks: Sequence[Track]) -> Section | None:
 
 
 def _shown(results: Results, policy: str, name: str) -> str:
-    """The mean with its interval, or with its seeds where these are so few that an interval says nothing."""
+    """The mean with its interval; with the values of its seeds where these are too few for an interval."""
     mean = results.find(policy, name, mode="training")
     if mean is None or len(results.seeds) >= MIN_SEEDS:
         return show(mean)
@@ -186,7 +186,7 @@ def _shown(results: Results, policy: str, name: str) -> str:
 
 
 def seeds_note(seeds: Sequence[int]) -> str:
-    """What an interval over seeds is worth, in words."""
+    """How far an interval over so many seeds can be trusted, in words."""
     if len(seeds) == 1:
         return "One seed has no interval over seeds."
     few = "; with so few seeds it is wide, and where all agree it says only what so few exclude" * (len(seeds) < 10)

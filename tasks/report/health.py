@@ -1,4 +1,4 @@
-"""Health of training: what the last third of each run looked like, how runs ended, and groups without a signal.
+"""Health of training: metrics of the last third of each run, how runs ended, and groups without a signal.
 
 It shows every metric that a run logged and judges none.
 """

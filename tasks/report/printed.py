@@ -1,7 +1,7 @@
-"""The papers' own numbers beside this run's: other models, other data, other scale, and said so.
+"""The papers' printed numbers beside this run's; the table says that models, data and scale differ.
 
-`conf/papers/printed.csv` holds one printed cell a row, for the systems that a policy of this project stands for.
-Nothing is computed from them, and they never enter `results.csv`.
+A row of `conf/papers/printed.csv` is one printed cell, of a system that a policy of this project stands for. Nothing is
+computed from these numbers, and they never enter `results.csv`.
 """
 
 from __future__ import annotations

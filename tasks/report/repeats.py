@@ -1,8 +1,8 @@
-"""How often the start policy repeats a query: what a penalty on repeated documents meets before it can teach anything.
+"""How often the start policy repeats a query, because StepSearch's penalty punishes each repeat before it teaches.
 
 An exact repeat returns documents that were seen before and nothing else, so StepSearch's penalty takes P = 1 for it, as
-much as a right answer earns. Where the start policy repeats a query in most of its right answers, that penalty pays for
-stopping rather than for searching well, and a comparison with it measures the start policy.
+much as a right answer earns. Where the start policy repeats a query in most of its right answers, a policy gains more
+under that penalty by stopping than by searching well, so a comparison with it measures the start policy.
 StepSearch Eq. 13 (arXiv 2505.15107; docs/methods/stepsearch.md)
 """
 

@@ -54,7 +54,7 @@ METRICS: dict[str, Callable[[ScoreRow], float | None]] = {
 """Metric -> value of one row of `scores.jsonl`; None where it does not apply (no gold passage, no action)."""
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""How a cell begins that a spreadsheet computes."""
+"""First characters of a cell that a spreadsheet would take for a formula."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Cell:
     """One row of `results.csv`, in the order of its columns; None is written as nothing.
 
     The hashes are those of the data, of the policies, and of the settings of the stages that measured the number: of
-    the training for its own metrics, else of the evaluation or of the retriever's stage. Those of several runs stand in
-    the order of the seeds, with a semicolon between them.
+    the training for metrics of training, else of the evaluation or of the retriever's stage. Hashes of several runs are
+    in the order of the seeds, with semicolons between them.
     """
 
     policy: str
@@ -211,7 +211,7 @@ Origin = tuple[str, str, str]
 
 
 def origin(runs: Sequence[Run], is_training: bool = False) -> Origin:
-    """What is behind a number that was measured in the evaluations of these runs, or in their training."""
+    """The hashes behind a number that was measured in the evaluations of these runs, or in their training."""
     summaries = [run.training or {} if is_training else run.summary for run in runs]
     policies, settings = (";".join(str(one[key]) for one in summaries) for key in ("policy_sha256", "config_sha256"))
     return str(runs[0].summary["data_sha256"]), policies, settings
@@ -219,7 +219,7 @@ def origin(runs: Sequence[Run], is_training: bool = False) -> Origin:
 
 @dataclass(frozen=True)
 class _Line:
-    """One line of the table: a metric of one policy in one mode, by the columns (one a seed) it is the mean of."""
+    """One line of the table: a metric of one policy in one mode, the mean of these columns, one for each seed."""
 
     policy: str
     seed: str
@@ -247,7 +247,7 @@ def _score_cells(runs: Sequence[Run], policies: Sequence[str], reference: str, n
 def _lines(
     runs: Sequence[Run], policy: str, reference: str, columns: list[Mapping[str, float | None]]
 ) -> Iterable[_Line]:
-    """The lines of one system, all seeds together first; what they are the mean of is added to `columns`."""
+    """The lines of one system, all seeds together first; the columns that they average are appended to `columns`."""
     own = [run for run in runs if run.policy == policy]
     others = {run.seed: run for run in runs if run.policy == reference}
     parts = [(ALL, range(len(own))), *((str(run.seed), [i]) for i, run in enumerate(own))]
@@ -269,7 +269,7 @@ def _lines(
 
 
 def _bounds(metric: str) -> tuple[float, float] | None:
-    """The scores a question can have, None where nothing limits them."""
+    """The least and the largest score of a question; None for a metric without limits."""
     if MINUS in metric:
         return -1.0, 1.0
     return (0.0, 1.0) if metric in SHARES else None
@@ -293,7 +293,7 @@ def _values(run: Run, mode: str, metric: str) -> Values:
 
 
 def groups(rows: Sequence[ScoreRow]) -> list[tuple[str, str, list[str]]]:
-    """(dataset, hops, question ids) of every part of the table: all, each dataset, each hop count, and both."""
+    """(dataset, hops, question ids) of every part of the table: all, each hop count, each dataset, and each pair."""
     datasets = sorted({row.dataset for row in rows})
     hops = sorted({row.hops for row in rows})
     keys: list[tuple[str, int | str]] = [(ALL, ALL), *((ALL, h) for h in hops), *((d, ALL) for d in datasets)]
@@ -336,7 +336,7 @@ def _compared_cells(compared: Compared, behind: Origin) -> Iterable[Cell]:
 
 
 def compared_policy(name: str) -> str:
-    """What stands in the column `policy` for a retriever that was compared, or for a difference."""
+    """The entry of the column `policy` for a retriever that was compared, or for a difference of two."""
     return f"retriever:{name}"
 
 
@@ -359,7 +359,7 @@ def _csv(value: str | float | int | None) -> str:
         return "0.000000" if text == "-0.000000" else text
     if isinstance(value, int):
         return str(value)
-    if value.startswith(FORMULA):  # A spreadsheet would compute it; behind an apostrophe it shows the text.
+    if value.startswith(FORMULA):  # Behind an apostrophe a spreadsheet shows the text and computes nothing.
         value = f"'{value}"
     return '"' + value.replace('"', '""') + '"' if re.search(r'[",\r\n]', value) else value
 
@@ -515,7 +515,7 @@ COMPARED = ("recall@3", "recall@5", "recall@10", "all_gold@10", "answer@10")
 
 
 def compared_table(results: Results) -> tuple[list[str], list[list[str]]]:
-    """One line a dataset and retriever or difference, in that order, with intervals."""
+    """One line for each dataset and retriever or difference, in that order, with intervals."""
     rows = []
     for dataset in sorted({c.dataset for c in results.cells if c.policy in map(compared_policy, results.retrievers)}):
         for name in (*results.retrievers, *results.differences):

@@ -1,6 +1,6 @@
-"""What a training run left behind, as the report reads it: metrics by step, and how the run ended.
+"""What the report reads of a training run: its metrics by step, and how it ended.
 
-Everything is optional: a metric, a file or a key that older artifacts lack is unknown, never zero. What is there
+Everything is optional: a metric, a file or a key that older artifacts lack is unknown, never zero. Whatever is there
 must be well formed.
 """
 

@@ -22,7 +22,7 @@ from tasks.retrieval import manifest as manifests
 from tasks.types import Hit
 
 SCRATCH = Path(".scratch/retrieval")
-"""Where stages keep what a killed build goes on from, seen from the project's root; all of them share it."""
+"""Folder of the finished parts of unfinished builds, from which a killed build continues; all stages share it."""
 Item = TypeVar("Item")
 
 
@@ -31,15 +31,15 @@ class RetrievalError(store.OutageError):
 
 
 class Retriever(Protocol):
-    """What every backend answers.
+    """The interface of every backend.
 
     `search` returns one list a query, in the order of the queries, each with exactly
     `min(top_k, passages in the index)` hits, best first, equal scores in corpus order. An empty query is
     valid and also gets that many hits. `search([], top_k)` is `[]` and asks nothing of the index.
 
     Raises:
-        ValueError: top_k below 1 or above what a server gives at once (Elasticsearch 10,000, ours `max_top_k`), or a
-            query that is not text.
+        ValueError: top_k is below 1 or above the limit of a server (10,000 for Elasticsearch, `max_top_k` for
+            `tasks.server`), or a query is not text.
         RetrievalError: the search failed.
     """
 
@@ -49,10 +49,10 @@ class Retriever(Protocol):
 
 
 class Progress(Protocol):
-    """Wraps an iterable so that somebody can watch it."""
+    """Reports how far a loop is."""
 
     def __call__(self, iterable: Iterable[Item], total: int | None, desc: str) -> Iterable[Item]:
-        """The same items, reported under `desc`."""
+        """The same items; the loop is reported under the name `desc`."""
         ...
 
 
@@ -88,9 +88,10 @@ def build(
         corpus: JSONL (may be `.gz`) of `{id, title, text}` rows.
         out: the index folder; one that is there is replaced.
         settings: what `load_settings` returned.
-        scratch: where a backend may keep work that a killed build resumes from, each file named by all it depends
-            on; None keeps nothing. Builds that share it take turns.
-        progress: shows long loops.
+        scratch: folder where a backend may keep finished parts, so that a killed build continues from them; the name of
+            a file is a hash of everything it depends on. None keeps nothing. Builds with the same folder wait for each
+            other.
+        progress: reports how far long loops are.
 
     Returns:
         The manifest that was written, as JSON-ready data.
@@ -103,7 +104,7 @@ def build(
 
 
 def build_part(corpus: Path, out: Path, settings: Any, scratch: Path | None, progress: Progress) -> dict[str, Any]:
-    """As `build`, for a backend that builds others and whose turn it is already."""
+    """As `build`, for a backend that builds indexes of other backends; `build` holds the lock of `scratch` already."""
     backend = _module(settings.backend, "settings")
     corpus_sha256 = manifests.corpus_sha256(corpus)
     with store.replacing_folder(out) as work:
@@ -162,7 +163,7 @@ def _turn(scratch: Path | None) -> Iterator[None]:
 
 
 def check_request(queries: list[str], top_k: int) -> None:
-    """Refuse what no backend can answer.
+    """Refuse a request that no backend can answer.
 
     Raises:
         ValueError: top_k below 1, or a query that is not text.
@@ -176,7 +177,7 @@ def check_request(queries: list[str], top_k: int) -> None:
 
 @functools.cache
 def _backends() -> tuple[str, ...]:
-    """Names of the files here that have `Settings` and open an index; a new one is known without being listed."""
+    """Names of the files in this folder that define `Settings` and `open_index`: a new backend is listed nowhere."""
     texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))}
     return tuple(name for name, text in texts.items() if "\nclass Settings" in text and "\ndef open_index(" in text)
 

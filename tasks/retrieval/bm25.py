@@ -1,7 +1,7 @@
 """BM25 by bm25s (Lucene variant) over title and text, memory-mapped, searched by compiled code.
 
 score(q, d) = sum over query tokens t of idf(t) * tf / (tf + k1 * (1 - b + b * |d| / mean |d|)),
-idf(t) = ln(1 + (N - df + 0.5) / (df + 0.5)), float32; a token that stands twice in the query counts twice.
+idf(t) = ln(1 + (N - df + 0.5) / (df + 0.5)), float32; a token that occurs twice in the query counts twice.
 BM25 Section 3 (doi 10.1561/1500000019; docs/methods/search.md)
 BM25S Section 2 (arXiv 2407.03618; docs/methods/search.md)
 
@@ -35,7 +35,7 @@ from tasks.retrieval.passages import Passages, copy_passages, read_corpus
 from tasks.types import Hit, Passage
 
 _WORD = re.compile(r"\w\w+")
-_CHUNK_FORMAT = 1  # Rises when words are counted in another way, so that no old chunk is taken for a new one.
+_CHUNK_FORMAT = 1  # Increase it when words are counted in another way, so that no chunk of an old version is reused.
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class Settings:
 
     Attributes:
         k1: saturation of repeated terms; 0 counts a term once.
-        b: how far passage length is divided out, in [0, 1].
+        b: how strongly scores are normalised by the length of the passage, in [0, 1].
         stemmer: `snowball` (English, PyStemmer) or `none`.
         stopwords: `english` (33 words, as Lucene), `english_plus` (bm25s' longer list) or `none`.
-        title_weight: how often the title's words are counted; 0 leaves the title out.
+        title_weight: how many times each word of the title is counted; 0 leaves the title out.
     """
 
     backend: Literal["bm25"]

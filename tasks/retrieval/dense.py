@@ -1,9 +1,8 @@
 """Dense search: unit vectors of a sentence encoder in a FAISS index, memory-mapped, inner product = cosine.
 
-Encoding is the slow part, so it goes shard by shard to a scratch folder and is done once for every index type
-(`tasks.retrieval.vectors`); the index is built from the shards (`tasks.retrieval.nearest`). How well an approximate
-index does is measured when it is built and stands in the manifest. Texts longer than the encoder's limit are cut, as
-the encoder does.
+Encoding is slow. So vectors are written shard by shard to a scratch folder (`tasks.retrieval.vectors`), and indexes of
+every type are built from the same shards (`tasks.retrieval.nearest`). The recall of an approximate index against exact
+search is measured when it is built, and the manifest records it. The encoder cuts texts that are longer than its limit.
 """
 
 from __future__ import annotations
@@ -41,11 +40,13 @@ from tasks.store import DataError
 from tasks.types import Hit, Passage
 
 PROBE_QUERIES, PROBE_TOP_K, PROBE_WORDS = 200, 10, 12
-"""The recall probe: so many queries, the first words of passages spread over the corpus, and how deep it looks."""
+"""How the recall of an approximate index is measured: number of queries, hits of a query, words of a query.
+
+A query is the first words of a passage; these passages are spread evenly over the corpus."""
 
 _ENCODING, _INDEXING = ("sentence-transformers", "torch", "transformers"), ("faiss-cpu", "numpy")
-"""Libraries whose versions may move the last bits of vectors, and of what is made of them."""
-_VECTORS_FORMAT = 2  # Rises when the text that is encoded changes, so that no old shard is taken for a new one.
+"""Libraries whose versions may change the last bits of the vectors, and of the index that is built from them."""
+_VECTORS_FORMAT = 2  # Increase it when other text is encoded, so that no shard of an old version is reused.
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Settings:
 
     Attributes:
         encoder: `minilm` (embedded, 384 dimensions, 256 tokens) or a sentence-transformers or E5 folder.
-        query_prefix: put before each query; E5 was trained with `query: `.
+        query_prefix: stands before each query; E5 was trained with `query: `.
         passage_format: the text that is encoded, with `{title}` and `{text}` in it; for E5 `passage: {title} {text}`,
             as Search-R1 encodes Wikipedia `passage: "{title}"` with `{text}` on a second line.
         max_tokens: cut texts after so many tokens; 0 keeps the encoder's own limit.
@@ -63,7 +64,7 @@ class Settings:
         min_recall: refuse an approximate index whose recall@10 against exact search is lower; 0 only reports it.
         batch_size: texts in one pass of the encoder.
         shard_size: passages encoded between two saves.
-        device: where the encoder runs; a setting because it moves the last bits of the vectors.
+        device: where the encoder runs; it is a setting, because it changes the last bits of the vectors.
     """
 
     backend: Literal["dense"]
@@ -118,7 +119,7 @@ def build(
 
 
 def vectors_folder(scratch: Path, corpus_sha256: str, encoder: Encoder, settings: Settings) -> Path:
-    """Where the shards of these vectors lie: named by whatever changes them, and by nothing else."""
+    """The folder of the shards of these vectors; its name is a hash of everything that changes them."""
     changing = (
         settings.passage_format, settings.max_tokens, settings.shard_size,
         settings.batch_size, settings.device,
@@ -179,7 +180,7 @@ def _encode(passages: list[Passage], encoder: Encoder, settings: Settings) -> Ve
 
 @contextlib.contextmanager
 def _root(scratch: Path | None) -> Iterator[Path]:
-    """The folder for work: lasting, or gone afterwards."""
+    """`scratch`, or without one a folder that is removed when the block ends."""
     if scratch is None:
         with tempfile.TemporaryDirectory() as name:
             yield Path(name)

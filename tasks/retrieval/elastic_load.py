@@ -1,8 +1,9 @@
 """Loads a corpus into one Elasticsearch index: every passage once, however often the load or the server is killed.
 
-What is there is asked of the server, chunk by chunk, so nothing needs to be remembered here. A passage has its row
-number as `_id` and is only ever created: sending it again changes nothing, and leaves no deleted copy behind that
-would still count in the term statistics. Memory holds the chunks under way, never the corpus.
+For each chunk of passages the server is asked how many of them it has, so no progress is stored on our side. A passage
+has its row number as `_id` and is created, never overwritten: sending it again changes nothing, while an overwritten
+passage would leave a deleted copy, which still counts in the term statistics. Memory holds the chunks that are being
+sent, never the corpus.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Document = tuple[int, bytes]
 
 
 def index_body(settings: ElasticSettings, corpus_sha256: str, encoder: Encoder | None) -> Row:
-    """Settings and strict mapping of the index: what its content and its scores depend on, and nothing else.
+    """Settings and strict mapping of the index: exactly what its content and its scores depend on.
 
     `content` (title and text for BM25) and `vector` are indexed and not kept in `_source`; `title` and `text` are
     kept and not indexed.
@@ -66,7 +67,7 @@ def index_body(settings: ElasticSettings, corpus_sha256: str, encoder: Encoder |
 
 
 def index_name(alias: str, body: Row) -> str:
-    """`<alias>-<16 hex digits>` of everything the index is made of."""
+    """`<alias>-<16 hex digits>`; the digits are a hash of the settings and the mapping."""
     return f"{alias}-{store.digest(body)}"
 
 
@@ -76,7 +77,7 @@ def mapping_digest(body: Row) -> str:
 
 
 def count(cluster: Cluster, index: str, rows: tuple[int, int] | None = None) -> int:
-    """Passages in an index that a search can find, of all rows or of `[rows[0], rows[1])`; every shard must answer."""
+    """How many passages a search can find, of all rows or of `[rows[0], rows[1])`; every shard must answer."""
     query = {"range": {"row": {"gte": rows[0], "lt": rows[1]}}} if rows else {"match_all": {}}
 
     def request(client: Any) -> int:
@@ -101,11 +102,11 @@ class Loader:
         self._encoder = encoder
 
     def load(self, corpus: Path, progress: Progress) -> int:
-        """Bring every passage in, count, point the alias at the index; returns the number of passages.
+        """Load every passage, check their number, point the alias at the index; returns the number of passages.
 
         Raises:
             DataError: the index has another content or count, or the server refuses a passage; the alias stays.
-            RetrievalError: the server refused a request or was away for too long; what is loaded stays.
+            RetrievalError: the server refused a request, or did not answer for too long; what is loaded stays.
         """
         num_passages = count_passages(corpus)
         self._check_alias()
@@ -123,7 +124,7 @@ class Loader:
         return num_passages
 
     def _create(self) -> bool:
-        """Make the index if it is not there; whether it was made."""
+        """Create the index if there is none of this name; returns whether it was created."""
         self._check_nodes()
         index = {
             **self._body["settings"]["index"],
@@ -194,7 +195,7 @@ class Loader:
             while under_way:
                 under_way.popleft().result()
         except BaseException:
-            self._cluster.close()  # Whoever still tries gives up at once.
+            self._cluster.close()  # Requests in other threads stop retrying.
             raise
         finally:
             pool.shutdown(cancel_futures=True)
@@ -236,7 +237,7 @@ class Loader:
         return f'{{"create":{{"_id":"{row}"}}}}\n{store.dump(fields)}'.encode()
 
     def _send(self, documents: list[Document]) -> None:
-        """Create documents, again and again those which the server was too busy for."""
+        """Create documents; those that a busy server did not take are sent again."""
         waiting = documents
 
         def request(client: Any) -> None:
@@ -250,7 +251,7 @@ class Loader:
         self._cluster.ask(f"loading rows {documents[0][0]} to {documents[-1][0]}", request)
 
     def _rejected(self, documents: list[Document], results: list[Row]) -> tuple[list[Document], str]:
-        """Documents to send again and why. 409: it is there already, from a request whose answer was lost."""
+        """The documents to send again, and why. Status 409 is no fault: a request whose answer was lost has made it."""
         again, reason = [], ""
         for document, result in zip(documents, results, strict=True):
             status = int(result["status"])
@@ -284,7 +285,7 @@ class Loader:
             )
 
     def _check_deleted(self) -> None:
-        """Merge copies away that were replaced or deleted: they would still count in the statistics of BM25."""
+        """Remove deleted copies of passages by a merge: they would still count in the statistics of BM25."""
 
         def deleted(client: Any) -> int:
             return int(client.indices.stats(index=self._index, metric="docs")["_all"]["primaries"]["docs"]["deleted"])

@@ -1,4 +1,4 @@
-"""One Elasticsearch cluster: where it is and what opens it, whether versions fit, requests that outlive an outage.
+"""One Elasticsearch cluster: its address and credentials, its version, and requests that are repeated in an outage.
 
 Addresses and secrets come from the environment and are never shown, written or logged; a message names hosts
 without credentials. This module knows nothing of passages or searches.
@@ -37,12 +37,12 @@ _LONGEST_PAUSE_S = 5.0
 
 
 class PassingError(RuntimeError):
-    """An answer that says: not now. Raised by a request given to `Cluster.ask` to be made again."""
+    """A failure that may pass. A function given to `Cluster.ask` raises it to be called again."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """Where a cluster is and what opens it.
+    """The address of a cluster and the credentials for it.
 
     Attributes:
         hosts: `scheme://name:port` each, without credentials: these may be shown.
@@ -110,7 +110,7 @@ def _address(text: str, number: int, given: str) -> tuple[str, tuple[str, str] |
 
 
 class Cluster:
-    """Requests to one cluster, made again on another node or later while the failure is one that may pass."""
+    """Requests to one cluster, repeated on another node or later after a failure that may pass."""
 
     def __init__(self, where: Access, request_timeout_s: float, retry_s: float) -> None:
         """Prepare a client; nothing is sent.
@@ -134,7 +134,7 @@ class Cluster:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Give up whatever is being asked."""
+        """Repeat no failed request any more, in any thread."""
         self._closed.set()
 
     def ask(self, what: str, request: Callable[[Elasticsearch], T], timeout_s: float | None = None) -> T:
@@ -248,7 +248,7 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _pause(failed_rounds: int) -> float:
-    """Seconds before the next try: none while there is an untried host, then doubling, up to a quarter shorter."""
+    """Seconds before the next try: 0 while a host is untried, then doubled each time, with a random part."""
     if failed_rounds <= 0:
         return 0.0
     longest: float = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failed_rounds - 1, 10))

@@ -23,13 +23,13 @@ class ElasticSettings:
         mode: `bm25`, `knn` (nearest vectors), or `hybrid` (both, by reciprocal rank fusion).
         alias: name for people and other clients; the index itself is `<alias>-<16 hex digits>`.
         k1: saturation of repeated terms; 0 counts a term once.
-        b: how far passage length is divided out, in [0, 1].
-        analyzer: one the server has: `english` (stop words, Porter stemming), `standard`, ...
-        title_weight: how often the title's words are counted; 0 leaves the title out of BM25.
+        b: how strongly scores are normalised by the length of the passage, in [0, 1].
+        analyzer: an analyzer of the server: `english` (stop words, Porter stemming), `standard`, ...
+        title_weight: how many times each word of the title is counted; 0 leaves the title out of BM25.
         encoder, query_prefix, passage_format, max_tokens, batch_size, device: as in `dense`; not used by `bm25`.
         vectors: `flat` compares with every vector and is exact; `hnsw` and `int8_hnsw` are approximate, and their
             graph depends on the order in which passages arrived, so results may differ between two loads.
-        num_candidates: vectors looked at on every shard by `hnsw` and `int8_hnsw`.
+        num_candidates: vectors that `hnsw` and `int8_hnsw` compare on every shard.
         fusion_depth: passages taken from each ranking that is fused.
         fusion_k: constant of reciprocal rank fusion.
         fusion_weights: of the ranking by terms and of that by vectors.
@@ -39,7 +39,7 @@ class ElasticSettings:
         search_batch: queries of one request.
         request_timeout_s: how long the server may take for one request.
         retry_s: how long a failing request is made again before it counts as failed.
-        old_index: what becomes of an index of ours that the alias leaves.
+        old_index: what happens to the index that the alias named before.
     """
 
     backend: Literal["elasticsearch"]

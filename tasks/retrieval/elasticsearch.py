@@ -1,6 +1,6 @@
 """Search on an Elasticsearch cluster: BM25, exact or approximate nearest vectors, or both fused on our side.
 
-The passages live on the server, in an index named `<alias>-<digest of corpus and settings>`; our folder holds the
+The server holds the passages, in an index named `<alias>-<digest of corpus and settings>`; our folder holds the
 manifest alone. A build loads what is not there yet, counts, and only then points the alias at the index; searches
 use the index by its own name, so that somebody else's alias switch changes no result. See `elastic_server` for
 addresses and secrets (they are no settings) and `elastic_load` for the load.
@@ -35,14 +35,18 @@ _MAX_QUERY_PIECES = 1_000  # A server takes at least 1,024 clauses in one query.
 _SPARE = 16
 _WORST_COSINE = -1.0
 
-# Upper bound of what an analyzer makes of a text: words, single signs, every character of scripts without spaces.
+# Matches at least as many pieces as an analyzer makes of a text: words, single signs, and every character of scripts
+# without spaces.
 _PIECE = re.compile(r"[\u2190-\U0010ffff]|[^\W\u2190-\U0010ffff]{1,255}|[^\w\s]|_")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
 class Settings(ElasticSettings):
-    """`conf/retriever/*.yaml` with `backend: elasticsearch`; a class of this module, which settings stand for."""
+    """`conf/retriever/*.yaml` with `backend: elasticsearch`.
+
+    The class is defined here, because a stage depends on the source file of its settings' class.
+    """
 
 
 def build(
@@ -56,8 +60,8 @@ def build(
 ) -> Built:
     """Load the corpus; see `tasks.retrieval.build`. `out` stays empty, `scratch` unused: the server knows its state.
 
-    A load that was killed, or whose server was, goes on where it stopped. `encoder` takes the place of the one
-    the settings name.
+    If the load or the server was killed, the next load continues where that one stopped. `encoder` takes the place of
+    the one that the settings name.
 
     Raises:
         DataError: no access, versions that do not fit, an index of another content, a wrong count (the alias then
@@ -111,8 +115,8 @@ class ElasticsearchRetriever:
 
     Scores are the server's BM25, a cosine (`knn`) or the fused score (`hybrid`). A query without an indexed term
     scores 0 everywhere in `bm25`, so its hits are the first passages of the corpus; passages that fill up a short
-    result are chosen the same way. Of a query, the first 1,000 words and signs count. Equal vectors come in corpus
-    order as far as 16 of them reach beyond the last hit. More than 10,000 hits are refused.
+    result are chosen the same way. Of a query, the first 1,000 words and signs count. Equal cosines are in corpus order
+    unless more than 16 further passages have the cosine of the last hit. More than 10,000 hits are refused.
     """
 
     def __init__(

@@ -79,7 +79,7 @@ class SentenceEncoder:
 
 
 def passage_text(form: str, passage: Passage) -> str:
-    """What is encoded of a passage.
+    """The text that is encoded for a passage.
 
     >>> passage_text("passage: {title}. {text}", Passage("p", "Bern", "A {title} city."))
     'passage: Bern. A {title} city.'
@@ -101,7 +101,7 @@ def check_encoder(encoder: Encoder, name: str, built_with: object, where: Path) 
 
     Args:
         encoder: what will encode queries.
-        name: as the settings have it, for the message.
+        name: the encoder in the settings, for the message.
         built_with: the hash in the manifest.
         where: the manifest.
 

@@ -1,7 +1,7 @@
 """Reciprocal rank fusion combines several rankings by ranks alone, so that scores need no common scale.
 
 score(d) = sum over rankings r that hold d of weight_r / (k + rank_r(d)), ranks from 1; the paper has k = 60
-and weights of 1. Here and not on a server, so that every server and licence will do.
+and weights of 1. It is computed here, so that it needs no feature or licence of a server.
 RRF Paper (doi 10.1145/1571941.1572114; docs/methods/search.md)
 """
 

@@ -27,7 +27,7 @@ def best_rows(
     Args:
         data, indices, indptr: scores and passages of each term's postings, and where each term's begin.
         num_rows: passages of the index.
-        queries: Q lists of term numbers; a term that stands twice counts twice.
+        queries: Q lists of term numbers; a term that occurs twice counts twice.
         count: at most `num_rows`.
 
     Returns:
@@ -75,7 +75,7 @@ def _any_above(totals: Any, lowest: Any) -> bool:
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
 def _sink(rows: Any, scores: Any, place: int) -> None:
-    """Mend a heap whose root is its worst row: the lowest score, of equal ones the last in the corpus."""
+    """Move a new root down until the root is the worst row again: the last of those with the lowest score."""
     row, score, size = rows[place], scores[place], len(rows)
     while 2 * place + 1 < size:
         child = 2 * place + 1
