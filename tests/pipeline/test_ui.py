@@ -1,5 +1,6 @@
-"""`make ui` and ports that other programs have; the servers themselves are not started here."""
+"""`make ui`, ports that other programs have, and a run that starts Prefect; no server is started here."""
 
+import contextlib
 import http.server
 import socket
 import subprocess
@@ -7,10 +8,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from flows import ui
+from flows import flow, ui
+from flows.settings import Form
 
 
 @pytest.fixture
@@ -107,3 +111,16 @@ def test_a_server_that_ends_later_is_named(
     assert ui.main() == 1
     assert f"error: MLflow on port {port} ended by itself (exit status 3)" in capsys.readouterr().err
     assert not ui.UI_ADDRESS.exists()
+
+
+def test_a_run_that_waits_for_a_temporary_server_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    ended, graph = threading.Event(), SimpleNamespace(stale={"plan"}, needs={})
+    run: Any = SimpleNamespace(
+        root=tmp_path, graph=graph, say=said.append, outcomes={}, has_ended=ended, is_free=threading.Event()
+    )
+    monkeypatch.setattr(flow, "reproduce", lambda form, return_state: ended.set())
+    monkeypatch.setattr(flow, "temporary_settings", lambda **changes: contextlib.nullcontext())
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    flow.run_here(run, Form(), use_prefect=True)
+    assert said == ["starting Prefect, which records this run ..."]

@@ -206,6 +206,9 @@ def test_page_draws_everything_without_a_complaint(browser: Browser, page: Path)
     sections = browser.run("[...document.querySelectorAll('section')].map(s => s.id)")
     assert sections == ["results", "hops", "learning", "trajectories", "health", "cost", "data", "provenance-list"]
     assert browser.run("document.querySelectorAll('svg.plot path.mean').length") > 20
+    label = browser.run("document.querySelector('#hops svg.plot').getAttribute('aria-label')")
+    assert label.startswith("Exact match by number of hops, with intervals")
+    assert "Entropy nats a token" in browser.run("[...document.querySelectorAll('h3')].map(h => h.textContent)")
     assert browser.problems == []
     assert [address for address in browser.requests if not address.startswith(("file:", "data:"))] == []
 
