@@ -67,7 +67,9 @@ RUN_BY = {
     "make run AUGMENT=openai": "tests/stages/test_augment.py::test_a_model_killed_in_a_clone_and_asked_for_the_rest",
     "make run MODEL=my-model SCALE=paper": GIVEN_MODEL,
     "make run GENERATOR=vllm": "tests/generate/test_vllm.py::test_three_rl_steps_with_vllm",
-    "make run ENGINE=<name>": "tests/engine/test_sharded.py::test_the_training_loop_runs_on_it",
+    "make run ENGINE=<name>": (
+        "tests/stages/test_additions.py::test_the_engine_trained_and_the_generator_took_its_weights"
+    ),
     "HF_HUB_OFFLINE=0 make run": PIPELINE,
     "make compare": COMPARED,
     "make compare STUDY=penalty": COMPARED,

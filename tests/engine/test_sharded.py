@@ -133,10 +133,10 @@ def test_the_training_loop_runs_on_it(tmp_path: Path) -> None:
             made.policy, made.critic = policies(tokenizer)[1], critics(tokenizer)[1]
         return made
 
-    history = trainer("plain", False, num_steps=3).run().history
-    through = trainer("whole", True, num_steps=3).run().history
+    history = trainer("plain", False, num_steps=2).run().history
+    through = trainer("whole", True, num_steps=2).run().history
     for mine, other in zip(through, history, strict=True):
         assert mine["metrics"] == pytest.approx(other["metrics"], abs=1e-4)
-    trainer("cut", True, num_steps=2).run()
-    continued = trainer("cut", True, num_steps=3).run().history
-    assert [row for row in continued if row["step"] == 3] == [row for row in through if row["step"] == 3]
+    trainer("cut", True, num_steps=1).run()
+    continued = trainer("cut", True, num_steps=2).run().history
+    assert continued[-1] == through[-1]

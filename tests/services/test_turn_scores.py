@@ -1,69 +1,21 @@
-"""A method whose reward asks a service for scores of turns, here a toy, trains through the real loop."""
+"""A reward that asks a service for scores of turns: where they are placed, and which services it may have."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
-import torch
 
 from tasks.rewards.turn_scores import TurnScoresReward
-from tasks.services import Resources, Role, Services, opened
+from tasks.services import Services
 from tasks.services.start_policy import StartPolicy
 from tasks.types import Action, Question, Trajectory, Turn
-from tests.tiny import make_method, make_tokenizer, make_trainer, question
-
-
-@dataclass
-class ToyScores:
-    """A turn is worth 1 if its first token has an even id; every call is written down."""
-
-    asked: list[int] = field(default_factory=list)
-    is_open: bool = True
-
-    def score(self, trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[list[float]]:
-        assert self.is_open
-        assert [t.question_id for t in trajectories] == [question.id for question in questions]
-        self.asked.append(len(trajectories))
-        return [[float(t.response_ids[turn.start] % 2 == 0) for turn in t.turns] for t in trajectories]
-
-
-@dataclass(frozen=True)
-class ToyService:
-    """Its settings: what a file of conf/service/ would hold."""
-
-    role: ClassVar[Role] = "turn_scores"
-    needs_reference: ClassVar[bool] = False
-
-    scores: ToyScores
-
-    @contextlib.contextmanager
-    def opened(self, resources: Resources) -> Iterator[ToyScores]:
-        yield self.scores
-        self.scores.is_open = False
-
+from tests.services.parity import Parity
+from tests.tiny import make_method, make_tokenizer, question
 
 REWARD = TurnScoresReward(1.0, is_potential=False)
-
-
-def test_a_toy_service_trains_a_step_and_is_asked_for_all_trajectories_at_once(tmp_path: Path) -> None:
-    service = ToyService(ToyScores())
-    trainer = make_trainer(tmp_path, rewards=(REWARD,), num_steps=1, services={"turn_scores": service})
-    before = {name: p.detach().clone() for name, p in trainer.policy.trained.items()}  # type: ignore[attr-defined]
-    resources = Resources(tmp_path, tmp_path)
-
-    with opened(trainer.method.services, resources) as trainer.services:
-        progress = trainer.run()
-
-    assert progress.step == 1
-    assert service.scores.asked == [16]
-    assert not service.scores.is_open
-    after = trainer.policy.trained  # type: ignore[attr-defined]
-    assert any(not torch.equal(after[name].detach(), tensor) for name, tensor in before.items())
 
 
 @pytest.mark.parametrize(
@@ -75,7 +27,7 @@ def test_a_toy_service_trains_a_step_and_is_asked_for_all_trajectories_at_once(t
             "services: turn_scores: kind='start_policy' plays log_probs, expected one that",
         ),
         (
-            {"turn_scores": ToyService(ToyScores()), "log_probs": StartPolicy()},
+            {"turn_scores": Parity(1.0, 0.0), "log_probs": StartPolicy()},
             "services: log_probs is named, but no part of this method calls it. Remove it.",
         ),
     ],

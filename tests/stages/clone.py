@@ -46,7 +46,7 @@ PART = MyReward
 METHOD = "extends: search_r1_grpo\ntitle: Mine\nrewards: {answer: null, %s: {metric: em}}\n"
 
 
-def _run_stage(root: Path, env: dict[str, str], module: str, words: list[str], outputs: tuple[str, str]) -> None:
+def _run_module(root: Path, env: dict[str, str], module: str, words: list[str], outputs: tuple[str, str]) -> None:
     """In the forked process: `python -m module words` with the code, folder, variables and files it is given."""
     for number, path in enumerate(outputs, start=1):
         os.dup2(os.open(path, os.O_WRONLY), number)
@@ -54,7 +54,9 @@ def _run_stage(root: Path, env: dict[str, str], module: str, words: list[str], o
     os.environ.clear()
     os.environ.update(env)
     sys.path[:] = [str(root), *(path for path in sys.path if Path(path).resolve() != HOUSE)]
-    assert not any(name.partition(".")[0] == "tasks" for name in sys.modules), "the stage must be the copy's own"
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+        del sys.modules[name]  # This file, which the house imported.
+    assert not any(name.partition(".")[0] == "tasks" for name in sys.modules), "the code must be the copy's own"
     sys.argv[1:] = words
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
@@ -141,24 +143,31 @@ class Clone:
             if planning.returncode:
                 return planning
         name, *words = line.split()
+        return self._forked(f"tasks.stages.{name}", words)
+
+    def pytest(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """The copy's own tests, in a process of their own; the copy needs its `tests` and `pyproject.toml`."""
+        return self._forked("pytest", ["-q", "-p", "no:cacheprovider", *words])
+
+    def _forked(self, module: str, words: list[str]) -> subprocess.CompletedProcess[str]:
         processes = multiprocessing.get_context("forkserver")
         processes.set_forkserver_preload(LIBRARIES)
         with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
-            given = (self.root, self.env(), f"tasks.stages.{name}", words, (out.name, err.name))
-            process = processes.Process(target=_run_stage, args=given)
+            given = (self.root, self.env(), module, words, (out.name, err.name))
+            process = processes.Process(target=_run_module, args=given)
             process.start()
             process.join(280)
             process.kill()
             process.join()
             assert process.exitcode is not None
-            return subprocess.CompletedProcess(line, process.exitcode, out.read(), err.read())
+            return subprocess.CompletedProcess([module, *words], process.exitcode, out.read(), err.read())
 
     def _is_planned(self) -> bool:
         """Whether the plan is newer than code, settings and pins."""
         plan = self.root / "artifacts/plan"
         sources = [path for name in ("tasks", "conf", "requirements") for path in (self.root / name).rglob("*.*")]
-        known = [path for path in sources if path.suffix != ".pyc"]
-        newest = max(path.stat().st_mtime_ns for path in [*known, self.root / "params.yaml"])
+        written = [path for path in sources if path.parent.name != "__pycache__"]  # Numba keeps files there, too.
+        newest = max(path.stat().st_mtime_ns for path in [*written, self.root / "params.yaml"])
         return plan.is_dir() and plan.stat().st_mtime_ns > newest
 
     def must(self, *lines: str) -> None:

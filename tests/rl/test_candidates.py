@@ -10,62 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.agent.rollout import Player, Row
+from tasks.agent.rollout import Player
 from tasks.generate import Sampling
 from tasks.generate.plain import PlainGenerator, PlainSession
 from tasks.rewards import on_last_token
-from tasks.rl.samplers import Draw, Score
-from tasks.rl.samples import sample_from, scores_from
 from tasks.train.loop import Trainer
 from tasks.train.order import Refill
-from tasks.types import Question, Sample, Scores, Trajectory
+from tasks.types import Question, Scores, Trajectory
+from tests.rl.candidates import Candidates
 from tests.tiny import make_model, make_player, make_trainer, question
 
 SAMPLING = Sampling(1.0, 1.0, (), 3)
 K = 3
-
-
-@dataclass
-class Candidates:
-    """Plays each question turn by turn: `size` candidates from one prefix, of which the best by its score goes on.
-
-    A sample is a candidate's own turn; candidates for one turn of one question are a group.
-    """
-
-    size: int = K
-    from_start: bool = False
-    has_logprobs: bool = True
-
-    def draw(self, player: Player, questions: Sequence[Question], sampling: Sampling, score: Score) -> Draw:
-        lines = player.start(questions, 1, sampling)
-        samples: list[Sample] = []
-        scores: list[Scores] = []
-        owners: list[int | None] = []
-        while playing := [number for number, line in enumerate(lines) if not line.is_over]:
-            families = [player.fork(lines[number], self.size) for number in playing]
-            candidates = [candidate for family in families for candidate in family]
-            actions = dict(zip((c.number for c in candidates), player.act(candidates), strict=True))
-            written = [candidate.trajectory() for candidate in candidates]
-            found = iter(zip(written, score(written, [c.question for c in candidates]), strict=True))
-
-            for number, family in zip(playing, families, strict=True):
-                prefix = lines[number]
-                scored = [next(found) for _ in family]
-                best = max(range(self.size), key=lambda i: scored[i][1].outcome)
-                for i, (trajectory, value) in enumerate(scored):
-                    sample = sample_from(trajectory, len(prefix.response), group_of(prefix))
-                    if any(sample.trained):  # Not one that ended its text at once.
-                        samples.append(sample)
-                        scores.append(scores_from(value, len(prefix.response)))
-                        owners.append(number if i == best else None)
-                lines[number] = family[best]
-                player.finish([prefix, *(candidate for candidate in family if candidate is not family[best])])
-            player.observe([lines[n] for n in playing], [actions[lines[n].number] for n in playing])
-        return Draw(player.finish(lines), samples, scores, owners)
-
-
-def group_of(prefix: Row) -> str:
-    return f"{prefix.group_id}/turn {len(prefix.turns)}"
 
 
 @dataclass(frozen=True)
@@ -138,7 +94,7 @@ def test_a_whole_draw_reads_each_token_once(merging: Any) -> None:
     """Prompts, observations of the lines that went on, and one token a candidate; nothing of a prefix again."""
     player = real_player(merging)
     questions = [question(i) for i in range(3)]
-    sampler = Candidates()
+    sampler = Candidates(K)
     draw = sampler.draw(player, questions, SAMPLING, score)
     observed = sum(len(t.response_ids) - t.num_generated for t in draw.trajectories)
     num_forks = K * sum(len(t.turns) for t in draw.trajectories)
@@ -149,7 +105,7 @@ def test_a_whole_draw_reads_each_token_once(merging: Any) -> None:
 def test_a_draw_of_candidates(merging: Any) -> None:
     """Groups are turns, samples of a group share their prefix, and the best of a group is part of the trajectory."""
     questions = [question(i) for i in range(3)]
-    draw = Candidates().draw(real_player(merging), questions, SAMPLING, score)
+    draw = Candidates(K).draw(real_player(merging), questions, SAMPLING, score)
     assert [t.question_id for t in draw.trajectories] == ["q0", "q1", "q2"]
     groups: dict[str, list[int]] = {}
     for i, sample in enumerate(draw.samples):
@@ -174,7 +130,7 @@ def candidate_trainer(scratch: Path, **changes: Any) -> Trainer:
     base: dict[str, Any] = {
         "num_steps": 3, "prompts_per_step": 4, "rollouts_per_step": None, "minibatches": 2, "record_trajectories": 2,
     }  # fmt: skip
-    return make_trainer(scratch, sampler=Candidates(), rewards=(EvenLast(),), rollout=budgets, **(base | changes))
+    return make_trainer(scratch, sampler=Candidates(K), rewards=(EvenLast(),), rollout=budgets, **(base | changes))
 
 
 def test_the_real_loop_learns_from_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
