@@ -8,8 +8,12 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flows import STOPPED
+
+if TYPE_CHECKING:
+    from flows.pipeline import Run
 
 
 def main(words: list[str] | None = None) -> int:
@@ -33,12 +37,31 @@ def _run(words: list[str] | None) -> int:
     if given.compare:
         answers = {**settings.compare_answers(given.compare, root), **answers}
 
-    from flows import flow  # Prefect: it takes longest to load, and a mistake above needs none of it.
+    from flows.ending import close
     from flows.pipeline import prepared
 
     with prepared(root, answers, tuple(given.force), max(1, given.max_parallel), given.once) as run:
-        flow.run_here(run, settings.Form(), not given.no_prefect)
-        return flow.close(run)
+        _execute(run, not given.no_prefect)
+        return close(run)
+
+
+def _execute(run: Run, use_prefect: bool) -> None:
+    """Run through Prefect if it works, else directly; both fill `run.outcomes`."""
+    from flows.ending import stopped_by_signals
+    from flows.server import find_server
+
+    server = find_server(run.root) if use_prefect else None
+    # Where nothing has to run, Prefect would cost more than the rest: loading it takes 2 s, a temporary server many.
+    if use_prefect and (server is not None or run.graph.stale):
+        if server is None:
+            run.say("starting Prefect, which records this run ...")
+        from flows import flow, settings
+
+        flow.follow(run, settings.Form(), server)
+
+    if len(run.outcomes) < len(run.graph.needs) and not run.stopper.is_stopped:
+        with stopped_by_signals(run):
+            run.run()
 
 
 def _parser(epilog: str) -> argparse.ArgumentParser:

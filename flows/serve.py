@@ -20,7 +20,7 @@ from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLi
 from prefect.exceptions import ObjectAlreadyExists
 from prefect.schedules import Cron
 
-from flows.flow import find_server
+from flows.server import find_server
 
 POOL = "breadcrumb"
 NIGHTLY = "0 3 * * *"

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flows.flow import UI_ADDRESS
+from flows.server import UI_ADDRESS
 
 SECONDS_TO_START = 90.0
 SECONDS_TO_SETTLE = 2.0  # A server whose port is taken ends sooner than this.

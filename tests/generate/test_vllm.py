@@ -6,6 +6,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from tasks.model import load_policy
 from tasks.train.loop import Trainer
 from tests import tiny
 
-pytest.importorskip("vllm")
-pytestmark = pytest.mark.slow
+# Looked for only: importing it takes seconds, and every process of pytest imports this file.
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("vllm") is None, reason="no vllm")]
 
 ROOT = Path(__file__).parents[2]
 GREEDY = Sampling(temperature=0.0, top_p=1.0, stop=(), seed=0)

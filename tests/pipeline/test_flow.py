@@ -239,8 +239,8 @@ def test_ctrl_c_is_ignored_where_it_was_ignored_before(finished: Toy) -> None:
 
 
 def test_ctrl_c_while_libraries_are_loading(finished: Toy, tmp_path: Path) -> None:
-    (tmp_path / "prefect").mkdir()
-    (tmp_path / "prefect/__init__.py").write_text("import time; open('.scratch/loading', 'w'); time.sleep(60)")
+    (tmp_path / "pydantic").mkdir()
+    (tmp_path / "pydantic/__init__.py").write_text("import time; open('.scratch/loading', 'w'); time.sleep(60)")
     flow = finished.start("--no-prefect", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
     until = time.monotonic() + 60
     while not (finished.root / ".scratch/loading").exists():

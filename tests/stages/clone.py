@@ -17,7 +17,7 @@ HOUSE = Path(__file__).resolve().parents[2]
 SMOKE = {
     "scale": "smoke",
     "data": "smoke",
-    "systems": "[base, search_r1_ppo, search_r1_grpo]",
+    "systems": "[base, search_r1_ppo]",
     "seeds": "[0]",
     "top_k": "3",
     "num_bootstrap": "100",

@@ -24,6 +24,7 @@ PRETRAINED = "kind: pretrained\nprompt: tiny\npretrained: {folder: given}\nlora:
 def ready(tmp_path_factory: pytest.TempPathFactory) -> Clone:
     """A copy whose first stages have run; not to be changed."""
     clone = Clone.make(tmp_path_factory.mktemp("ready") / "clone")
+    clone.set("systems", "[base, search_r1_ppo, search_r1_grpo]")
     clone.must("data", "validate", "index", BASE, DESCRIBE)
     return clone
 
