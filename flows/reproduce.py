@@ -41,11 +41,11 @@ def _run(words: list[str] | None) -> int:
     from flows.pipeline import prepared
 
     with prepared(root, answers, tuple(given.force), max(1, given.max_parallel), given.once) as run:
-        _execute(run, not given.no_prefect)
+        run_here(run, not given.no_prefect)
         return close(run)
 
 
-def _execute(run: Run, use_prefect: bool) -> None:
+def run_here(run: Run, use_prefect: bool) -> None:
     """Run through Prefect if it works, else directly; both fill `run.outcomes`."""
     from flows.ending import stopped_by_signals
     from flows.server import find_server

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from flows import flow, ui
-from flows.settings import Form
+from flows import flow, reproduce, ui
 
 
 @pytest.fixture
@@ -122,5 +121,5 @@ def test_a_run_that_waits_for_a_temporary_server_says_so(tmp_path: Path, monkeyp
     monkeypatch.setattr(flow, "reproduce", lambda form, return_state: ended.set())
     monkeypatch.setattr(flow, "temporary_settings", lambda **changes: contextlib.nullcontext())
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    flow.run_here(run, Form(), use_prefect=True)
+    reproduce.run_here(run, use_prefect=True)
     assert said == ["starting Prefect, which records this run ..."]
