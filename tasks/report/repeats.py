@@ -8,7 +8,6 @@ StepSearch Eq. 13 (arXiv 2505.15107; docs/methods/stepsearch.md)
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +25,10 @@ MOST = 0.5
 
 @dataclass(frozen=True)
 class Repeats:
-    """Recorded answers of the start policies that took two searches or more, and those that ask a query twice.
+    """Different recorded answers of the start policies after two searches or more, and those that ask a query twice.
 
     Attributes:
-        right, wrong: numbers of answers.
+        right, wrong: numbers of answers that differ in seed, question, queries or words.
         right_repeated, wrong_repeated: those in which a query stands word for word a second time.
     """
 
@@ -46,8 +45,8 @@ class Repeats:
     def __str__(self) -> str:
         """What was counted, in words."""
         return (
-            f"{self.right_repeated} of {self.right} right answers with two or more searches repeat a query word for "
-            f"word, and {self.wrong_repeated} of {self.wrong} wrong ones"
+            f"{self.right_repeated} of {self.right} different right answers with two or more searches repeat a query "
+            f"word for word, and {self.wrong_repeated} of {self.wrong} wrong ones"
         )
 
 
@@ -63,21 +62,25 @@ def _rewards(run: Run) -> Sequence[Row]:
 
 
 def count(results: Results, artifacts: Path) -> Repeats:
-    """Count the recorded answers of the start policies.
+    """Count the recorded answers of the start policies, each once.
 
     They are the evaluations of systems that play the start policy as it is, and the rollouts of training's first step.
+    Methods that train the same start policy draw many of the same first rollouts, so one answer stands in several
+    files: counted there it would weigh as often as there are methods.
 
     Raises:
         DataError: a malformed row.
     """
-    found: Counter[tuple[bool, bool]] = Counter()
+    answers: dict[tuple[int, str, tuple[str, ...], str | None], bool] = {}
     for row in _played_by_start(results.runs, artifacts):
-        queries = [turn.content.strip() for turn in row.turns if turn.kind == "search" and turn.executed]
+        queries = tuple(turn.content.strip() for turn in row.turns if turn.kind == "search" and turn.executed)
         if len(queries) > 1:
-            is_right = text.exact_match(row.answer, row.answers) == 1
-            found[is_right, len(set(queries)) < len(queries)] += 1
-    right, wrong = (found[kind, True] + found[kind, False] for kind in (True, False))
-    return Repeats(right, found[True, True], wrong, found[False, True])
+            answers[row.seed, row.question_id, queries, row.answer] = text.exact_match(row.answer, row.answers) == 1
+
+    repeated: dict[bool, list[bool]] = {True: [], False: []}
+    for (_, _, queries, _), is_right in answers.items():
+        repeated[is_right].append(len(set(queries)) < len(queries))
+    return Repeats(len(repeated[True]), sum(repeated[True]), len(repeated[False]), sum(repeated[False]))
 
 
 def _played_by_start(runs: Sequence[Run], artifacts: Path) -> Iterator[TrajectoryRow]:

@@ -56,7 +56,7 @@ def small(root: Path, runs: Mapping[str, Given], seeds: Sequence[int] = (0, 1)) 
     return results, read_tracks(results.runs, artifacts)
 
 
-def answer(*queries: str, said: str = "x", step: int | None = None) -> Row:
+def answer(*queries: str, said: str = "x", step: int | None = None, question: str = "q") -> Row:
     """A row of `trajectories.jsonl` whose right answer is x: these searches, then an answer."""
     turn = {
         "reward": 0.0,
@@ -70,7 +70,7 @@ def answer(*queries: str, said: str = "x", step: int | None = None) -> Row:
     turns = [{"kind": "search", "content": query, "executed": True} | turn for query in queries]
     turns.append({"kind": "answer", "content": said, "executed": False} | turn)
     return {
-        "question_id": "q", "question": "?", "answers": ["X"], "gold_passage_ids": [], "dataset": "world", "hops": 2,
+        "question_id": question, "question": "?", "answers": ["X"], "gold_passage_ids": [], "dataset": "world", "hops": 2,
         "policy": "base", "seed": 0, "step": step, "mode": "sampled", "status": "answered", "answer": said,
         "prompt": None, "outcome": 0.0, "turns": turns,
     }  # fmt: skip

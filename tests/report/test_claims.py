@@ -25,7 +25,7 @@ from tasks.report.claims import (
     findings,
     judge,
 )
-from tasks.report.repeats import punishes
+from tasks.report.repeats import Repeats, count, punishes
 from tasks.report.study import complete
 from tasks.report.table import markdown
 from tasks.store import write_jsonl
@@ -266,10 +266,11 @@ def penalty_study(root: Path, repeated: int, clean: int, at: str = "evaluate/bas
     }
     results, _ = small(root, given, SEEDS)
     step = 1 if at.startswith("train") else None
-    rows = [answer("a", "b", "a", step=step)] * repeated + [answer("a", "b", step=step)] * clean
+    rows = [answer("a", "b", "a", step=step, question=f"r{i}") for i in range(repeated)]
+    rows += [answer("a", "b", step=step, question=f"c{i}") for i in range(clean)]
     rows += [answer("a"), answer("a", "a", said="wrong", step=step), answer("a", "b", said="wrong", step=step)]
     if step:
-        rows += [answer("a", "b", step=2)] * 50  # Of a policy that has learned something.
+        rows += [answer("a", "b", step=2, question=f"l{i}") for i in range(50)]  # Of a policy that has learned.
     write_jsonl(root / "artifacts" / at / "trajectories.jsonl", rows)
     section = complete(results, root / "artifacts", 200).sections[0]
     return [*section.rows, [section.lead]]
@@ -283,14 +284,28 @@ def test_a_penalty_is_not_testable_where_the_start_policy_repeats_its_queries(tm
     assert verdicts["stepsearch_ow_penalty - ppo_f1: EM"] == f"({NOT_TESTABLE})"
     assert verdicts["stepsearch - ppo_f1: F1"] == NOT_TESTABLE
     assert verdicts["dspo - gspo: subEM"] == REPRODUCED  # Nothing there punishes a repeat.
-    assert "8 of 10 right answers with two or more searches repeat a query word for word, and 1 of 2 wrong ones" in lead
+    assert "8 of 10 different right answers with two or more searches repeat a query word for word" in lead
+    assert "and 1 of 2 wrong ones" in lead
 
 
 def test_a_penalty_is_judged_where_the_start_policy_searches_cleanly(tmp_path: Path):
     *rows, (lead,) = penalty_study(tmp_path, repeated=5, clean=5)
     assert {row[2]: row[4] for row in rows}["stepsearch_ow_penalty - ppo_f1: F1"] == HARMS
-    assert "5 of 10 right answers" in lead
+    assert "5 of 10 different right answers" in lead
     assert "not testable" not in lead
+
+
+def test_an_answer_that_two_methods_recorded_counts_once(tmp_path: Path):
+    """Their first rollouts are equal where both start from the same policy: no more evidence than one method's."""
+    results, _ = small(tmp_path, {f"{name}-{seed}": Given("0") for name in ("dspo", "gspo") for seed in (0, 1)})
+    for name in ("dspo", "gspo"):
+        for seed in (0, 1):
+            rows = [answer("a", "b", "a", step=1), answer("a", "b", step=1), answer("a", "a", said="wrong", step=1)]
+            own = [answer("c", "c", step=1)] if name == "gspo" else []  # A larger group draws one play more.
+            path = tmp_path / "artifacts" / "train" / f"{name}-{seed}" / "trajectories.jsonl"
+            write_jsonl(path, [row | {"seed": seed} for row in (*rows, *own)])
+    # Of each seed: aba, ab and cc are right, aa is wrong.
+    assert count(results, tmp_path / "artifacts") == Repeats(6, 4, 2, 2)
 
 
 def test_the_penalty_is_found_in_the_real_configurations():
