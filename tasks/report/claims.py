@@ -37,7 +37,7 @@ from tasks.report.curves import Window, seeds_note
 from tasks.report.health import interval_text
 from tasks.report.repeats import Repeats, punishes
 from tasks.report.table import ALL, METRICS, Cell, Results, Section, origin
-from tasks.report.training import Track
+from tasks.report.training import TrainingRun
 
 MARGIN = 0.02
 """Differences of less than two percentage points count as no difference."""
@@ -210,18 +210,18 @@ def judge(found: Interval | None, side: Side, num_seeds: int) -> str:
 
 def findings(
     results: Results,
-    tracks: Sequence[Track],
+    trainings: Sequence[TrainingRun],
     num_resamples: int,
     claims: Sequence[Claim] = CLAIMS,
     repeats: Repeats | None = None,
 ) -> list[Finding]:
     """Every measure of every claim, in order; `repeats` counts how the start policies search, None if unknown."""
-    at = curves.window(tracks)
+    at = curves.window(trainings)
     found = []
     for claim in claims:
         is_testable = not _is_decided_by_start(results, claim, repeats)
         for measure in claim.measures:
-            difference = _difference(claim, measure.name, results, tracks, at, num_resamples)
+            difference = _difference(claim, measure.name, results, trainings, at, num_resamples)
             verdict = judge(difference, measure.side, len(results.seeds))
             if not is_testable and verdict != NOT_MEASURED:
                 verdict = NOT_TESTABLE
@@ -237,7 +237,7 @@ def _is_decided_by_start(results: Results, claim: Claim, repeats: Repeats | None
 
 
 def _difference(
-    claim: Claim, name: str, results: Results, tracks: Sequence[Track], at: Window | None, num_resamples: int
+    claim: Claim, name: str, results: Results, trainings: Sequence[TrainingRun], at: Window | None, num_resamples: int
 ) -> Interval | None:
     if not {claim.policy, claim.against} <= set(results.policies):
         return None
@@ -247,7 +247,7 @@ def _difference(
         value = _spread(_runs(results, claim.policy)) - _spread(_runs(results, claim.against))
         return Interval(value, math.nan, math.nan, len(results.seeds))
     by_seed = [
-        {track.seed: _number(track, name, at) for track in tracks if track.policy == policy}
+        {training.seed: _number(training, name, at) for training in trainings if training.policy == policy}
         for policy in (claim.policy, claim.against)
     ]
     pairs = [(by_seed[0].get(seed), by_seed[1].get(seed)) for seed in results.seeds]
@@ -283,10 +283,10 @@ def _spread(runs: Mapping[int, Run]) -> float:
     return statistics.stdev(means) if len(means) > 1 else math.nan
 
 
-def _number(track: Track, name: str, at: Window | None) -> float | None:
+def _number(training: TrainingRun, name: str, at: Window | None) -> float | None:
     if name == STOPPED:
-        return float(track.stopped is not None) if track.says_stopped else None
-    return curves.reading(track, name, at)
+        return float(training.stopped is not None) if training.says_stopped else None
+    return curves.reading(training, name, at)
 
 
 def cells(results: Results, found: Iterable[Finding]) -> Iterable[Cell]:
@@ -305,18 +305,18 @@ def cells(results: Results, found: Iterable[Finding]) -> Iterable[Cell]:
         yield Cell(" - ".join(pair), ALL, ALL, ALL, mode, name, i.mean, low, high, count, *behind)
 
 
-def _unmoved(results: Results, tracks: Sequence[Track], claim: Claim) -> str:
+def _unmoved(results: Results, trainings: Sequence[TrainingRun], claim: Claim) -> str:
     """A note on those of the two that end as their start policy, because no later policy was better in validation."""
     told = ""
     for policy in (claim.policy, claim.against):
-        steps = [track.selected_step for track in tracks if track.policy == policy]
+        steps = [training.selected_step for training in trainings if training.policy == policy]
         if steps.count(0):
             told += f" ({results.title(policy)} is its start policy in {steps.count(0)} of {len(steps)} seeds)"
     return told
 
 
 def section(
-    results: Results, tracks: Sequence[Track], found: Sequence[Finding], repeats: Repeats | None = None
+    results: Results, trainings: Sequence[TrainingRun], found: Sequence[Finding], repeats: Repeats | None = None
 ) -> Section | None:
     """All measures of all claims, one line for a claim without its policies; None if no claim has its policies."""
     if not any({one.claim.policy, one.claim.against} <= set(results.policies) for one in found):
@@ -330,7 +330,7 @@ def section(
             is_known = one.difference is not None and not math.isnan(one.difference.mean)
             value = interval_text(one.difference, signed=True) if one.difference and is_known else ""
             verdict = one.verdict if is_first else f"({one.verdict})"
-            told = _unmoved(results, tracks, claim) if is_first else ""
+            told = _unmoved(results, trainings, claim) if is_first else ""
             rows.append([*about, f"{pair}: {NAMES[one.measure.name]}{told}", value, verdict])
         elif is_first:
             rows.append([*about, pair, "", NOT_MEASURED])

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from tasks.evaluate.statistics import Interval, over_seeds
 from tasks.report.table import ALL, Cell, Results, Section, origin, show
-from tasks.report.training import Track
+from tasks.report.training import TrainingRun
 from tasks.store import Row
 
 Point = tuple[float, float]
@@ -30,13 +30,13 @@ AT_BUDGET, AREA, EARLY_AREA, DROP, BUDGET = (
 )  # fmt: skip
 
 
-def points(track: Track) -> tuple[Point, ...]:
+def points(training: TrainingRun) -> tuple[Point, ...]:
     """The validations of a run in order; those before training have generated nothing.
 
     A run that generates nothing at all (supervised fine-tuning) has no place on this axis and so no point.
     """
     found = []
-    for step, metrics in track.rows:
+    for step, metrics in training.rows:
         em, tokens = metrics.get("validation_em"), metrics.get(TOKENS, 0 if step == 0 else None)
         if em is not None and tokens is not None:
             found.append((float(tokens), float(em)))
@@ -92,19 +92,19 @@ class Window:
         return self.start + (self.budget - self.start) / 3
 
 
-def window(tracks: Iterable[Track]) -> Window | None:
+def window(trainings: Iterable[TrainingRun]) -> Window | None:
     """The common window of these runs, None where no run has a validation."""
-    known = [(track, points(track)) for track in tracks]
-    known = [(track, curve) for track, curve in known if curve]
+    known = [(training, points(training)) for training in trainings]
+    known = [(training, curve) for training, curve in known if curve]
     if not known:
         return None
-    whole = [track for track, _ in known if track.stopped is None] or [track for track, _ in known]
+    whole = [training for training, _ in known if training.stopped is None] or [training for training, _ in known]
     start = max(curve[0][0] for _, curve in known)
-    return Window(start, max(start, min(_generated(track) for track in whole)))
+    return Window(start, max(start, min(_generated(training) for training in whole)))
 
 
-def _generated(track: Track) -> float:
-    return max([*track.values(TOKENS), *(tokens for tokens, _ in points(track))])
+def _generated(training: TrainingRun) -> float:
+    return max([*training.values(TOKENS), *(tokens for tokens, _ in points(training))])
 
 
 Reading = Callable[[Sequence[Point], Window], float]
@@ -118,24 +118,24 @@ READINGS: Mapping[str, Reading] = {
 """Name in `results.csv` -> one number of a run."""
 
 
-def reading(track: Track, name: str, at: Window | None) -> float | None:
+def reading(training: TrainingRun, name: str, at: Window | None) -> float | None:
     """One number of a run's validation curve, None where it has none."""
-    curve = points(track)
+    curve = points(training)
     return READINGS[name](curve, at) if curve and at is not None else None
 
 
-def cells(results: Results, tracks: Sequence[Track]) -> Iterable[Cell]:
+def cells(results: Results, trainings: Sequence[TrainingRun]) -> Iterable[Cell]:
     """Every reading of every run, and the mean over seeds of the readings that every seed has."""
-    at = window(tracks)
+    at = window(trainings)
     if at is None:
         return
     runs = {(run.policy, run.seed): run for run in results.runs}
     sha = origin(results.runs)[0]
     yield Cell(ALL, ALL, ALL, ALL, "training", BUDGET, at.budget, None, None, None, sha, "", "")
     for policy in results.policies:
-        own = [track for track in tracks if track.policy == policy]
+        own = [training for training in trainings if training.policy == policy]
         for name in READINGS:
-            found = [(track.seed, reading(track, name, at)) for track in own]
+            found = [(training.seed, reading(training, name, at)) for training in own]
             known = [(seed, value) for seed, value in found if value is not None]
             if not known or len(known) < len(own):
                 continue
@@ -153,17 +153,17 @@ def ends(found: Interval) -> tuple[float | None, float | None]:
     return (None, None) if math.isnan(found.low) else (found.low, found.high)
 
 
-def section(results: Results, tracks: Sequence[Track]) -> Section | None:
+def section(results: Results, trainings: Sequence[TrainingRun]) -> Section | None:
     """The readings of every policy with intervals over seeds, and the lines behind them."""
-    at = window(tracks)
+    at = window(trainings)
     if at is None:
         return None
     names = (AT_BUDGET, AREA, EARLY_AREA, DROP)
-    trained = [policy for policy in results.policies if any(track.policy == policy for track in tracks)]
+    trained = [policy for policy in results.policies if any(training.policy == policy for training in trainings)]
     rows = [[results.title(policy), *(_shown(results, policy, name) for name in names)] for policy in trained]
     is_few = len(results.seeds) < MIN_SEEDS
     seeds = "Single seeds stand in parentheses." if is_few else seeds_note(results.seeds)
-    series = [line for policy in trained if (line := _line(policy, tracks, at)) is not None]
+    series = [line for policy in trained if (line := _line(policy, trainings, at)) is not None]
     lead = (
         f"Greedy play on validation questions, read off at the same number of generated tokens: {at.budget:,.0f}, the "
         "smallest number at the end of a run (stopped runs left out: they keep their last value). Straight lines "
@@ -193,9 +193,9 @@ def seeds_note(seeds: Sequence[int]) -> str:
     return f"Interval over seeds: 95%, {len(seeds)} seeds, Student's t{few}."
 
 
-def _line(policy: str, tracks: Sequence[Track], at: Window) -> Row | None:
+def _line(policy: str, trainings: Sequence[TrainingRun], at: Window) -> Row | None:
     """Mean, lowest and highest seed of a policy at evenly spaced numbers of tokens."""
-    lines = [points(track) for track in tracks if track.policy == policy]
+    lines = [points(training) for training in trainings if training.policy == policy]
     if not all(lines) or at.budget <= at.start:
         return None
     drawn = []

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from tasks.evaluate.statistics import Interval, over_seeds
 from tasks.report.curves import seeds_note
 from tasks.report.table import Results, Section
-from tasks.report.training import Track
+from tasks.report.training import TrainingRun
 
 METRICS = (
     "entropy",
@@ -33,14 +33,14 @@ METRICS = (
 """The columns, each only where a run has it."""
 
 
-def section(results: Results, tracks: Sequence[Track]) -> Section | None:
+def section(results: Results, trainings: Sequence[TrainingRun]) -> Section | None:
     """One line a trained policy, None where nothing was trained or logged."""
-    names = [name for name in METRICS if any(_value(track, name) is not None for track in tracks)]
+    names = [name for name in METRICS if any(_value(training, name) is not None for training in trainings)]
     rows = []
     for policy in results.policies:
-        own = [track for track in tracks if track.policy == policy]
+        own = [training for training in trainings if training.policy == policy]
         if own:
-            values = [_mean([_value(track, name) for track in own]) for name in names]
+            values = [_mean([_value(training, name) for training in own]) for name in names]
             rows.append([results.title(policy), *map(_text, values), _stopped(own), _selected(own)])
     if not rows:
         return None
@@ -53,12 +53,12 @@ def section(results: Results, tracks: Sequence[Track]) -> Section | None:
     return Section("health-table", "Health in numbers", lead, header, rows)
 
 
-def _value(track: Track, name: str) -> float | None:
-    if name == "share_with_signal" and not track.has_groups:
+def _value(training: TrainingRun, name: str) -> float | None:
+    if name == "share_with_signal" and not training.has_groups:
         return None
     if name.endswith("_max"):
-        return max(track.values(name, 2), default=None)
-    return track.mean(name, 2)
+        return max(training.values(name, 2), default=None)
+    return training.mean(name, 2)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -70,31 +70,31 @@ def _text(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def _stopped(own: Sequence[Track]) -> str:
-    if not any(track.says_stopped for track in own):
+def _stopped(own: Sequence[TrainingRun]) -> str:
+    if not any(training.says_stopped for training in own):
         return ""
     ends = [f"seed {t.seed} at step {t.stopped['step']}: {t.stopped['reason']}" for t in own if t.stopped is not None]
     return f"{len(ends)} of {len(own)}" + (f" ({'; '.join(ends)})" if ends else "")
 
 
-def _selected(own: Sequence[Track]) -> str:
-    if all(track.selected_step is None for track in own):
+def _selected(own: Sequence[TrainingRun]) -> str:
+    if all(training.selected_step is None for training in own):
         return ""
-    return ", ".join("?" if track.selected_step is None else str(track.selected_step) for track in own)
+    return ", ".join("?" if training.selected_step is None else str(training.selected_step) for training in own)
 
 
-def no_signal(track: Track, third: int) -> float | None:
+def no_signal(training: TrainingRun, third: int) -> float | None:
     """Share of groups whose rewards are all equal in the first (0) or last (2) third; None without groups."""
-    share = track.mean("share_with_signal", third) if track.has_groups else None
+    share = training.mean("share_with_signal", third) if training.has_groups else None
     return None if share is None else 1 - share
 
 
-def signal_section(results: Results, tracks: Sequence[Track]) -> Section | None:
+def signal_section(results: Results, trainings: Sequence[TrainingRun]) -> Section | None:
     """Groups without a signal in the first and the last third of training, and the change."""
     rows = []
     for policy in results.policies:
-        own = [track for track in tracks if track.policy == policy]
-        pairs = [(no_signal(track, 0), no_signal(track, 2)) for track in own]
+        own = [training for training in trainings if training.policy == policy]
+        pairs = [(no_signal(training, 0), no_signal(training, 2)) for training in own]
         known = [(first, last) for first, last in pairs if first is not None and last is not None]
         if known and len(known) == len(own):
             shares = [over_seeds([pair[i] for pair in known], (0.0, 1.0)) for i in (0, 1)]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tasks.report import claims, curves, health, printed, repeats
 from tasks.report.table import Results
-from tasks.report.training import read_tracks
+from tasks.report.training import read_trainings
 
 
 def complete(results: Results, artifacts: Path, num_resamples: int, papers: Sequence[printed.Printed] = ()) -> Results:
@@ -20,16 +20,16 @@ def complete(results: Results, artifacts: Path, num_resamples: int, papers: Sequ
     Raises:
         DataError: malformed metrics, trajectories or summary of a training run.
     """
-    tracks = read_tracks(results.runs, artifacts)
+    trainings = read_trainings(results.runs, artifacts)
     repeated = repeats.count(results, artifacts)
-    found = claims.findings(results, tracks, num_resamples, repeats=repeated)
-    more = (*curves.cells(results, tracks), *claims.cells(results, found))
+    found = claims.findings(results, trainings, num_resamples, repeats=repeated)
+    more = (*curves.cells(results, trainings), *claims.cells(results, found))
     results = replace(results, cells=(*results.cells, *more))
     sections = (
-        claims.section(results, tracks, found, repeated),
-        curves.section(results, tracks),
-        health.section(results, tracks),
-        health.signal_section(results, tracks),
+        claims.section(results, trainings, found, repeated),
+        curves.section(results, trainings),
+        health.section(results, trainings),
+        health.signal_section(results, trainings),
         printed.section(results, papers),
     )
     return replace(results, sections=(*results.sections, *(one for one in sections if one is not None)))

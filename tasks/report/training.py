@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Track:
+class TrainingRun:
     """One training run.
 
     Attributes:
@@ -55,7 +55,7 @@ class Track:
         return sum(found) / len(found) if found else None
 
 
-def read_tracks(runs: Sequence[Run], artifacts: Path) -> tuple[Track, ...]:
+def read_trainings(runs: Sequence[Run], artifacts: Path) -> tuple[TrainingRun, ...]:
     """The training runs behind the evaluated systems, in their order; a system that does not learn has none.
 
     Raises:
@@ -63,11 +63,13 @@ def read_tracks(runs: Sequence[Run], artifacts: Path) -> tuple[Track, ...]:
     """
     folder = artifacts / "train"
     return tuple(
-        _track(run, run.training, folder / f"{run.policy}-{run.seed}") for run in runs if run.training is not None
+        _training_run(run, run.training, folder / f"{run.policy}-{run.seed}")
+        for run in runs
+        if run.training is not None
     )
 
 
-def _track(run: Run, summary: Row, folder: Path) -> Track:
+def _training_run(run: Run, summary: Row, folder: Path) -> TrainingRun:
     path = folder / "metrics.jsonl"
     lines = schema.read(MetricRow, path) if path.is_file() else ()
     rows = tuple((row.step, row.metrics) for _, row in lines)
@@ -81,7 +83,7 @@ def _track(run: Run, summary: Row, folder: Path) -> Track:
         raise DataError(f"{where}: selected_step={selected!r}, expected null or an integer.")
     size = _group_size(summary)
     signals = any(metrics.get("share_with_signal") for _, metrics in rows)
-    return Track(
+    return TrainingRun(
         run.policy, run.seed, rows, stopped, "stopped" in summary, selected, signals if size is None else size > 1
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.report.table import Results, build
-from tasks.report.training import Track, read_tracks
+from tasks.report.training import TrainingRun, read_trainings
 from tasks.store import write_json, write_jsonl
 from tests.report.fake_artifacts import CONFIG, augmentation, write_system
 
@@ -29,7 +29,9 @@ def validations(*points: tuple[int, float]) -> list[Row]:
     return [{"generated_tokens_total": tokens, "validation_em": em} for tokens, em in points]
 
 
-def small(root: Path, runs: Mapping[str, Given], seeds: Sequence[int] = (0, 1)) -> tuple[Results, Sequence[Track]]:
+def small(
+    root: Path, runs: Mapping[str, Given], seeds: Sequence[int] = (0, 1)
+) -> tuple[Results, Sequence[TrainingRun]]:
     """Results and training runs of `<policy>-<seed>` -> what is given; the start policy answers nothing."""
     artifacts = root / "artifacts"
     write_json(artifacts / "data" / "manifest.json", {"data_sha256": "d"})
@@ -53,7 +55,7 @@ def small(root: Path, runs: Mapping[str, Given], seeds: Sequence[int] = (0, 1)) 
             write_jsonl(artifacts / "train" / name / "metrics.jsonl", rows)
     methods = dict.fromkeys(name.rpartition("-")[0] for name in runs)
     results = build(artifacts, ["base", *methods], seeds, "base", 200)
-    return results, read_tracks(results.runs, artifacts)
+    return results, read_trainings(results.runs, artifacts)
 
 
 def answer(*queries: str, said: str = "x", step: int | None = None, question: str = "q") -> Row:
@@ -70,7 +72,8 @@ def answer(*queries: str, said: str = "x", step: int | None = None, question: st
     turns = [{"kind": "search", "content": query, "executed": True} | turn for query in queries]
     turns.append({"kind": "answer", "content": said, "executed": False} | turn)
     return {
-        "question_id": question, "question": "?", "answers": ["X"], "gold_passage_ids": [], "dataset": "world", "hops": 2,
+        "question_id": question, "question": "?", "answers": ["X"], "gold_passage_ids": [], "dataset": "world",
+        "hops": 2,
         "policy": "base", "seed": 0, "step": step, "mode": "sampled", "status": "answered", "answer": said,
         "prompt": None, "outcome": 0.0, "turns": turns,
     }  # fmt: skip

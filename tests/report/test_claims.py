@@ -84,8 +84,8 @@ def runs(**ems: str) -> dict[str, Given]:
 
 
 def verdicts(root: Path, given: dict[str, Given], seeds: tuple[int, ...] = SEEDS) -> dict[tuple[str, str], str]:
-    results, tracks = small(root, given, seeds)
-    return {(one.claim.id, one.measure.name): one.verdict for one in findings(results, tracks, 200)}
+    results, trainings = small(root, given, seeds)
+    return {(one.claim.id, one.measure.name): one.verdict for one in findings(results, trainings, 200)}
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_answers_take_the_wider_of_two_intervals(tmp_path: Path):
     """Gains of 1, 1 and .4: resampled alone .4 would be the least; Student: .8 -+ 4.303 * .3464 / sqrt(3) = .8606."""
     given = runs(dspo="1" * 20, gspo="0" * 20)
     given["dspo-2"] = Given("1" * 8 + "0" * 12)
-    results, tracks = small(tmp_path, given, SEEDS)
-    one = next(f for f in findings(results, tracks, 200) if f.claim.id == "filter" and f.measure.name == "em")
+    results, trainings = small(tmp_path, given, SEEDS)
+    one = next(f for f in findings(results, trainings, 200) if f.claim.id == "filter" and f.measure.name == "em")
     assert one.difference is not None
     assert (one.difference.mean, one.difference.low) == pytest.approx((0.8, -0.0606), abs=1e-4)
     assert one.verdict == UNDECIDED
@@ -171,13 +171,13 @@ def key_reward(*early: float) -> dict[str, Given]:
 
 def test_early_learning_by_hand(tmp_path: Path):
     # First third: em / 2 - .15. For .9 .8 .85: .3 .25 .275, mean .275 -+ 4.303 * .025 / sqrt(3) = .0621.
-    results, tracks = small(tmp_path, key_reward(0.9, 0.8, 0.85), SEEDS)
-    one = next(f for f in findings(results, tracks, 200) if f.claim.id == "key_reward_speeds")
+    results, trainings = small(tmp_path, key_reward(0.9, 0.8, 0.85), SEEDS)
+    one = next(f for f in findings(results, trainings, 200) if f.claim.id == "key_reward_speeds")
     assert one.verdict == REPRODUCED
     assert one.difference is not None
     assert (one.difference.mean, one.difference.low) == pytest.approx((0.275, 0.2129), abs=1e-4)
     swapped = replace(one.claim, policy=one.claim.against, against=one.claim.policy)
-    assert findings(results, tracks, 200, [swapped])[0].verdict == NOT_REPRODUCED
+    assert findings(results, trainings, 200, [swapped])[0].verdict == NOT_REPRODUCED
 
 
 def test_two_seeds_of_the_same_leave_it_open(tmp_path: Path):
@@ -199,8 +199,8 @@ def high_rate(drops: dict[str, tuple[float, ...]], stopped: tuple[str, ...] = ()
 
 def test_stability_is_judged_by_the_drop_and_the_rest_is_shown(tmp_path: Path):
     drops = {"gspo_high_lr": (0.0, 0.1, 0.05), "grpo_subem_high_lr": (0.6, 0.7, 0.6)}
-    results, tracks = small(tmp_path, high_rate(drops, ("grpo_subem_high_lr",)), SEEDS)
-    found = {f.measure.name: f for f in findings(results, tracks, 200, [BY_ID["high_rate"]])}
+    results, trainings = small(tmp_path, high_rate(drops, ("grpo_subem_high_lr",)), SEEDS)
+    found = {f.measure.name: f for f in findings(results, trainings, 200, [BY_ID["high_rate"]])}
     drop, stopped, spread = found["validation_em_drop"], found["stopped_share"], found["em_spread"]
     assert drop.difference is not None
     assert drop.difference.mean == pytest.approx(-0.58333, abs=1e-5)
@@ -226,10 +226,10 @@ def test_runs_that_do_not_tell_whether_they_were_stopped_are_not_counted(tmp_pat
 def test_order_of_questions_and_seeds_does_not_matter(tmp_path: Path):
     given = {f"dspo-{s}": Given("1101110111") for s in SEEDS} | {f"gspo-{s}": Given("0101010101") for s in SEEDS}
     given["dspo-1"] = Given("1111111101")
-    results, tracks = small(tmp_path / "a", given, SEEDS)
+    results, trainings = small(tmp_path / "a", given, SEEDS)
     other, _ = small(tmp_path / "b", dict(reversed(given.items())), SEEDS[::-1])
     turned = [replace(run, scores={mode: rows[::-1] for mode, rows in run.scores.items()}) for run in other.runs]
-    assert findings(replace(other, runs=tuple(turned)), tracks, 200) == findings(results, tracks, 200)
+    assert findings(replace(other, runs=tuple(turned)), trainings, 200) == findings(results, trainings, 200)
 
 
 def test_a_run_that_has_no_claim_to_judge_shows_none(tmp_path: Path):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tasks.report import curves
 from tasks.report.study import complete
 from tasks.report.table import Results
-from tasks.report.training import read_tracks
+from tasks.report.training import read_trainings
 from tasks.store import DataError, write_jsonl
 from tests.report.small_study import Given, small, validations
 
@@ -48,15 +48,15 @@ def test_a_mean_lies_between_the_lowest_and_the_highest_validation(
 
 def test_all_runs_are_read_off_at_the_smallest_budget(tmp_path: Path):
     long, short = validations((0, 0.0), (100, 0.5), (300, 0.9)), validations((0, 0.0), (200, 0.8))
-    results, tracks = small(
+    results, trainings = small(
         tmp_path,
         {"a-0": Given("1", long), "a-1": Given("1", long), "b-0": Given("1", short), "b-1": Given("1", long)},
     )
-    at = curves.window(tracks)
+    at = curves.window(trainings)
     assert at == curves.Window(0.0, 200.0)
-    assert curves.reading(tracks[0], curves.AT_BUDGET, at) == pytest.approx(0.7)
-    assert curves.reading(tracks[0], curves.AREA, at) == pytest.approx((0.25 + 0.6) / 2)
-    assert curves.reading(tracks[2], curves.EARLY_AREA, at) == pytest.approx((0.8 / 3) / 2)
+    assert curves.reading(trainings[0], curves.AT_BUDGET, at) == pytest.approx(0.7)
+    assert curves.reading(trainings[0], curves.AREA, at) == pytest.approx((0.25 + 0.6) / 2)
+    assert curves.reading(trainings[2], curves.EARLY_AREA, at) == pytest.approx((0.8 / 3) / 2)
     whole = complete(results, tmp_path / "artifacts", 100)
     cells = {(c.policy, c.seed, c.metric): c for c in whole.cells if c.mode == "training"}
     assert cells["all", "all", curves.BUDGET].value == 200
@@ -77,10 +77,10 @@ def test_all_runs_are_read_off_at_the_smallest_budget(tmp_path: Path):
 def test_a_run_that_generates_nothing_is_not_on_this_axis(tmp_path: Path):
     imitated, played = validations((0, 0.1), (0, 0.9)), validations((0, 0.0), (200, 0.8))
     runs = {f"{name}-{seed}": Given("1", rows) for name, rows in (("a", imitated), ("b", played)) for seed in (0, 1)}
-    _, tracks = small(tmp_path, runs)
-    assert curves.window(tracks) == curves.Window(0.0, 200.0)
-    assert curves.points(tracks[0]) == ()
-    assert curves.reading(tracks[0], curves.AT_BUDGET, curves.window(tracks)) is None
+    _, trainings = small(tmp_path, runs)
+    assert curves.window(trainings) == curves.Window(0.0, 200.0)
+    assert curves.points(trainings[0]) == ()
+    assert curves.reading(trainings[0], curves.AT_BUDGET, curves.window(trainings)) is None
 
 
 def test_a_stopped_run_keeps_its_last_value_and_does_not_shorten_the_others(tmp_path: Path):
@@ -89,26 +89,26 @@ def test_a_stopped_run_keeps_its_last_value_and_does_not_shorten_the_others(tmp_
         "a-0": Given("1", validations((0, 0.4), (50, 0.1)), stopped),
         "a-1": Given("1", validations((0, 0.4), (90, 0.6)), {"stopped": None}),
     }
-    _, tracks = small(tmp_path, runs)
-    at = curves.window(tracks)
+    _, trainings = small(tmp_path, runs)
+    at = curves.window(trainings)
     assert at == curves.Window(0.0, 90.0)
-    assert curves.reading(tracks[0], curves.AT_BUDGET, at) == pytest.approx(0.1)
-    assert curves.window(tracks[:1]) == curves.Window(0.0, 50.0)
+    assert curves.reading(trainings[0], curves.AT_BUDGET, at) == pytest.approx(0.1)
+    assert curves.window(trainings[:1]) == curves.Window(0.0, 50.0)
 
 
 def test_without_a_validation_before_training_the_latest_first_one_is_the_start(tmp_path: Path):
     late = [{}, {"generated_tokens_total": 30, "validation_em": 0.3}, {"generated_tokens_total": 80}]
     runs = {"a-0": Given("1", late), "a-1": Given("1", [{"validation_em": 0.1}, *validations((60, 0.5))])}
-    _, tracks = small(tmp_path, runs)
-    assert curves.points(tracks[1]) == ((0.0, 0.1), (60.0, 0.5))
-    assert curves.window(tracks) == curves.Window(30.0, 60.0)
+    _, trainings = small(tmp_path, runs)
+    assert curves.points(trainings[1]) == ((0.0, 0.1), (60.0, 0.5))
+    assert curves.window(trainings) == curves.Window(30.0, 60.0)
 
 
 def test_runs_without_validation_have_no_curve(tmp_path: Path):
-    results, tracks = small(tmp_path, {"a-0": Given("1"), "a-1": Given("1")})
-    assert curves.window(tracks) is None
-    assert curves.section(results, tracks) is None
-    assert list(curves.cells(results, tracks)) == []
+    results, trainings = small(tmp_path, {"a-0": Given("1"), "a-1": Given("1")})
+    assert curves.window(trainings) is None
+    assert curves.section(results, trainings) is None
+    assert list(curves.cells(results, trainings)) == []
     assert "budget" not in {one.id for one in complete(results, tmp_path / "artifacts", 100).sections}
 
 
@@ -116,10 +116,10 @@ def test_a_missing_file_of_metrics_is_no_curve_and_a_malformed_one_an_error(tmp_
     results, _ = small(tmp_path, {"a-0": Given("1"), "a-1": Given("1")})
     path = tmp_path / "artifacts" / "train" / "a-0" / "metrics.jsonl"
     path.unlink()
-    assert read_tracks(results.runs, tmp_path / "artifacts")[0].rows == ()
+    assert read_trainings(results.runs, tmp_path / "artifacts")[0].rows == ()
     write_jsonl(path, [{"step": 1, "metrics": {"entropy": "high"}}])
     with pytest.raises(DataError, match=r"metrics\.jsonl: row 1: metrics\.entropy: found 'high', expected a num"):
-        read_tracks(results.runs, tmp_path / "artifacts")
+        read_trainings(results.runs, tmp_path / "artifacts")
 
 
 def test_the_same_artifacts_give_the_same_cells(results: Results, artifacts: Path):

@@ -35,8 +35,8 @@ def test_the_last_third_is_averaged_over_seeds(tmp_path: Path):
         "ppo-0": Given("1", first, ALONE),
         "ppo-1": Given("1", second, ALONE),
     }
-    results, tracks = small(tmp_path, runs)
-    found = health.section(results, tracks)
+    results, trainings = small(tmp_path, runs)
+    found = health.section(results, trainings)
     assert found is not None
     assert found.header == ["policy", "entropy", "share with signal", "logprob gap max", "stopped", "selected step"]
     stopped = "1 of 2 (seed 1 at step 6: entropy below 0.01)"
@@ -53,19 +53,19 @@ def test_groups_without_a_signal_by_hand(tmp_path: Path):
         "ppo-0": Given("1", steps(share_with_signal=[0.0, 0.0, 0.0]), ALONE),
         "ppo-1": Given("1", steps(share_with_signal=[0.0, 0.0, 0.0]), ALONE),
     }
-    results, tracks = small(tmp_path, runs)
-    found = health.signal_section(results, tracks)
+    results, trainings = small(tmp_path, runs)
+    found = health.signal_section(results, trainings)
     assert found is not None
     assert found.rows == [["grpo", "0.300 [0.000, 1.000]", "0.700 [0.000, 1.000]", "+0.400 [-0.871, +1.000]"]]
 
 
 def test_older_runs_have_what_they_have(tmp_path: Path):
-    results, tracks = small(tmp_path, {"a-0": Given("1"), "a-1": Given("1")})
-    found = health.section(results, tracks)
+    results, trainings = small(tmp_path, {"a-0": Given("1"), "a-1": Given("1")})
+    found = health.section(results, trainings)
     assert found is not None
     assert found.header == ["policy", "stopped", "selected step"]
     assert found.rows == [["a", "", ""]]
-    assert health.signal_section(results, tracks) is None
+    assert health.signal_section(results, trainings) is None
 
 
 @pytest.mark.parametrize(
