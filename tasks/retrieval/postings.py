@@ -175,6 +175,8 @@ def write_scores(
 
     The arithmetic is that of bm25s 0.3: idf in double precision, rounded to float32; the rest in double precision,
     rounded once.
+    BM25 Section 3 (doi 10.1561/1500000019; docs/methods/search.md)
+    BM25S Section 2 (arXiv 2407.03618; docs/methods/search.md)
     """
     lengths = np.concatenate([chunk.lengths for chunk in chunks])
     document_frequencies = np.zeros(num_terms, dtype=np.int64)
@@ -198,6 +200,10 @@ def write_scores(
 
 
 def _idf(document_frequencies: npt.NDArray[np.int64], num_rows: int) -> npt.NDArray[np.float32]:
+    """ln(1 + (N - df + 0.5) / (df + 0.5)) of each term, 0 for a term that no passage has.
+
+    BM25S Section 2 (arXiv 2407.03618; docs/methods/search.md)
+    """
     different, which = np.unique(document_frequencies, return_inverse=True)
     values = [math.log(1 + (num_rows - df + 0.5) / (df + 0.5)) if df else 0.0 for df in different.tolist()]
     return np.array(values, dtype=np.float32)[which]
