@@ -1,8 +1,10 @@
 """Claims of the papers about this family of methods, judged on the artifacts of this run.
 
-Each claim names two policies and one or more measures. The first measure gives the verdict of the claim; it was chosen
-before any run. The others are all shown, each with a verdict of its own. A verdict needs at least two seeds, and is not
-corrected for the number of claims. No verdict says anything about a paper's method at the paper's own scale.
+Each claim names two policies and one or more measures. The first measure gives the verdict of the claim. The others are
+all shown, each with a verdict of its own. Each claim says whether it was written before the first run of its policies:
+one that was written later could be chosen by what it would say. The intervals of all claims became wider after that
+run. A verdict needs at least two seeds, and is not corrected for the number of claims. No verdict says anything about a
+paper's method at the paper's own scale.
 
 A difference is always `policy - against`. Intervals are those of the result table (`tasks.evaluate.statistics`); a
 measure with a single number for each seed has Student's t alone.
@@ -46,6 +48,7 @@ UNDECIDED, NOT_MEASURED = "undecided at this scale", "not measured in this run"
 NOT_TESTABLE = "not testable with this start policy"
 
 Side = Literal["more", "less", "no gain"]
+Written = Literal["before the first run", "before the first run, its rule later", "after the first run"]
 
 PLAYED = ("f1", "em", "subem")  # Paired on seed and question.
 STOPPED, SPREAD = "stopped_share", "em_spread"
@@ -80,6 +83,7 @@ class Claim:
         text: the statement.
         policy, against: systems.
         measures: what is measured.
+        written: whether claim, measures and rule were here before the two policies were first run.
     """
 
     id: str
@@ -88,6 +92,7 @@ class Claim:
     policy: str
     against: str
     measures: tuple[Measure, ...]
+    written: Written
 
 
 def _all(side: Side, *names: str) -> tuple[Measure, ...]:
@@ -97,6 +102,8 @@ def _all(side: Side, *names: str) -> tuple[Measure, ...]:
 OURS = "no paper; a question of this project"
 STEPSEARCH, DSPO = "StepSearch (arXiv:2505.15107)", "DSPO (arXiv:2510.09255)"
 
+_DAPO = "beside its ratios, DAPO has another clip range, a mean over tokens, no KL term and a length penalty"
+
 CLAIMS = (
     Claim(
         "step_rewards_against_ppo",
@@ -105,6 +112,7 @@ CLAIMS = (
         "stepsearch",
         "ppo_f1",
         _all("more", "f1", "em", curves.AT_BUDGET),
+        "before the first run",
     ),
     Claim(
         "step_rewards_against_grpo",
@@ -113,6 +121,7 @@ CLAIMS = (
         "stepsearch",
         "grpo_f1",
         _all("more", "f1", "em", curves.AT_BUDGET),
+        "before the first run",
     ),
     Claim(
         "penalty_alone",
@@ -122,6 +131,7 @@ CLAIMS = (
         "stepsearch_ow_penalty",
         "ppo_f1",
         _all("no gain", "f1", "em"),
+        "before the first run, its rule later",
     ),
     Claim(
         "penalty_with_gain",
@@ -131,6 +141,7 @@ CLAIMS = (
         "stepsearch",
         "stepsearch_wo_penalty",
         _all("more", "f1", "em", curves.AT_BUDGET),
+        "after the first run",
     ),
     Claim(
         "key_reward_speeds",
@@ -139,6 +150,7 @@ CLAIMS = (
         "stepsearch_ow_key",
         "ppo_f1",
         _all("more", curves.EARLY_AREA, curves.AREA),
+        "before the first run",
     ),
     Claim(
         "key_reward_collapses",
@@ -147,6 +159,7 @@ CLAIMS = (
         "stepsearch_ow_key",
         "ppo_f1",
         _all("more", curves.DROP, STOPPED),
+        "before the first run",
     ),
     Claim(
         "filter",
@@ -155,31 +168,35 @@ CLAIMS = (
         "dspo",
         "gspo",
         _all("more", "subem", "em", "f1", curves.AT_BUDGET),
+        "before the first run",
     ),
     Claim(
         "sequence_ratios",
         f"{DSPO}, section 4.2 and Table 1",
-        "Without sequence-level ratios, which leaves DAPO, DSPO answers worse.",
+        f"Without sequence-level ratios, which leaves DAPO, DSPO answers worse ({_DAPO}).",
         "dspo",
         "dapo",
         _all("more", "subem", "em", "f1", curves.AT_BUDGET),
+        "after the first run",
     ),
     Claim(
         "token_ratios_collapse",
         f"{DSPO}, section 4.3",
-        "Token-level runs (DSPO without sequence-level ratios) collapse early in training, DSPO does not.",
+        f"Token-level runs (DAPO) collapse early in training, DSPO does not ({_DAPO}).",
         "dapo",
         "dspo",
         _all("more", curves.DROP, STOPPED),
+        "after the first run",
     ),
     Claim(
         "high_rate",
         OURS,
         "At three times the learning rate sequence-level ratios are stabler than token-level ones (each with a clip "
-        "range of its own).",
+        "range and a mean of its own).",
         "gspo_high_lr",
         "grpo_subem_high_lr",
         (*_all("less", curves.DROP, STOPPED), Measure("em", "more"), Measure(SPREAD, "less")),
+        "before the first run",
     ),
 )
 
@@ -331,17 +348,19 @@ def section(
             value = interval_text(one.difference, signed=True) if one.difference and is_known else ""
             verdict = one.verdict if is_first else f"({one.verdict})"
             told = _unmoved(results, trainings, claim) if is_first else ""
-            rows.append([*about, f"{pair}: {NAMES[one.measure.name]}{told}", value, verdict])
+            written = claim.written if is_first else ""
+            rows.append([*about, f"{pair}: {NAMES[one.measure.name]}{told}", value, verdict, written])
         elif is_first:
-            rows.append([*about, pair, "", NOT_MEASURED])
+            rows.append([*about, pair, "", NOT_MEASURED, claim.written])
     lead = " ".join((_RULES, seeds_note(results.seeds), _LIMITS, *_start_note(repeats)))
-    header = ["claim", "paper", "measured", "difference", "verdict"]
+    header = ["claim", "paper", "measured", "difference", "verdict", "claim written"]
     return Section("claims", "Claims of the papers", lead, header, rows)
 
 
 _RULES = (
-    "The first measure of a claim was named beforehand and gives its verdict; verdicts of the others stand in "
-    "parentheses. Reproduced: the whole 95% interval of the difference is on the claimed side of 0; not "
+    "The first measure of a claim gives its verdict; verdicts of the others stand in parentheses. The last column says "
+    "whether a claim with its measures was written before its policies were first run: a later one could be chosen by "
+    "what it would say. Reproduced: the whole 95% interval of the difference is on the claimed side of 0; not "
     "reproduced: the whole interval is on the other side. A claim of no gain is reproduced if the whole interval lies "
     f"within {100 * MARGIN:.0f} points of 0, not reproduced if it lies above 0 and reaches further, and the policy "
     "harms if it lies below 0 and reaches further. One seed decides nothing, and no verdict is corrected for the "

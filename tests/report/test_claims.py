@@ -242,7 +242,7 @@ def test_every_claim_is_listed_and_each_difference_is_a_row_of_the_csv(tmp_path:
     whole = complete(results, tmp_path / "artifacts", 200)
     section = whole.sections[0]
     assert [row[0] for row in section.rows if row[0]] == [claim.text for claim in CLAIMS]
-    lines = {row[2]: row[3:] for row in section.rows}
+    lines = {row[2]: row[3:5] for row in section.rows}
     assert lines["dspo - gspo: subEM"] == ["+1.000 [+0.663, +1.000]", REPRODUCED]
     assert lines["dspo - gspo: F1"][1] == f"({REPRODUCED})"
     assert lines["stepsearch - ppo_f1"] == ["", NOT_MEASURED]
@@ -318,6 +318,49 @@ def test_the_penalty_is_found_in_the_real_configurations():
 def test_what_no_paper_says_is_called_ours():
     """No paper of the two compares ratios at a raised learning rate."""
     assert [claim.id for claim in CLAIMS if claim.paper == claims.OURS] == ["high_rate"]
+
+
+def test_a_claim_written_after_the_first_run_of_its_policies_says_so(tmp_path: Path):
+    """Git's history has the dates; nothing else about a claim tells them."""
+    late = {"penalty_with_gain", "sequence_ratios", "token_ratios_collapse"}
+    assert {claim.id for claim in CLAIMS if claim.written == "after the first run"} == late
+    assert BY_ID["penalty_alone"].written == "before the first run, its rule later"
+    results, _ = small(tmp_path, runs(dspo="1" * 20, gspo="0" * 20, dapo="0" * 20), SEEDS)
+    section = complete(results, tmp_path / "artifacts", 200).sections[0]
+    assert {row[0]: row[5] for row in section.rows if row[0]} == {claim.text: claim.written for claim in CLAIMS}
+    assert "beforehand" not in section.lead
+
+
+NAMED = {
+    "ratio": "ratios",
+    "low": "clip range",
+    "high": "clip range",
+    "aggregation": "mean",
+    "overlong": "length penalty",
+    "reference_kl": "KL term",
+    "mixed_outcomes": "filter",
+    "keep_all": "filter",
+}
+"""A part that only one of two methods has, or a setting in which they differ -> what a claim about them calls it."""
+
+
+def scored(name: str) -> dict[str, dict[str, object]]:
+    """The parts that turn a method's trajectories into a loss, by kind."""
+    tree = loader.load(name, "laptop")
+    return {part["kind"]: part for part in (tree["filter"], *tree["rewards"], *tree["losses"])}
+
+
+@pytest.mark.parametrize("name", ["filter", "sequence_ratios", "token_ratios_collapse", "high_rate"])
+def test_a_claim_names_everything_in_which_its_two_methods_differ(name: str):
+    claim = BY_ID[name]
+    one, other = scored(claim.policy), scored(claim.against)
+    differing = one.keys() ^ other.keys()
+    for kind in one.keys() & other.keys():
+        differing |= {
+            key for key in one[kind].keys() | other[kind].keys() if one[kind].get(key) != other[kind].get(key)
+        }
+    assert differing
+    assert not [key for key in differing if NAMED[key] not in claim.text]
 
 
 @needs_shared(PAPERS)
