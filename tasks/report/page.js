@@ -136,6 +136,7 @@
     const found = stage.ledger || {};
     return pairs([
       ["stage", h("code", {}, stage.stage)],
+      ["settings", stage.config_sha256 && [h("code", {}, stage.config_sha256), " is the hash of those in ", h("code", {}, stage.plan)]],
       ["git commit", found.git_commit ? h("code", {}, found.git_commit.slice(0, 12), found.git_dirty ? " (with local changes)" : "") : "not recorded on this machine"],
       ["MLflow run", found.mlflow_run_id && h("code", {}, found.mlflow_run_id)],
       ["took", known(found.seconds) ? duration(found.seconds) : null],
@@ -156,11 +157,13 @@
     const sources = seeds.map((seed) => [seed, data.provenance[`${cell.policy}-${seed}`]]).filter(([, found]) => found);
     const value = [known(cell.value) ? cell.value.toFixed(6) : "", known(cell.low) ? ` [${cell.low.toFixed(6)}, ${cell.high.toFixed(6)}]` : ""].join("");
     const part = [cell.dataset === "all" ? "all datasets" : cell.dataset, cell.hops === "all" ? "all hop counts" : `${cell.hops} hops`].join(", ");
+    const over = cell.seed === "all" ? data.coverage : `over questions, resampled ${data.num_resamples.toLocaleString("en")} times`;
+    const interval = known(cell.low) && ["greedy", "sampled"].includes(cell.mode) ? `95% ${over}` : null;
     const first = sources.length ? sources[0][1] : null;
     const makers = cell.policy === "retriever" ? ["data", "validate", "index", "recall"] : cell.policy.startsWith("retriever:") ? ["data", "validate", "retrievers"] : [];
     const shared = data.data_stages.filter((stage) => makers.includes(stage.stage));
     openDialog(`${title(cell.policy)}: ${metricName(cell.metric)}`,
-      pairs([["value", h("strong", {}, value)], ["questions", cell.count], ["part", part], ["mode", cell.mode], ["seeds", first && seeds.join(", ")], ["data", h("code", {}, Object.values(data.provenance)[0].data_sha256)]]),
+      pairs([["value", h("strong", {}, value)], ["questions", cell.count], ["part", part], ["mode", cell.mode], ["interval", interval], ["seeds", first && seeds.join(", ")], ["data", h("code", {}, Object.values(data.provenance)[0].data_sha256)]]),
       shared.map((stage) => [stageFacts(stage), command(stage.command)]),
       sources.map(([seed, found]) => [
         h("h3", {}, `Seed ${seed}`),
@@ -170,7 +173,7 @@
         cell.seed === "all" && known(cell.value) && cells.has([cell.policy, seed, cell.dataset, cell.hops, cell.mode, cell.metric].join("\u0000"))
           ? h("p", { class: "note" }, `This seed alone: ${find(cell.policy, cell.metric, { ...cell, seed }).value.toFixed(6)}`) : null,
       ]),
-      first && h("details", {}, h("summary", {}, "Settings used"), pairs(flat({ evaluation: first.settings, ...(first.training_settings ? { training: first.training_settings } : {}) }))));
+      first && h("details", {}, h("summary", {}, "Settings used, the main ones"), pairs(flat({ evaluation: first.settings, ...(first.training_settings ? { training: first.training_settings } : {}) }))));
   }
   // A number that opens its provenance; `text` decides how it reads.
   function number(cell, text, range) {
@@ -212,7 +215,7 @@
     const inEachSeed = others.filter((cell) => data.seeds.length > 1 && data.seeds.every((seed) => (find(cell.policy, data.gain, { seed: String(seed) }) ?? { low: 0 }).low > 0));
     if (!above.length && inEachSeed.length) {
       const names = inEachSeed.map((cell) => title(cell.policy)).join(", ").replace(/, ([^,]*)$/, " and $1");
-      return `${names} ${inEachSeed.length > 1 ? "are" : "is"} above ${title(reference.policy)} by more than the interval in each of ${data.seeds.length} seeds, on ${count}.`;
+      return `${names} ${inEachSeed.length > 1 ? "are" : "is"} above ${title(reference.policy)} by more than the interval over questions alone in each of ${data.seeds.length} seeds, on ${count}.`;
     }
     if (!above.length) return `Nothing is above ${title(reference.policy)} by more than its interval, on ${count}.`;
     const best = above[0], shown = percent(best.value), tied = others.filter((cell) => percent(cell.value) === shown);
@@ -652,7 +655,7 @@
         }
       }
     }
-    const settings = order.map((policy) => { const p = data.provenance[`${policy}-${data.seeds[0]}`]; return p && h("details", {}, h("summary", {}, `Settings of ${title(policy)}`), pairs(flat({ evaluation: p.settings, ...(p.training_settings ? { training: p.training_settings } : {}) }))); });
+    const settings = order.map((policy) => { const p = data.provenance[`${policy}-${data.seeds[0]}`]; return p && h("details", {}, h("summary", {}, `Main settings of ${title(policy)}`), pairs(flat({ evaluation: p.settings, ...(p.training_settings ? { training: p.training_settings } : {}) }))); });
     section("provenance-list", "Provenance", "Every stage behind the numbers above. The same code, settings, data and seeds give the same results.csv, byte for byte; a star marks a commit with local changes.",
       h("div", { class: "card" }, table(["stage", "data", "policy", "commit", "MLflow run", "took", h("span", { class: "left" }, "reproduce")], rows)), settings);
   }

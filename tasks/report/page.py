@@ -24,7 +24,16 @@ from tasks.records.metrics import MetricRow
 from tasks.records.trajectories import HitRow, TrajectoryRow, TurnRow
 from tasks.report.artifacts import Run
 from tasks.report.augmentation import augmentation_line, funnel
-from tasks.report.table import ALL, COMPARED, Results, chosen_on, coverage, making_seconds, minus, recall_metrics
+from tasks.report.table import (
+    ALL,
+    COMPARED,
+    Results,
+    chosen_on,
+    coverage,
+    making_seconds,
+    minus,
+    recall_metrics,
+)
 from tasks.store import DataError, Row, digest, replacing
 
 HERE = Path(__file__).parent
@@ -105,7 +114,8 @@ def page_data(
         "reference": results.reference,
         "gain": minus("em", results.reference),
         "seeds": list(results.seeds),
-        "coverage": coverage(results.seeds),
+        "coverage": coverage(results),
+        "num_resamples": results.num_resamples,
         "chosen_on": chosen_on(results),
         "num_questions": len(results.runs[0].scores["greedy"]),
         "cells": [
@@ -127,15 +137,18 @@ def page_data(
         "validation": results.validation,
         "manifest": results.manifest,
         "provenance": {f"{run.policy}-{run.seed}": _provenance(run, ledger) for run in results.runs},
-        "data_stages": [_stage(name, ledger) for name in _data_stages(results)],
+        "data_stages": _data_stages(results, ledger),
         "trajectories": [
             row for policy in results.policies for row in _trajectories(results, artifacts, policy, max_trajectories)
         ],
     }
 
 
-def _data_stages(results: Results) -> tuple[str, ...]:
-    return ("data", "validate", "index", "recall", "augment", *(["retrievers"] if results.retrievers else []))
+def _data_stages(results: Results, ledger: Mapping[str, Row]) -> list[Row]:
+    names = ("data", "validate", "index", "recall", "augment", *(["retrievers"] if results.retrievers else []))
+    searched = [cell for cell in results.cells if cell.mode == "search"]
+    settings = {"recall" if c.policy == "retriever" else "retrievers": c.config_sha256 for c in searched}
+    return [_stage(name, ledger, settings.get(name)) for name in names]
 
 
 # Learning curves
@@ -202,12 +215,17 @@ def _provenance(run: Run, ledger: Mapping[str, Row]) -> Row:
         "policy_sha256": run.summary["policy_sha256"],
         "settings": run.summary.get("settings", {}),
         "training_settings": (run.training or {}).get("settings"),
-        "stages": [_stage(name, ledger) for name in (run.stage, run.made_by)],
+        "stages": [
+            _stage(run.stage, ledger, run.summary["config_sha256"]),
+            _stage(run.made_by, ledger, (run.training or {}).get("config_sha256")),
+        ],
     }
 
 
-def _stage(name: str, ledger: Mapping[str, Row]) -> Row:
-    return {"stage": name, "command": f"dvc repro {name}", "ledger": ledger.get(name)}
+def _stage(name: str, ledger: Mapping[str, Row], config_sha256: str | None = None) -> Row:
+    """A stage by name; the hash is that of its settings, where it measured a number."""
+    row = {"stage": name, "command": f"dvc repro {name}", "ledger": ledger.get(name)}
+    return {**row, "config_sha256": config_sha256, "plan": f"artifacts/plan/{name.replace('@', '/')}.json"}
 
 
 # Trajectories

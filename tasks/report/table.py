@@ -121,6 +121,7 @@ class Results:
         titles: policy -> display name.
         sections: further tables.
         validation_split: the split whose questions are played during training.
+        num_resamples: behind each interval over questions.
     """
 
     policies: tuple[str, ...]
@@ -137,6 +138,7 @@ class Results:
     titles: Mapping[str, str]
     sections: tuple[Section, ...] = ()
     validation_split: str = ""
+    num_resamples: int = 0
 
     def title(self, policy: str) -> str:
         """Display name of a policy; its plain name if it has none."""
@@ -200,6 +202,7 @@ def build(
         manifest=manifest,
         augmentation=read_augmentation(artifacts / "augment" / "summary.json"),
         titles=titles or {},
+        num_resamples=num_resamples,
     )
 
 
@@ -370,13 +373,14 @@ def write_markdown(path: Path, results: Results) -> None:
         file.write(markdown(results).encode())
 
 
-def coverage(seeds: Sequence[int]) -> str:
-    """What the intervals cover, in words."""
-    if len(seeds) == 1:
-        return "over questions; one seed says nothing about others"
+def coverage(results: Results) -> str:
+    """What the intervals cover and how they were made, in words: no hash in the table names the resamples."""
+    times = f"resampled {results.num_resamples:,} times"
+    if len(results.seeds) == 1:
+        return f"over questions, {times}; one seed says nothing about others"
     return (
-        f"over questions and the {len(seeds)} seeds, the wider of two: both resampled, and Student's t over the means "
-        "of the seeds"
+        f"over questions and the {len(results.seeds)} seeds, the wider of two: both {times}, and Student's t over the "
+        "means of the seeds"
     )
 
 
@@ -387,7 +391,7 @@ def markdown(results: Results) -> str:
         "# Results",
         f"{asked(results)}, seeds {', '.join(map(str, results.seeds))}; "
         f"data `{runs[0].summary['data_sha256'][:12]}`. Greedy play unless marked. Brackets: 95% interval "
-        f"{coverage(results.seeds)}. Differences are paired on seed and question. "
+        f"{coverage(results)}. Differences are paired on seed and question. "
         "Every number, seed by seed, is in `results.csv`.",
         *chosen_on(results),
         *failed_searches(results),

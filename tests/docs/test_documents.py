@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import shutil
 from pathlib import Path
@@ -12,6 +14,8 @@ import yaml
 from tasks import conf
 from tasks.data import ingest
 from tasks.methods import loader
+from tasks.runner import Context, planned
+from tasks.stages import retrievers
 from tests.docs.documents import LINK, ROOT, Document, documents
 from tests.systems import asked_model
 
@@ -110,6 +114,17 @@ def test_the_tree_of_the_readme_names_every_room() -> None:
     named = set(re.findall(r"([\w-]+)/", tree))
     assert rooms <= named, rooms - named
     assert all(any(ROOT.glob(f"{path}")) or any(ROOT.glob(f"*/{path}")) for path in named), named
+
+
+def test_the_page_about_provenance_says_how_settings_are_hashed(tmp_path: Path) -> None:
+    """Its expression gives the hash that a stage writes, from nothing but the stage's plan file."""
+    settings = retrievers.Settings({"ü": {"backend": "bm25", "k1": 1.5, "b": None}, "a": {"backend": "dense"}})
+    planned.write(tmp_path, "retrievers", planned.Plan(conf.plain(settings), {}, ""))
+    plan = json.loads((tmp_path / "retrievers.json").read_text(encoding="utf-8"))
+    page = next(document for document in DOCUMENTS if document.path == Path("docs/provenance.md"))
+    (expression,) = re.findall(r"^    (sha256\(.+)$", page.text, re.MULTILINE)
+    known = {"sha256": hashlib.sha256, "json": json, "plan": plan}
+    assert eval(expression, known) == Context("retrievers", tmp_path, settings, "world", None).config_sha256
 
 
 def test_example_rows_are_data(tmp_path: Path) -> None:

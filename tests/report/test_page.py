@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.report.page import embed, read_curve, render, sample_trajectories, write_page
+from tasks.report.page import HERE, embed, read_curve, render, sample_trajectories, write_page
 from tasks.report.printed import Printed
 from tasks.report.study import complete
 from tasks.report.table import Results, build
 from tasks.store import DataError, read_json, read_jsonl, write_json, write_jsonl
 from tests.report.browser import Browser
-from tests.report.fake_artifacts import HOSTILE, SYSTEMS, TITLES, ledger, write_artifacts
+from tests.report.fake_artifacts import CONFIG, HOSTILE, SYSTEMS, TITLES, ledger, write_artifacts
 from tests.skips import needs_chromium
 
 FACTS = {"data": "world", "model": "tiny"}
@@ -72,6 +72,19 @@ def test_every_run_has_its_provenance(page: Path, results: Results):
         assert found["stages"][0]["command"] == f"dvc repro evaluate@{run.policy}-{run.seed}"
         assert found["stages"][0]["ledger"]["git_commit"]
         assert found["stages"][1]["ledger"]["mlflow_run_id"]
+        trained = run.training["config_sha256"] if run.training else None
+        assert [stage["config_sha256"] for stage in found["stages"]] == [run.summary["config_sha256"], trained]
+        assert found["stages"][0]["plan"] == f"artifacts/plan/evaluate/{run.policy}-{run.seed}.json"
+    stages = {stage["stage"]: stage["config_sha256"] for stage in data["data_stages"]}
+    assert stages["recall"] == stages["retrievers"] == CONFIG["config_sha256"]
+    assert stages["data"] is None  # It measures no number of the table.
+    assert data["coverage"].startswith("over questions and the 2 seeds, the wider of two: both resampled 200 times")
+
+
+def test_a_headline_about_single_seeds_says_what_their_interval_covers():
+    """The table below it prints the interval over seeds, which may hold 0."""
+    (sentence,) = re.findall(r"`[^`]*in each of [^`]*`", (HERE / "page.js").read_text(encoding="utf-8"))
+    assert "by more than the interval over questions alone in each of" in sentence
 
 
 def test_page_needs_nothing_from_outside(page: Path):
@@ -387,6 +400,8 @@ def test_a_number_shows_where_it_comes_from(browser: Browser, page: Path, result
     assert browser.run("document.querySelector('dialog').open") is True
     assert "dvc repro evaluate@base-0" in shown
     assert results.runs[0].summary["policy_sha256"] in shown
+    assert f"{CONFIG['config_sha256']} is the hash of those in artifacts/plan/evaluate/base-0.json" in shown
+    assert "both resampled 200 times" in shown
     assert "4f6f0d9c1b7a" in shown
     assert "object" not in shown.lower().replace("objective", "")
 
@@ -487,7 +502,8 @@ def test_the_headline_of_two_seeds_names_who_is_above_in_each(browser: Browser, 
     """Their interval over seeds holds 0, and "nothing is above" would hide what both seeds show."""
     browser.open(_page_of(tmp_path, {"base": 3, "search_r1_ppo": 18, "search_r1_grpo": 3}, seeds=(0, 1)))
     assert text(browser, "h1") == (
-        "Search-R1-PPO is above base by more than the interval in each of 2 seeds, on 30 held-out questions."
+        "Search-R1-PPO is above base by more than the interval over questions alone in each of 2 seeds, on 30 held-out "
+        "questions."
     )
 
 

@@ -121,7 +121,7 @@ def test_the_intervals_of_two_seeds_are_those_of_student(small: Results):
     cells = [small.find(policy, metric) for policy, metric in (("base", "em"), ("grpo", "em_minus_base"))]
     assert [(cell.low, cell.high) for cell in cells if cell] == [(0.0, 1.0), (-1.0, 1.0)]
     text = markdown(small)
-    assert "Brackets: 95% interval over questions and the 2 seeds, the wider of two" in text
+    assert "Brackets: 95% interval over questions and the 2 seeds, the wider of two: both resampled 500 times" in text
     # So wide an interval says little; the seeds stand beside it.
     assert "| base | 2 | 4 | 0.375 [0.000, 1.000] |  | 0.250, 0.500 |" in text
 
