@@ -27,6 +27,8 @@ from pydantic_core import ErrorDetails
 T = TypeVar("T")
 Tree = dict[str, Any]
 Share = Annotated[float, Field(ge=0, le=1)]
+LearningRate = Annotated[float, Field(gt=0, le=1e30)]
+"""Weights and their updates are of 32 bits, which end at 3.4e38."""
 
 PARAMS = Path("params.yaml")
 CONF = Path("conf")
@@ -234,6 +236,9 @@ def _explained(cls: type, error: ErrorDetails) -> str:
         return f"{above}: key {key!r} is missing. Add it ({_described(hint)})."
     if kind == "value_error":
         return f"{place}: {context['error']}"
+    if kind == "finite_number":
+        bounds = _bounds(hint)
+        return f"{place}={shown(found)}: expected a finite number{f', {bounds}' if bounds else ''}."
     if context.keys() & _BOUNDS.keys():
         return f"{place}={shown(found)}: expected {_bounds(hint)}."
     if kind == "json_invalid":

@@ -6,12 +6,12 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
+from pydantic import Field, PositiveFloat
 
 from tasks import device
-from tasks.conf import require
 from tasks.store import DataError, digest, sha256
 
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -23,12 +23,9 @@ T = TypeVar("T")
 class LoraConf:
     """Low-rank adapters (peft) during reinforcement learning; rank 0 trains all weights."""
 
-    rank: int = 0
-    alpha: float = 32.0
+    rank: Annotated[int, Field(ge=0, description="0: off")] = 0
+    alpha: PositiveFloat = 32.0
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-    def __post_init__(self) -> None:
-        require(self.rank >= 0, "rank", self.rank, "0 (off) or more")
 
 
 def pick_device(count: int = 1) -> torch.device:

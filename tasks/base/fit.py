@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from tasks import checkpoint
 from tasks.base.demonstrations import Example
-from tasks.conf import require
+from tasks.conf import LearningRate
 
 
 @dataclass(frozen=True)
@@ -31,16 +32,11 @@ class PhaseConf:
         stop_loss: the phase ends when the mean loss of 20 steps falls below this; 0 never ends it.
     """
 
-    max_steps: int
-    batch: int
-    lr: float
+    max_steps: NonNegativeInt
+    batch: PositiveInt
+    lr: LearningRate
     decay: bool
-    stop_loss: float
-
-    def __post_init__(self) -> None:
-        require(self.max_steps >= 0, "max_steps", self.max_steps, "0 or more")
-        require(self.batch >= 1, "batch", self.batch, "at least 1")
-        require(self.lr > 0, "lr", self.lr, "a positive number")
+    stop_loss: NonNegativeFloat
 
 
 class Fit:

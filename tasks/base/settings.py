@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from tasks.base.demonstrations import ImperfectConf
 from tasks.base.fit import PhaseConf
+from tasks.base.tokenizer import SMALLEST_VOCAB
 from tasks.conf import require
 from tasks.model import LoraConf
 
@@ -20,13 +21,18 @@ class TinyConf:
     `initializer_range`: standard deviation of the random weights; 0.05 learns to copy in half the steps of 0.02.
     """
 
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    intermediate_size: int
-    max_positions: int
-    max_vocab: int
-    initializer_range: float
+    hidden_size: Annotated[int, Field(ge=1, le=1 << 17)]  # One weight matrix of the largest has 69 GB.
+    num_layers: PositiveInt
+    num_heads: PositiveInt
+    intermediate_size: PositiveInt
+    max_positions: PositiveInt
+    max_vocab: Annotated[int, Field(ge=SMALLEST_VOCAB, description="bytes, tags and some words")]
+    initializer_range: PositiveFloat
+
+    def __post_init__(self) -> None:
+        size = self.hidden_size // self.num_heads
+        expected = f"an even number, 2 or more, in each of num_heads={self.num_heads}, whose sizes come in pairs"
+        require(size >= 2 and size % 2 == 0, "hidden_size", self.hidden_size, expected)
 
 
 @dataclass(frozen=True)

@@ -17,27 +17,21 @@ LITERALS = (
     "\n\n<information>", "</information>\n\n", '")',
     *(f'Doc {i}(Title: "' for i in range(1, 11)),
 )  # fmt: skip
+NUM_SPECIAL = len(LITERALS) + 2
+SMALLEST_VOCAB = 256 + NUM_SPECIAL + 16
+"""Bytes, literals, end, padding and some words."""
 
 
 def build_tokenizer(texts: Iterable[str], max_vocab: int) -> Any:
-    """A `Qwen2Tokenizer` of at most `max_vocab` tokens; the same texts give the same tokenizer.
-
-    Raises:
-        ValueError: `max_vocab` leaves no room beside bytes and literals.
-    """
+    """A `Qwen2Tokenizer` of at most `max_vocab` tokens, `SMALLEST_VOCAB` or more; the same texts give the same one."""
     from tokenizers import AddedToken, pre_tokenizers, trainers
 
     from tasks.pretrained import Qwen2Tokenizer
 
-    num_special = len(LITERALS) + 2
-    smallest = 256 + num_special + 16
-    if max_vocab < smallest:
-        raise ValueError(f"max_vocab={max_vocab}: expected at least {smallest}.")
-
     alphabet = {symbol: i for i, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     core = Qwen2Tokenizer(vocab=alphabet, merges=[]).backend_tokenizer
     trainer = trainers.BpeTrainer(
-        vocab_size=max_vocab - num_special, min_frequency=2, initial_alphabet=list(alphabet), show_progress=False
+        vocab_size=max_vocab - NUM_SPECIAL, min_frequency=2, initial_alphabet=list(alphabet), show_progress=False
     )
     core.train_from_iterator(texts, trainer)
 

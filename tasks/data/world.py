@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import NonNegativeInt
+
 from tasks.conf import require
 from tasks.data.records import passage_row, question_row
 from tasks.store import write_jsonl
@@ -65,7 +67,7 @@ class WorldConf:
         held_out_share: share of the relation compositions of two or more hops that only the test split asks.
     """
 
-    seed: int
+    seed: NonNegativeInt
     regions: dict[str, int]
     entities: dict[str, int]
     distractors: int

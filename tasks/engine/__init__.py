@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from torch import Tensor
 
 from tasks import conf, parts
-from tasks.conf import require
+from tasks.conf import LearningRate, require
 from tasks.model import Dtype, LoraConf
 from tasks.rl.experience import Experience
 from tasks.rl.losses import Normalizer
@@ -40,18 +41,15 @@ class OptimizerConf:
         max_grad_norm: gradients are scaled down to this norm.
     """
 
-    lr: float
-    warmup_steps: int
+    lr: LearningRate
+    warmup_steps: NonNegativeInt
     betas: tuple[float, ...]
-    weight_decay: float
-    max_grad_norm: float
+    weight_decay: NonNegativeFloat
+    max_grad_norm: PositiveFloat
 
     def __post_init__(self) -> None:
-        require(self.lr > 0, "lr", self.lr, "a positive number")
-        require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "0 or more")
         are_shares = len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas)
         require(are_shares, "betas", self.betas, "two numbers in [0, 1)")
-        require(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "a positive number")
 
 
 class PolicyLoss(Protocol):

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, NonNegativeFloat
 
 from tasks import conf, parts
 from tasks.agent import grammars
@@ -23,10 +25,10 @@ OWN = ("title", "paper_rows")
 
 @dataclass(frozen=True)
 class SamplingConf:
-    """How tokens are drawn in rollouts; `Method` checks the bounds."""
+    """How tokens are drawn in rollouts; temperature 0 is greedy."""
 
-    temperature: float
-    top_p: float
+    temperature: NonNegativeFloat
+    top_p: Annotated[float, Field(gt=0, le=1)]
 
 
 def build(tree: Mapping[str, Any], tokenizer: Any, where: str = "the resolved method") -> Method:

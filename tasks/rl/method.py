@@ -52,8 +52,6 @@ class Method:
     services: Mapping[Role, Kind] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require(self.temperature >= 0, "sampling: temperature", self.temperature, "0 (greedy) or more")
-        require(0 < self.top_p <= 1, "sampling: top_p", self.top_p, "a number in (0, 1]")
         require(bool(self.rewards), "rewards", {}, "at least one")
         self._check_critic()
         self._check_groups()

@@ -233,7 +233,7 @@ def test_what_the_message_proposes_is_accepted(root: Path) -> None:
         ({"grammar": {"kind": "xml"}}, ": grammar: unknown kind 'xml': tasks/agent/grammars/ has no such part"),
         ({"prompt": "Answer."}, ": unknown prompt 'Answer.'. Known: dspo, r1,"),
         ({"prompt": 3}, ": prompt: found 3"),
-        ({"sampling": {"top_p": 0}}, ": sampling: top_p=0.0: expected a number in (0, 1]"),
+        ({"sampling": {"top_p": 0}}, ": sampling: top_p=0: expected a number above 0 and 1 or less"),
         ({"sampling": {"temperature": -0.5}}, ": sampling: temperature=-0.5: expected 0"),
         ({"paper_rows": [["a", 3]]}, ": paper_rows[0][1]: found 3"),
         ({"train": 3}, ": train: found 3"),
