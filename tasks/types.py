@@ -8,6 +8,7 @@ the truth about a trajectory; every text field is a decoded view of them.
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -31,8 +32,9 @@ Hops = Annotated[int, Strict(), Field(ge=1, le=MAX_HOPS)]
 
 def _name_of_a_dataset(name: str) -> str:
     """A name that a terminal shows as it is, a spreadsheet takes for text, and nobody takes for all datasets."""
-    if not (name.isprintable() and name[:1].isalnum() and name.casefold() != ALL):
-        raise ValueError(f"a printable name that begins with a letter or digit and is not {ALL!r}")
+    looks_like = unicodedata.normalize("NFKC", name).casefold()  # Letters of full width look like others.
+    if not (name.isprintable() and name[:1].isalnum() and name == name.strip() and looks_like.strip() != ALL):
+        raise ValueError(f"a printable name that begins with a letter or digit, ends in no blank and is not {ALL!r}")
     return name
 
 

@@ -27,7 +27,9 @@ from tests.data.rows import lines, passage, question
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(str.strip)
 ANSWERS = TEXTS.filter(normalize)
-DATASETS = st.from_regex(r"[A-Za-z0-9éЖ名][ -~éЖ名]*", fullmatch=True).filter(lambda name: name.casefold() != "all")
+DATASETS = st.from_regex(r"[A-Za-z0-9éЖ名][ -~éЖ名]*", fullmatch=True).filter(
+    lambda name: name.casefold() != "all" and name == name.strip()
+)
 HOPS = st.builds(
     Hop,
     question=TEXTS,
@@ -163,10 +165,11 @@ def test_all_missing_fields_are_named_at_once() -> None:
 @pytest.mark.parametrize(
     "name",
     ["\x1b[31mred\x1b]0;PWNED\x07", "all", "All", '=HYPERLINK("http://x")', "@SUM(1+1)", "-1", "+1", "\tx", " nq",
-     "a\nb", "a\u202eb", "a\x00b", "_nq", "'x"],
+     "a\nb", "a\u202eb", "a\x00b", "_nq", "'x",
+     "All ", "nq ", "\uff21\uff4c\uff4c", "al\u2113"],
 )  # fmt: skip
 def test_a_name_that_no_dataset_may_have(name: str) -> None:
-    wanted = "a printable name that begins with a letter or digit and is not 'all'"
+    wanted = "a printable name that begins with a letter or digit, ends in no blank and is not 'all'"
     with pytest.raises(DataError, match=f"field 'dataset': .*{wanted}"):
         to_question(question(0, dataset=name), "here")
     with pytest.raises(DataError, match=rf"field 'datasets\[1\]': .*{wanted}"):
