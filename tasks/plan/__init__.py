@@ -12,6 +12,7 @@ Nothing here trains, searches or loads a model: a wrong setting of any stage end
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -52,6 +53,11 @@ def write(out: Path, run: RunSettings, stages: Mapping[str, ModuleType]) -> list
         ValueError: a wrong setting, or a model folder that is not there.
     """
     run.check_model_folder()
+    if differing := identity.differing(run.root):
+        told = ", ".join(f"{name} {pin} (installed: {found})" for name, (pin, found) in differing.items())
+        print(f"warning: other versions are installed than {identity.REQUIREMENTS}/ pins: {told}. Results may differ; "
+              "nothing that was made with the pinned ones is used. If you did not mean this: rm -r .venv; make setup",
+              file=sys.stderr)  # fmt: skip
     with store.replacing_folder(out) as work:
         names = []
         for name, plan in plans(run, stages):

@@ -1,4 +1,6 @@
-"""What each stage cost when it last ended well, and at which commit: one small file a stage in `.scratch/ledger/`.
+"""What each stage cost when it last ended well, at which commit and with which libraries: one small file a stage.
+
+The files lie in `.scratch/ledger/`.
 
 An entry belongs to the bytes that this execution wrote. It holds the hashes of the stage's plan and of its outputs, and
 is read only while both are still those: results that came back from a cache, or were made by another run of a stage of
@@ -11,7 +13,7 @@ import datetime
 import sys
 from pathlib import Path
 
-from tasks import store
+from tasks import identity, store
 from tasks.runner import planned, resume
 from tasks.runner.git import Commit
 from tasks.store import DataError, Row
@@ -44,6 +46,7 @@ def write(
         "mlflow_run_id": run_id,
         "git_commit": code.sha,
         "git_dirty": code.is_dirty,
+        "libraries": identity.recorded(),
         "ended": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "peak_rss_mb": round(peak_rss_mb, 1),
     }

@@ -25,7 +25,7 @@ class Plan:
     Attributes:
         settings: resolved settings, JSON-ready.
         files: source files the stage may load -> their hashes, see `tasks.identity`.
-        libraries: hash of the pinned versions of all libraries.
+        libraries: hash of the pinned versions of all libraries, and of those installed in another version.
     """
 
     settings: dict[str, Any]

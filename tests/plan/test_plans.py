@@ -91,6 +91,18 @@ def test_plans_of_the_frame_and_of_planning_are_nobodys() -> None:
         assert not [path for path in made.files if path.startswith(("tasks/runner", "tasks/plan", "tasks/params.py"))]
 
 
+def test_what_is_installed_in_another_version_than_pinned_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunSettings(ROOT, params.read(ROOT))
+    plan.write(tmp_path / "plan", run, {})
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(identity, "installed", lambda: {"torch": "1.0"})
+    plan.write(tmp_path / "plan", run, {})
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"torch {identity.pins(ROOT)['torch']} (installed: 1.0). Results may differ" in line
+
+
 def test_a_wrong_setting_of_the_last_stage_leaves_no_plan(tmp_path: Path) -> None:
     chosen: Params = replace(params.read(ROOT), systems=("base", "nobody"))
     with pytest.raises(ValueError, match="unknown system 'nobody'"):

@@ -93,6 +93,7 @@ def ledger(seeds: tuple[int, ...], seconds: float = 30.0) -> dict[str, Row]:
             "mlflow_run_id": hashlib.md5(stage.encode()).hexdigest(),
             "git_commit": "4f6f0d9c1b7a4e51a3c8c5a1f21a35b07a0c9a11",
             "git_dirty": False,
+            "libraries": {"torch": "2.13.0+cpu", "numpy": "2.3.5"},
             "ended": f"2026-11-21T10:{number:02d}:00+00:00",
             "peak_rss_mb": 512 + number,
         }

@@ -403,6 +403,7 @@ def test_a_number_shows_where_it_comes_from(browser: Browser, page: Path, result
     assert f"{CONFIG['config_sha256']} is the hash of those in artifacts/plan/evaluate/base-0.json" in shown
     assert "both resampled 200 times" in shown
     assert "4f6f0d9c1b7a" in shown
+    assert "torch 2.13.0+cpu, numpy 2.3.5" in shown
     assert "object" not in shown.lower().replace("objective", "")
 
 

@@ -1,5 +1,6 @@
 """What surrounds a stage's body: messages, exit codes, signals, resume folder, progress lines."""
 
+import importlib.metadata
 import json
 import signal
 import subprocess
@@ -134,6 +135,7 @@ def test_an_entry_of_the_ledger_belongs_to_the_bytes_that_were_written(clone: Pa
     for text in ("one", "two"):
         assert _run(clone, "write", text).returncode == 0
         assert ledger.read(clone).keys() == {"train@a-0"}
+    assert ledger.read(clone)["train@a-0"]["libraries"]["numpy"] == importlib.metadata.version("numpy")
     out.write_text("one")
     assert ledger.read(clone) == {}
     out.write_text("two")
