@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from flows import flow, reproduce, ui
+from flows import reproduce, ui
 
 
 @pytest.fixture
@@ -113,6 +113,8 @@ def test_a_server_that_ends_later_is_named(
 
 
 def test_a_run_that_waits_for_a_temporary_server_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows import flow
+
     said: list[str] = []
     ended, graph = threading.Event(), SimpleNamespace(stale={"plan"}, needs={})
     run: Any = SimpleNamespace(

@@ -24,9 +24,16 @@ SMOKE = {
 }
 # Importing these takes most of a short stage's time: a server process has them, stages are forked from it.
 LIBRARIES = [
-    "torch", "transformers.models.auto.modeling_auto", "transformers.models.qwen2.modeling_qwen2", "sentencepiece", "bm25s",
-    "numba", "Stemmer", "pydantic", "great_expectations",
-]  # fmt: skip
+    "torch",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.qwen2.modeling_qwen2",
+    "sentencepiece",
+    "bm25s",
+    "numba",
+    "Stemmer",
+    "pydantic",
+    "great_expectations",
+]
 
 
 REWARD = '''\
