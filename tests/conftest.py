@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Generator
 from typing import Any
@@ -15,6 +16,7 @@ from tests import skips
 hypothesis.settings.register_profile("house", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("house")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+gc.set_threshold(50_000)  # Thousands of tests and their libraries stay in memory; looking through them takes long.
 
 
 def _strict(report: Any) -> Any:
