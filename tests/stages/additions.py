@@ -8,23 +8,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tests.stages.clone import HOUSE, Clone
+from tests.stages.clone import HOUSE, PATIENCE, Clone
 
-ENDPOINT = """kind: endpoint
+ENDPOINT = (
+    """kind: endpoint
 base_url: URL
 model: %s
 key_variable: ""
 max_in_flight: 4
-timeout_s: 20.0
-retries: 1
-backoff_s: 0.01
-max_backoff_s: 0.02
-max_retry_after_s: 1.0
-max_refused_in_a_row: 3
-max_requests: 1000
+"""
+    + PATIENCE
+    + """max_requests: 1000
 max_total_tokens: 100000
 request: {temperature: 0}
 """
+)
 SCORED = """extends: search_r1_grpo
 title: Scored
 rewards:

@@ -35,6 +35,15 @@ LIBRARIES = [
     "great_expectations",
 ]
 
+PATIENCE = """\
+timeout_s: 20.0
+retries: 1
+backoff_s: 0.01
+max_backoff_s: 0.02
+max_retry_after_s: 1.0
+max_refused_in_a_row: 3
+"""
+"""How long a service of a test waits, and how often it asks again, as YAML."""
 
 REWARD = '''\
 """A reward that nobody needs."""

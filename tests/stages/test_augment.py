@@ -20,7 +20,7 @@ from tasks.retrieval import RetrievalError
 from tasks.stages import augment
 from tests.data.rows import lines, passage, question
 from tests.services.completions import KEY, KEY_VARIABLE, Completions, completion, good, serving
-from tests.stages.clone import Clone
+from tests.stages.clone import PATIENCE, Clone
 
 RULES = """writer: rules
 splits: [train]
@@ -34,21 +34,19 @@ prompt: |
   {question} {answer} {num_queries}
   {hops}
 """
-SERVICE = """kind: endpoint
+SERVICE = (
+    """kind: endpoint
 base_url: %s
 model: writer-1
 key_variable: %s
 max_in_flight: 2
-timeout_s: 20.0
-retries: 1
-backoff_s: 0.01
-max_backoff_s: 0.02
-max_retry_after_s: 1.0
-max_refused_in_a_row: 3
-max_requests: %d
+"""
+    + PATIENCE
+    + """max_requests: %d
 max_total_tokens: 100000
 request: {}
 """
+)
 Context = Callable[..., Any]
 
 
