@@ -58,7 +58,10 @@ class Sources:
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
         self._imported: dict[Path, set[Path]] = {}
+        self._closures: dict[str, set[Path]] = {}
+        self._data_files: dict[Path, list[Path]] = {}
         self._facts: dict[Path, dict[str, Any]] = {}
+        self._bytewise: dict[Path, str] = {}
         self._used: dict[str, dict[str, Any]] = {}
         self._remembered = self._read_memo()
 
@@ -85,14 +88,8 @@ class Sources:
         Raises:
             ValueError: a module does not exist, a star import, or an unmarked import of a computed name.
         """
-        sources: set[Path] = set()
-        waiting = [path for module in modules for path in self._required(module)]
-        while waiting:
-            path = waiting.pop()
-            if path not in sources:
-                sources.add(path)
-                waiting += self._loads(path)
-        beside = {file for folder in {path.parent for path in sources} for file in _data_files(folder)}
+        sources = set[Path]().union(*map(self._closure_of, modules))
+        beside = {file for folder in {path.parent for path in sources} for file in self._beside(folder)}
         return {path.relative_to(self.root).as_posix() for path in sources | beside}
 
     def files_of(self, name: str) -> list[Path]:
@@ -114,11 +111,35 @@ class Sources:
 
         Any other file is hashed byte by byte.
         """
-        return str(self._read(path)["hash"]) if path.suffix == ".py" else store.sha256(path)[:16]
+        if path.suffix == ".py":
+            return str(self._read(path)["hash"])
+        if path not in self._bytewise:
+            self._bytewise[path] = store.sha256(path)[:16]
+        return self._bytewise[path]
 
     def changed(self, path: str, digits: str) -> bool:
         """Whether a file, given relative to the root, is gone or has another hash."""
         return not (self.root / path).is_file() or self.hash_of(self.root / path) != digits
+
+    def _closure_of(self, module: str) -> set[Path]:
+        """The Python files of `closure` for one module: plans ask for the same modules again and again."""
+        if module not in self._closures:
+            sources: set[Path] = set()
+            waiting = self._required(module)
+            while waiting:
+                path = waiting.pop()
+                if path not in sources:
+                    sources.add(path)
+                    waiting += self._loads(path)
+            self._closures[module] = sources
+        return self._closures[module]
+
+    def _beside(self, folder: Path) -> list[Path]:
+        """Files of a folder that are part of the code and not Python."""
+        if folder not in self._data_files:
+            files = [path for path in folder.iterdir() if path.suffix not in {".py", *_NOT_SOURCES} and path.is_file()]
+            self._data_files[folder] = files
+        return self._data_files[folder]
 
     def _required(self, module: str) -> list[Path]:
         place = self.root.joinpath(*module.split("."))
@@ -185,8 +206,9 @@ def _made_by() -> str:
 
 def _imports(tree: ast.Module, package: tuple[str, ...]) -> Iterator[tuple[str, int]]:
     """As `Sources.imports`; `package` is that of the file."""
-    only_types = {id(node) for block in _type_checking_blocks(tree) for part in block for node in ast.walk(part)}
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    only_types = {id(node) for block in _type_checking_blocks(nodes) for part in block for node in ast.walk(part)}
+    for node in nodes:
         if id(node) in only_types:
             continue
         if isinstance(node, ast.Import):
@@ -308,9 +330,9 @@ def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _type_checking_blocks(tree: ast.Module) -> Iterator[list[ast.stmt]]:
+def _type_checking_blocks(nodes: list[ast.AST]) -> Iterator[list[ast.stmt]]:
     """Bodies of `if TYPE_CHECKING`; an `else` runs, so it is not among them."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
             yield node.body
 
@@ -323,10 +345,6 @@ def _loaded_name(call: ast.Call) -> str:
     """The module that a call such as `import_module("json")` names; empty where the name is computed."""
     first = call.args[0] if call.args else None
     return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
-
-
-def _data_files(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.is_file() and path.suffix not in {".py", *_NOT_SOURCES}]
 
 
 def _plain(node: object) -> object:

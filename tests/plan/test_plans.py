@@ -19,13 +19,14 @@ from tasks.runner.planned import Plan
 from tasks.stages.plan import stages
 
 ROOT = Path(__file__).parents[2]
+SOURCES = identity.Sources(identity.ROOT)  # Each file is read once.
 METHODS = tuple(sorted(path.stem for path in (ROOT / "conf/method").glob("*.yaml")))
 
 
 def _planned(*names: str, **changes: Any) -> dict[str, Plan]:
     """Plans of these stages (all without a name), with changes of `params.yaml`."""
     run = RunSettings(ROOT, replace(params.read(ROOT), **changes))
-    return dict(plan.plans(run, {name: stages()[name] for name in names or stages()}))
+    return dict(plan.plans(run, {name: stages()[name] for name in names or stages()}, SOURCES))
 
 
 def _files(plan: Plan, folder: str) -> set[str]:
@@ -36,7 +37,6 @@ def _files(plan: Plan, folder: str) -> set[str]:
 def test_every_method_can_be_planned_and_its_settings_survive_the_file(scale: str, model: str, tmp_path: Path) -> None:
     found = _planned(scale=scale, model=model, systems=("base", *METHODS), seeds=(0,))
     assert {f"train@{name}-0" for name in METHODS} < found.keys()
-    sources = identity.Sources(identity.ROOT)
     for name, made in found.items():
         planned.write(tmp_path, name, made)
         path = tmp_path / planned.path_of(name).relative_to(planned.FOLDER)
@@ -47,7 +47,7 @@ def test_every_method_can_be_planned_and_its_settings_survive_the_file(scale: st
         assert conf.plain(settings) == made.settings
         if hasattr(module, "loads"):
             modules = {module.__name__} | identity.modules_of([settings, module.loads(settings)])
-            assert sources.used(modules) == made.files
+            assert SOURCES.used(modules) == made.files
 
 
 def test_a_method_gets_the_files_of_its_parts_and_of_no_others() -> None:
@@ -114,11 +114,11 @@ def test_another_pin_changes_every_plan(tmp_path: Path) -> None:
     for name in ("conf", "requirements"):
         (tmp_path / name).symlink_to(ROOT / name)
     run = RunSettings(tmp_path, params.read(ROOT))
-    before = dict(plan.plans(run, stages()))
+    before = dict(plan.plans(run, stages(), SOURCES))
     (tmp_path / "requirements").unlink()
     (tmp_path / "requirements").mkdir()
     (tmp_path / "requirements/cpu.txt").write_text("numpy==0.0.1\n")
-    after = dict(plan.plans(run, stages()))
+    after = dict(plan.plans(run, stages(), SOURCES))
     assert all(dataclasses.replace(before[name], libraries=after[name].libraries) == after[name] for name in before)
     assert not {made.libraries for made in before.values()} & {made.libraries for made in after.values()}
 
