@@ -90,7 +90,9 @@ class Clone:
     def make(cls, root: Path, smoke: bool = True) -> Clone:
         """Copy sources and settings; `smoke` sets the smallest sizes in `params.yaml`."""
         root.mkdir(parents=True)
-        ignore = shutil.ignore_patterns("__pycache__", "cache", "tmp", "config.local")
+        # What Python and numba compiled is taken along: it belongs to a file's time and size, which a copy keeps. Not
+        # what another process is writing at this moment.
+        ignore = shutil.ignore_patterns("*.pyc.*", "*.tmp.*", "cache", "tmp", "config.local")
         for name in ("tasks", "flows", "conf", "requirements", ".dvc"):
             shutil.copytree(HOUSE / name, root / name, ignore=ignore)
         for name in ("dvc.yaml", "params.yaml", ".dvcignore", ".gitignore"):
