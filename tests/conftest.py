@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import os
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -38,6 +41,16 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
     """A file that skips itself, such as for a package that is not there."""
     return _strict((yield))
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Let each of several processes compile another part of the tests first; Python keeps what was compiled for all."""
+    count, worker = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    files = sorted(Path(__file__).parent.rglob("test_*.py")) if count > 1 else []
+    first = int(worker.removeprefix("gw")) * len(files) // count
+    for path in files[first:] + files[:first]:
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # The collection tells what is wrong with a file.
+            importlib.import_module(".".join(path.relative_to(session.config.rootpath).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
