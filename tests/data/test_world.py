@@ -10,7 +10,7 @@ import pytest
 
 from tasks.agent.grammars.search_r1 import SearchR1Grammar
 from tasks.data.records import passage_row, question_row, to_passage, to_question
-from tasks.data.world import KINDS, RELATIONS, WorldConf, is_held_out, passages, questions, regions, write_world
+from tasks.data.world import KINDS, RELATIONS, WorldConf, _words, is_held_out, passages, questions, regions, write_world
 from tasks.rewards.answer import AnswerReward
 from tasks.rewards.format_answer import FormatAnswerReward
 from tasks.store import read_jsonl
@@ -257,6 +257,14 @@ def test_words_belong_to_one_kind(places):
             words[kind] |= set(title.split())
     for a, b in itertools.combinations(KINDS, 2):
         assert not words[a] & words[b]
+
+
+def test_no_word_can_be_made_in_two_ways():
+    """The list that words are drawn from has each once."""
+    words = _words.__wrapped__(3, 0, 219_520)
+    assert len(words) == len(set(words))
+    with pytest.raises(ValueError, match="219521 words needed for one kind, 219520 exist"):
+        _words.__wrapped__(3, 0, len(words) + 1)
 
 
 # Distractors ------------------------------------------------------------------------------------------------------
