@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -58,8 +59,9 @@ def load_method(name: str, scale: str, tokenizer: Any = None, root: Path = Path(
     return methods.build(loader.load(name, scale, root), tokenizer)
 
 
+@functools.lru_cache(maxsize=1)
 def make_tokenizer() -> Any:
-    """The tiny policy's own tokenizer: tags are single tokens."""
+    """The tiny policy's own tokenizer: tags are single tokens. Made once, and nobody may change it."""
     return build_tokenizer([*TEXTS, PROMPT.user] * 2, 420)
 
 

@@ -1,4 +1,4 @@
-"""A training run that kills itself: `python -m tests.train.killed <scratch> <algorithm> <moment> <number>`.
+"""A training run that kills the process it runs in, for tests to start in one of its own.
 
 Moments: `report` (after that many reports, before the checkpoint) and `save` (inside that checkpoint's writing).
 """
@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 from tasks import checkpoint
 from tests.tiny import make_trainer
 
+OPTIONS: dict[str, Any] = {"num_steps": 5, "rollouts_per_step": 8, "minibatches": 2}
 
-def main(scratch: str, algorithm: str, moment: str, number: str) -> None:
+
+def train(scratch: Path, algorithm: str, moment: str, number: str) -> None:
     """Run until the moment comes."""
     left = {moment: int(number)}
 
@@ -32,8 +33,4 @@ def main(scratch: str, algorithm: str, moment: str, number: str) -> None:
         return digest(path)
 
     checkpoint.sha256 = hashing
-    make_trainer(Path(scratch), algorithm, num_steps=5, minibatches=2, log=lambda step, metrics: count("report")).run()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    make_trainer(scratch, algorithm, log=lambda step, metrics: count("report"), **OPTIONS).run()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import multiprocessing
 import signal
-import subprocess
-import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +23,9 @@ from tasks.train.order import Order
 from tasks.train.resume import Progress
 from tasks.train.validate import validate
 from tasks.types import Action, Scores, Trajectory, Turn
+from tests.stages.clone import LIBRARIES
 from tests.tiny import EvenFirst, Script, Shelf, hit, make_trainer, optimizer, question, train_conf
-
-ROOT = Path(__file__).parents[2]
+from tests.train import killed
 
 
 def outcome(trainer: Trainer) -> tuple[dict[str, torch.Tensor], list[Any], list[Any]]:
@@ -74,7 +72,7 @@ def cut_after(reports: int) -> Any:
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_k_steps_and_a_restart_equal_one_run(tmp_path: Path, algorithm: str) -> None:
     """Cut anywhere, several times; epochs and mini-batches on."""
-    options = {"num_steps": 5, "minibatches": 2, "epochs": 2}
+    options = {"num_steps": 5, "rollouts_per_step": 8, "minibatches": 2, "epochs": 2}
     whole = run(tmp_path / "whole", algorithm, **options)
     for reports in (1, 3, 2):
         with pytest.raises(CutError):
@@ -96,32 +94,36 @@ def test_k_steps_and_a_restart_equal_one_run(tmp_path: Path, algorithm: str) -> 
 )
 def test_sigkill_and_restart_equal_one_run(tmp_path: Path, algorithm: str, moments: list[str]) -> None:
     """Killed between checkpoints, and in the middle of writing one."""
-    whole = run(tmp_path / "whole", algorithm, num_steps=5, minibatches=2)
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    whole = run(tmp_path / "whole", algorithm, **killed.OPTIONS)
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(LIBRARIES)
     for moment in moments:
-        command = [sys.executable, "-m", "tests.train.killed", str(tmp_path / "cut"), algorithm, *moment.split()]
-        ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
-        assert ended.returncode == -signal.SIGKILL, ended.stderr
-    rest = run(tmp_path / "cut", algorithm, num_steps=5, minibatches=2)
+        ended = processes.Process(target=killed.train, args=(tmp_path / "cut", algorithm, *moment.split()))
+        ended.start()
+        ended.join(120)
+        assert ended.exitcode == -signal.SIGKILL
+    rest = run(tmp_path / "cut", algorithm, **killed.OPTIONS)
     assert_equal(outcome(rest), outcome(whole))
     assert not list((tmp_path / "cut" / "checkpoints").glob(".*"))
 
 
 def test_a_torn_newest_checkpoint_costs_steps_and_nothing_else(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", num_steps=6)
+    options = {"num_steps": 5, "rollouts_per_step": 8}
+    whole = run(tmp_path / "whole", **options)
     with pytest.raises(CutError):
-        make_trainer(tmp_path / "cut", num_steps=6, log=cut_after(6)).run()  # checkpoints 2 and 4 are there
+        make_trainer(tmp_path / "cut", log=cut_after(6), **options).run()  # checkpoints 2 and 4 are there
     assert checkpoint.steps(tmp_path / "cut" / "checkpoints") == [2, 4]
     torn = tmp_path / "cut" / "checkpoints" / "step-00000004" / "policy" / "tensors.safetensors"
     torn.write_bytes(torn.read_bytes()[:1000])
-    assert_equal(outcome(run(tmp_path / "cut", num_steps=6)), outcome(whole))
+    assert_equal(outcome(run(tmp_path / "cut", **options)), outcome(whole))
 
 
 def test_resume_with_adapters(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", rank=4)
+    options = {"rank": 4, "rollouts_per_step": 8}
+    whole = run(tmp_path / "whole", **options)
     with pytest.raises(CutError):
-        make_trainer(tmp_path / "cut", rank=4, log=cut_after(4)).run()
-    assert_equal(outcome(run(tmp_path / "cut", rank=4)), outcome(whole))
+        make_trainer(tmp_path / "cut", log=cut_after(4), **options).run()
+    assert_equal(outcome(run(tmp_path / "cut", **options)), outcome(whole))
 
 
 def test_progress_is_saved_whole(tmp_path: Path) -> None:
@@ -146,14 +148,16 @@ def steps_of(trainer: Trainer) -> list[dict[str, float]]:
 def test_before_the_first_update_of_a_batch_the_ratio_is_exactly_one(
     tmp_path: Path, algorithm: str, old: str, dtype: str
 ) -> None:
-    """One mini-batch of several micro-batches, however small the pieces."""
-    trainer = run(tmp_path, algorithm, dtype=dtype, old_logprobs=old, max_batch_tokens=60)
+    """One mini-batch of several micro-batches, however small the pieces; in the second step after an update."""
+    trainer = run(tmp_path, algorithm, dtype=dtype, old_logprobs=old, max_batch_tokens=60, num_steps=2)
     for metrics in steps_of(trainer):
         assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-6)  # a mean of ones in float32, summed in pieces
         assert metrics["clip_fraction"] == 0.0
         assert metrics["approx_kl"] == 0.0
     assert any(metrics["grad_norm"] > 0 for metrics in steps_of(trainer))
-    one_piece = run(tmp_path / "whole", algorithm, dtype=dtype, max_batch_tokens=100_000, rollouts_per_step=1)
+    one_piece = run(
+        tmp_path / "whole", algorithm, dtype=dtype, max_batch_tokens=100_000, rollouts_per_step=1, num_steps=2
+    )
     for metrics in steps_of(one_piece):
         assert metrics["ratio_mean"] == 1.0
 
@@ -166,7 +170,9 @@ def test_the_ratio_moves_with_further_updates(tmp_path: Path) -> None:
 
 
 def test_seeds(tmp_path: Path) -> None:
-    one, two, other = (run(tmp_path / str(i), seed=seed, num_steps=2) for i, seed in enumerate((0, 0, 1)))
+    one, two, other = (
+        run(tmp_path / str(i), seed=seed, num_steps=2, rollouts_per_step=8) for i, seed in enumerate((0, 0, 1))
+    )
     assert_equal(outcome(one), outcome(two))
     assert one.progress.history != other.progress.history
     assert any(not torch.equal(t, outcome(other)[0][n]) for n, t in outcome(one)[0].items())
@@ -175,7 +181,8 @@ def test_seeds(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rank", [0, 4])
 def test_handing_weights_over_equals_sharing_them(tmp_path: Path, rank: int) -> None:
     """A generator with its own copy gets each policy through a folder. Merged adapters differ in the last bits."""
-    shared, copied = (run(tmp_path / str(share), share=share, rank=rank, num_steps=3) for share in (True, False))
+    options = {"rank": rank, "num_steps": 3, "rollouts_per_step": 8}
+    shared, copied = (run(tmp_path / str(share), share=share, **options) for share in (True, False))
     assert not (tmp_path / "False" / "weights").exists()
     if rank == 0:
         assert_equal(outcome(copied), outcome(shared))
@@ -205,15 +212,16 @@ def test_checkpoints_of_other_settings_are_refused_a_longer_run_is_not(tmp_path:
 
 
 def test_a_restart_hands_the_resumed_weights_over(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", share=False)
+    options = {"share": False, "rollouts_per_step": 8}
+    whole = run(tmp_path / "whole", **options)
     with pytest.raises(CutError):
-        make_trainer(tmp_path / "cut", share=False, log=cut_after(4)).run()
-    assert_equal(outcome(run(tmp_path / "cut", share=False)), outcome(whole))
+        make_trainer(tmp_path / "cut", log=cut_after(4), **options).run()
+    assert_equal(outcome(run(tmp_path / "cut", **options)), outcome(whole))
 
 
 def test_generator_and_trainer_agree_in_every_step(tmp_path: Path) -> None:
     for algorithm in ("grpo", "ppo"):
-        for metrics in steps_of(run(tmp_path / algorithm, algorithm, minibatches=2)):
+        for metrics in steps_of(run(tmp_path / algorithm, algorithm, minibatches=2, rollouts_per_step=8)):
             assert metrics["logprob_gap_max"] < 1e-4
 
 
