@@ -19,6 +19,7 @@ from tasks.agent.grammars.search_r1 import SearchR1Grammar
 from tasks.base.tokenizer import END, LITERALS, PAD, SMALLEST_VOCAB, build_tokenizer
 from tasks.data import world
 from tasks.records.trajectories import pieces
+from tasks.store import write_json
 from tasks.types import Hit
 from tests.base.conftest import SmallWorld
 from tests.base.small import SMALL, world_texts
@@ -127,18 +128,21 @@ def test_the_saved_folder_splits_text_alike_for_any_tool(own: Any, tmp_path: Pat
     assert getattr(loaded, "chat_template", None) is None
 
 
-def test_the_same_texts_give_the_same_files(tmp_path: Path) -> None:
-    """In other processes too, whatever the order of their hashes."""
-    code = "import sys\nfrom tests.base.small import small_tokenizer\nsmall_tokenizer().save_pretrained(sys.argv[1])\n"
-    made = []
-    for seed in ("1", "2"):
-        folder = tmp_path / seed
-        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(HOUSE), "RAYON_NUM_THREADS": seed}
-        subprocess.run([sys.executable, "-c", code, str(folder)], env=env, check=True)
-        made.append({path.name: path.read_bytes() for path in folder.iterdir()})
-    assert made[0] == made[1]
-    assert {"tokenizer.json", "tokenizer_config.json"} <= made[0].keys()
-    assert str(tmp_path).encode() not in b"".join(made[0].values())
+def test_the_same_texts_give_the_same_files(own: Any, tmp_path: Path) -> None:
+    """In another process too, whatever the order of its hashes and the number of its threads."""
+    write_json(tmp_path / "texts.json", list(world_texts()))
+    code = (
+        "import json, sys\nfrom tasks.base.tokenizer import build_tokenizer\n"
+        "build_tokenizer(json.load(open(sys.argv[1])), 4096).save_pretrained(sys.argv[2])\n"
+    )
+    env = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": str(HOUSE), "RAYON_NUM_THREADS": "2"}
+    command = [sys.executable, "-c", code, str(tmp_path / "texts.json"), str(tmp_path / "theirs")]
+    subprocess.run(command, env=env, check=True)
+    own.save_pretrained(tmp_path / "ours")
+    ours, theirs = ({p.name: p.read_bytes() for p in (tmp_path / who).iterdir()} for who in ("ours", "theirs"))
+    assert ours == theirs
+    assert {"tokenizer.json", "tokenizer_config.json"} <= ours.keys()
+    assert str(tmp_path).encode() not in b"".join(ours.values())
 
 
 def test_ids_are_dense_and_unique(own: Any) -> None:

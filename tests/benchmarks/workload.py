@@ -77,7 +77,15 @@ class Workload:
 
 
 SMALLEST = Workload(
-    questions=2, group_size=2, updates=1, warm_up=0, measured=1, max_searches=1, response_tokens=300, fit_steps=60
+    questions=2,
+    group_size=2,
+    updates=1,
+    warm_up=0,
+    measured=1,
+    max_searches=1,
+    top_k=1,
+    response_tokens=300,
+    fit_steps=60,
 )
 """Shows that both sides run; its figures mean nothing."""
 

@@ -108,7 +108,9 @@ def test_recall_is_null_where_gold_is_not_known(question: Question) -> None:
 
 def _evaluate(tokenizer: Any, model: Any, scratch: Path, sampled: bool = True, **changes: Any) -> Evaluation:
     settings = {"questions": QUESTIONS, "name": "m", "seed": 3, "num_recorded": 4, "batch_rows": 4, **changes}
-    player = make_player(PlainGenerator(model, tokenizer), tokenizer, batch_rows=settings.pop("batch_rows"))
+    player = make_player(
+        PlainGenerator(model, tokenizer), tokenizer, batch_rows=settings.pop("batch_rows"), max_call_tokens=8
+    )
     scratch.mkdir(exist_ok=True)
     return evaluate(PolicySystem(player), sampled=sampled, scratch=scratch, **settings)
 
