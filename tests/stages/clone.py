@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import multiprocessing
 import os
 import re
 import runpy
 import shutil
+import socketserver
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +69,16 @@ PART = MyReward
 '''
 METHOD = "extends: search_r1_grpo\ntitle: Mine\nrewards: {answer: null, %s: {metric: em}}\n"
 
+PYTHON = """\
+#!%s -IS
+import json, os, socket, sys
+server = socket.socket(socket.AF_UNIX)
+server.connect(%r)
+server.sendall(json.dumps([os.getpid(), dict(os.environ), *sys.argv[1:]]).encode() + b"\\n")
+sys.exit(int(server.makefile().readline()))
+"""
+"""First in the PATH of `dvc repro`, before the real `python`: asks for a forked process and ends with its exit code."""
+
 
 def _run_module(root: Path, env: dict[str, str], module: str, words: list[str], outputs: tuple[str, str]) -> None:
     """In the forked process: `python -m module words` with the code, folder, variables and files it is given."""
@@ -78,6 +93,40 @@ def _run_module(root: Path, env: dict[str, str], module: str, words: list[str], 
     assert not any(name.partition(".")[0] == "tasks" for name in sys.modules), "the code must be the copy's own"
     sys.argv[1:] = words
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _fork(root: Path, env: dict[str, str], module: str, words: list[str], outputs: tuple[str, str]) -> int:
+    """`python -m module words` in a process that has the libraries; returns its exit code."""
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(LIBRARIES)
+    process = processes.Process(target=_run_module, args=(root, env, module, words, outputs))
+    process.start()
+    process.join(280)
+    process.kill()
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+@contextlib.contextmanager
+def _forking_python(clone: Clone) -> Iterator[Path]:
+    """A folder with a `python` that forks `python -m module words` instead of starting it."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            pid, env, option, module, *words = json.loads(self.rfile.readline())
+            assert option == "-m"
+            code = _fork(clone.root, env, module, words, (f"/proc/{pid}/fd/1", f"/proc/{pid}/fd/2"))
+            self.wfile.write(f"{code}\n".encode())
+
+    with tempfile.TemporaryDirectory() as folder:  # The path of a socket must be short.
+        address, python = f"{folder}/socket", Path(folder, "python")
+        python.write_text(PYTHON % (sys.executable, address), encoding="utf-8")
+        python.chmod(0o755)
+        with socketserver.ThreadingUnixStreamServer(address, Handler) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            yield Path(folder)
+            server.shutdown()
 
 
 @dataclass(frozen=True)
@@ -170,18 +219,15 @@ class Clone:
         """The copy's own tests, in a process of their own; the copy needs its `tests` and `pyproject.toml`."""
         return self._forked("pytest", ["-q", "-p", "no:cacheprovider", *words])
 
+    def repro(self) -> subprocess.CompletedProcess[str]:
+        """`dvc repro`, whose stages are forked as in `stage`."""
+        with _forking_python(self) as folder:
+            return self.run("dvc", "repro", timeout=500, PATH=f"{folder}{os.pathsep}{self.env()['PATH']}")
+
     def _forked(self, module: str, words: list[str]) -> subprocess.CompletedProcess[str]:
-        processes = multiprocessing.get_context("forkserver")
-        processes.set_forkserver_preload(LIBRARIES)
         with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
-            given = (self.root, self.env(), module, words, (out.name, err.name))
-            process = processes.Process(target=_run_module, args=given)
-            process.start()
-            process.join(280)
-            process.kill()
-            process.join()
-            assert process.exitcode is not None
-            return subprocess.CompletedProcess([module, *words], process.exitcode, out.read(), err.read())
+            code = _fork(self.root, self.env(), module, words, (out.name, err.name))
+            return subprocess.CompletedProcess([module, *words], code, out.read(), err.read())
 
     def _is_planned(self) -> bool:
         """Whether the plan is newer than code, settings and pins."""
