@@ -1,7 +1,8 @@
 """A toy clone, and one that has already run."""
 
+import fcntl
+import os
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,28 +19,43 @@ def toy(tmp_path: Path) -> Toy:
 
 @dataclass(frozen=True)
 class First:
-    """The first run of the pipeline in a toy clone, with what it executed and left."""
+    """The first run of the pipeline in a toy clone, with what it printed, executed and left."""
 
     toy: Toy
-    done: "subprocess.CompletedProcess[str]"
+    printed: str
     counts: list[str]
     bytes: dict[str, bytes]
 
 
 @pytest.fixture(scope="session")
 def first(tmp_path_factory: pytest.TempPathFactory) -> First:
-    """Made once; nobody changes it."""
-    toy = Toy(tmp_path_factory.mktemp("finished") / "clone")
-    done = toy.flow("--no-prefect")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return First(toy, done, toy.counts(), toy.bytes())
+    """Made once, by the first process of a test run that needs it; nobody changes it."""
+    place = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        place = place.parent
+    folder, printed = place / "finished", place / "finished/printed.txt"
+    with (place / "finished.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not printed.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            done = Toy(folder / "clone").flow("--no-prefect")
+            assert done.returncode == 0, done.stdout + done.stderr
+            printed.write_text(done.stdout, encoding="utf-8")
+    toy = _toy(folder / "clone")
+    return First(toy, printed.read_text(encoding="utf-8"), toy.counts(), toy.bytes())
+
+
+def _toy(root: Path) -> Toy:
+    """The toy clone that is there."""
+    toy = object.__new__(Toy)
+    toy.root = root
+    return toy
 
 
 @pytest.fixture
 def finished(first: First, tmp_path: Path) -> Toy:
     """A copy of a toy clone whose pipeline has run once; nothing counted yet."""
-    copy = object.__new__(Toy)
-    copy.root = tmp_path / "finished"
+    copy = _toy(tmp_path / "finished")
     shutil.copytree(first.toy.root, copy.root, symlinks=True)
     copy.forget()
     return copy
