@@ -71,18 +71,26 @@ def _run(scratch: Path, kill_at: int | None = None, checkpoint_every: int = 5) -
     return model, fit
 
 
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Fit]:
+    """A run that nobody kills; no test changes it."""
+    return _run(tmp_path_factory.mktemp("unbroken"))
+
+
 @pytest.mark.parametrize("kills", [[0], [3], [5], [6], [7], [8], [12, 13], [32], [1, 6, 9, 31]])
-def test_a_killed_run_ends_bit_for_bit_like_an_unbroken_one(tmp_path: Path, kills: list[int]) -> None:
-    expected, unbroken = _run(tmp_path / "unbroken")
+def test_a_killed_run_ends_bit_for_bit_like_an_unbroken_one(
+    tmp_path: Path, unbroken: tuple[Any, Fit], kills: list[int]
+) -> None:
+    expected, other_fit = unbroken
     for kill in kills:
         with pytest.raises(KilledError):
             _run(tmp_path / "killed", kill)
     found, resumed = _run(tmp_path / "killed")
     for (name, ours), theirs in zip(expected.state_dict().items(), found.state_dict().values(), strict=True):
         assert torch.equal(ours, theirs), name
-    assert resumed.history == unbroken.history
+    assert resumed.history == other_fit.history
     assert (resumed.step, resumed.finished) == (33, ["first", "second"])
-    own, other = resumed.optimizer.state_dict()["state"], unbroken.optimizer.state_dict()["state"]
+    own, other = resumed.optimizer.state_dict()["state"], other_fit.optimizer.state_dict()["state"]
     assert all(torch.equal(own[i][key], other[i][key]) for i in own for key in own[i])
 
 
@@ -98,10 +106,12 @@ def fit_end() -> int:
     return FIRST.max_steps + SECOND.max_steps
 
 
-def test_how_often_is_saved_changes_nothing(tmp_path: Path) -> None:
-    expected, _ = _run(tmp_path / "often", checkpoint_every=1)
-    found, _ = _run(tmp_path / "seldom", checkpoint_every=1000)
-    assert all(torch.equal(a, b) for a, b in zip(expected.parameters(), found.parameters(), strict=True))
+def test_how_often_is_saved_changes_nothing(tmp_path: Path, unbroken: tuple[Any, Fit]) -> None:
+    """Every step and never, beside every fifth."""
+    expected, _ = unbroken
+    for often in (1, 1000):
+        found, _ = _run(tmp_path / str(often), checkpoint_every=often)
+        assert all(torch.equal(a, b) for a, b in zip(expected.parameters(), found.parameters(), strict=True))
 
 
 def test_history_has_every_tenth_step_of_all_phases(tmp_path: Path) -> None:

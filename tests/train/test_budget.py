@@ -68,11 +68,11 @@ class Same:
 
 
 def test_a_refilling_run_that_is_cut_goes_on_to_the_bit(tmp_path: Path) -> None:
-    whole = filtered(tmp_path / "whole", num_steps=5, checkpoint_every=1)
+    whole = filtered(tmp_path / "whole", num_steps=5, rollouts_per_step=8, checkpoint_every=1)
     whole.run()
     for stop in (2, 4):
-        filtered(tmp_path / "cut", num_steps=stop, checkpoint_every=1).run()
-    cut = filtered(tmp_path / "cut", num_steps=5, checkpoint_every=1)
+        filtered(tmp_path / "cut", num_steps=stop, rollouts_per_step=8, checkpoint_every=1).run()
+    cut = filtered(tmp_path / "cut", num_steps=5, rollouts_per_step=8, checkpoint_every=1)
     cut.run()
     assert steps_of(cut)[-1] == steps_of(whole)[-1]
     assert cut.progress.num_draws == whole.progress.num_draws
@@ -97,14 +97,14 @@ def test_no_group_survives_the_update_is_skipped_and_after_so_many_the_run_stops
 
 
 def test_a_run_ends_with_the_step_that_spends_the_token_budget(tmp_path: Path) -> None:
-    free = make_trainer(tmp_path / "free", num_steps=5)
+    free = make_trainer(tmp_path / "free", num_steps=5, rollouts_per_step=8)
     free.run()
     totals = [metrics["generated_tokens_total"] for metrics in steps_of(free)]
-    bound = make_trainer(tmp_path / "bound", num_steps=5, max_generated_tokens=int(totals[2]))
+    bound = make_trainer(tmp_path / "bound", num_steps=5, rollouts_per_step=8, max_generated_tokens=int(totals[2]))
     bound.run()
     assert bound.progress.step == 3
     assert "validation_em" in steps_of(bound)[-1]
-    more = make_trainer(tmp_path / "bound", num_steps=5, max_generated_tokens=0)
+    more = make_trainer(tmp_path / "bound", num_steps=5, rollouts_per_step=8, max_generated_tokens=0)
     more.run()  # A run may be made longer.
     assert [m["reward_mean"] for m in steps_of(more)] == [m["reward_mean"] for m in steps_of(free)]
 
@@ -125,13 +125,13 @@ def test_the_budget_ends_the_refill_of_a_step_too(tmp_path: Path) -> None:
 
 
 def test_validation_by_tokens_does_not_ask_how_many_steps_they_took(tmp_path: Path) -> None:
-    free = make_trainer(tmp_path / "free", num_steps=6)
+    free = make_trainer(tmp_path / "free", num_steps=6, rollouts_per_step=8)
     free.run()
     totals = [int(metrics["generated_tokens_total"]) for metrics in steps_of(free)]
     every = totals[-1] // 3 + 1
     due = [i for i, total in enumerate(totals) if total // every > ([0, *totals][i] // every)]
     assert 0 < len(due) < 6
-    trainer = make_trainer(tmp_path / "tokens", num_steps=6, validate_every_tokens=every)
+    trainer = make_trainer(tmp_path / "tokens", num_steps=6, rollouts_per_step=8, validate_every_tokens=every)
     trainer.run()
     assert [i for i, metrics in enumerate(steps_of(trainer)) if "validation_em" in metrics] == sorted({*due, 5})
 

@@ -71,12 +71,13 @@ def cut_after(reports: int) -> Any:
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_k_steps_and_a_restart_equal_one_run(tmp_path: Path, algorithm: str) -> None:
-    """Cut anywhere, several times; epochs and mini-batches on."""
+    """Cut before there is a checkpoint, and twice after one; epochs and mini-batches on."""
     options = {"num_steps": 5, "rollouts_per_step": 8, "minibatches": 2, "epochs": 2}
     whole = run(tmp_path / "whole", algorithm, **options)
-    for reports in (1, 3, 2):
+    for reports in (1, 4, 3):
         with pytest.raises(CutError):
             make_trainer(tmp_path / "cut", algorithm, log=cut_after(reports), **options).run()
+    assert checkpoint.steps(tmp_path / "cut" / "checkpoints") == [2, 4]
     rest = run(tmp_path / "cut", algorithm, **options)
     assert_equal(outcome(rest), outcome(whole))
     assert vars(rest.progress.cost) == vars(whole.progress.cost)
