@@ -7,6 +7,7 @@ keys are refused. The bounds of one field stand in its type (`Annotated[int, Fie
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import functools
@@ -163,11 +164,17 @@ def read_yaml(path: Path) -> Tree:
 def parse(text: str, where: str) -> Any:
     """What a YAML text says; a ValueError that starts with `where` if it cannot be read."""
     try:
-        return yaml.load(text, _Loader)
+        return copy.deepcopy(_parsed(text))
     except yaml.YAMLError as error:
         raise ValueError(f"{where}: not valid YAML: {error}") from None
     except RecursionError:
         raise ValueError(f"{where}: not valid YAML: lists or mappings stand in each other too deep.") from None
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(text: str) -> Any:
+    """Kept, because a plan reads the same files for every stage, and parsing them takes most of its time."""
+    return yaml.load(text, _Loader)
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any] | None) -> Tree:

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch
 from filelock import FileLock, Timeout
 
 _POLL_S = 1.0
@@ -22,6 +21,8 @@ _held: dict[str, FileLock] = {}  # Never released: the kernel frees the locks wh
 
 def gpus() -> list[str]:
     """Hardware ids of the GPUs that this process sees; `CUDA_VISIBLE_DEVICES` changes their numbers, not these."""
+    import torch  # Here, because a process that only waits for a device needs no torch.
+
     return [str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count())]
 
 
@@ -70,6 +71,8 @@ def _folder() -> Path:
 def use_threads(count: int) -> None:
     """Fix torch's threads (on a CPU their number is part of the result) and keep freed memory for the next step."""
     os.environ["OMP_NUM_THREADS"] = str(count)
+    import torch
+
     torch.set_num_threads(count)
     _keep_freed_memory()
 
