@@ -7,6 +7,7 @@ stands in docs/cheating.md.
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -70,12 +71,14 @@ class Stopping(Script):
         for row in rows:
             line = self.lines[row].pop(0) if self.lines[row] else ""
             ids = list(self.tokenizer.encode(line)) if isinstance(line, str) else line
-            for end in range(1, len(ids)):
-                if any(stop in self.tokenizer.decode(ids[:end]) for stop in self.stop):
-                    ids = ids[:end]
-                    break
-            self.lines[row].insert(0, ids)
+            # A stop string that is whole stays whole: the shortest beginning that has one is found by halving.
+            before = bisect.bisect_left(range(1, len(ids)), True, key=lambda end, ids=ids: self._has_stop(ids[:end]))
+            self.lines[row].insert(0, ids[: before + 1])
         return super().generate(rows, max_new_tokens)
+
+    def _has_stop(self, ids: list[int]) -> bool:
+        text = self.tokenizer.decode(ids)
+        return any(stop in text for stop in self.stop)
 
 
 # Policies ---------------------------------------------------------------------------------------------------------
