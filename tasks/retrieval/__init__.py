@@ -178,7 +178,8 @@ def check_request(queries: list[str], top_k: int) -> None:
 @functools.cache
 def _backends() -> tuple[str, ...]:
     """Names of the files in this folder that define `Settings` and `open_index`: a new backend is listed nowhere."""
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))}
+    files = [path for path in sorted(Path(__file__).parent.glob("*.py")) if path.stem.isidentifier()]
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in files}
     return tuple(name for name, text in texts.items() if "\nclass Settings" in text and "\ndef open_index(" in text)
 
 

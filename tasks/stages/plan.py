@@ -14,7 +14,8 @@ NO_STAGES = ("__init__", "plan")
 
 def stages() -> dict[str, ModuleType]:
     """The modules of all other stages, which are the other files of this folder."""
-    names = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in NO_STAGES)
+    stems = {path.stem for path in Path(__file__).parent.glob("*.py")}  # Editors leave files such as `.#train.py`.
+    names = sorted(stem for stem in stems if stem.isidentifier() and stem not in NO_STAGES)
     return {name: importlib.import_module(f"tasks.stages.{name}") for name in names}  # Loads parts by kind.
 
 

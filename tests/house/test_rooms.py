@@ -191,6 +191,16 @@ def test_a_stage_loads_nothing_that_resolves_settings(group: str) -> None:
     assert not [path for path in used if path.startswith(PLANNING)]
 
 
+def test_every_file_that_is_no_python_is_a_document_or_a_source() -> None:
+    """Code that reads a file of another kind would give other results unseen; `tasks.identity.DATA` must have it."""
+    listed = ["git", "-C", str(ROOT), "ls-files", "tasks"]
+    names = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split("\n")
+    tracked = [Path(name) for name in names if name and Path(name).suffix not in (".py", ".md")]
+    assert len(tracked) >= 3
+    uncounted = [str(path) for path in tracked if str(path) not in SOURCES.closure([".".join(path.parent.parts)])]
+    assert not uncounted
+
+
 def test_no_file_without_a_subject() -> None:
     names = {path.name for folder in ("tasks", "flows", "tests") for path in _sources(folder)}
     assert not names & {"utils.py", "util.py", "helpers.py", "common.py", "misc.py"}
