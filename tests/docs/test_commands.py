@@ -28,7 +28,7 @@ HERE = "tests/docs/test_commands.py"
 PIPELINE = "tests/stages/test_smoke_pipeline.py::test_the_flow_killed_again_and_again_gives_the_bytes_of_bare_dvc"
 COMPARED = "tests/pipeline/test_flow.py::test_a_comparison_runs_its_methods_and_seeds_and_leaves_dvc_nothing_to_do"
 RETRIEVERS = "tests/stages/test_retrievers.py::test_the_stage_in_a_clone"
-TRAINED = "tests/methods/test_all_train.py::test_four_steps_move_the_weights"
+TRAINED = "tests/methods/test_all_train.py::test_ten_steps_move_the_weights"
 SERVED = "tests/server/test_server.py::test_our_client_gets_the_hits_of_a_local_search"
 SETTINGS = "tests/pipeline/test_settings.py::test_every_setting_has_a_variable_of_the_makefile"
 LINTED = f"{HERE}::test_ci_runs_what_the_documents_say"
@@ -44,7 +44,9 @@ HELP = "tests/house/test_make.py::test_help_lists_every_target_and_every_setting
 SETUP = "tests/house/test_make.py::test_a_half_made_environment_is_made_anew_from_a_python_outside_of_it"
 PEER = "tests/benchmarks/test_bench.py::test_both_sides_run_to_the_table"
 SERVER = "tests/benchmarks/test_bench_server.py::test_it_runs_to_its_verdict"
-PARAMS = "tests/pipeline/test_flow.py::test_a_setting_re_executes_what_depends_on_it_and_keeps_comments"
+PARAMS = (
+    "tests/pipeline/test_flow.py::test_a_setting_re_executes_what_depends_on_it_and_one_for_this_run_only_is_put_back"
+)
 SCALE = "tests/benchmarks/test_bench_retrieval.py::test_every_step_of_the_scale_benchmark_runs"
 
 RUN_BY = {
@@ -97,7 +99,7 @@ RUN_BY = {
     'make bench-retrieval ARGS="--memory-minutes 10"': SERVER,
     "python -m flows.reproduce --help": "tests/pipeline/test_settings.py::test_the_command_line_names_every_setting",
     "python -m flows.reproduce --once --set scale=smoke --set evaluate.top_k=2": (
-        "tests/pipeline/test_flow.py::test_settings_for_one_run_only"
+        "tests/pipeline/test_flow.py::test_a_setting_re_executes_what_depends_on_it_and_one_for_this_run_only_is_put_back"
     ),
     "python -m flows.reproduce --no-prefect": PIPELINE,
     "python -m flows.reproduce --force evaluate": (

@@ -32,6 +32,9 @@ def test_first_run_executes_all_and_the_second_none(first: First, finished: Toy)
     assert finished.counts() == []
     assert "0 of 7 stages executed, 7 cached" in second.stdout
     assert finished.bytes() == first.bytes
+    # DVC's advice to its own users, and the command of a stage, would hide what the stages say.
+    advice = ("git add", "dvc push", "auto staging", "exec python")
+    assert [words for words in advice if words in first.printed] == []
 
 
 def test_a_setting_re_executes_what_depends_on_it_and_one_for_this_run_only_is_put_back(finished: Toy) -> None:
