@@ -18,10 +18,12 @@ from tasks.records import schema
 from tasks.records.scores import ScoreRow
 from tasks.records.trajectories import TrajectoryRow, trajectory_row
 from tasks.retrieval import RetrievalError
+from tasks.store import DataError
 from tasks.systems import System
 from tasks.types import Episode, Mode, Question
 
 MODES: tuple[Mode, ...] = typing.get_args(Mode)
+_MEND = "Mend its file in tasks/systems/."
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,11 @@ def evaluate(
     Raises:
         RetrievalError: more episodes failed than that. Chunks with a failed episode are deleted; the next attempt uses
             the others.
+        DataError: the system does not return one episode per question in order, or one with a value that its row
+            cannot hold. Nothing of that chunk is kept.
     """
+    if system.batch_questions < 1:
+        raise DataError(f"system {name!r}: batch_questions={system.batch_questions}: expected 1 or more. {_MEND}")
     modes = MODES if sampled else MODES[:1]
     num_recorded = min(num_recorded, len(questions))
     recorded = {i * len(questions) // num_recorded for i in range(num_recorded)}
@@ -81,6 +87,7 @@ def evaluate(
             if not path.is_file():
                 # Each chunk has its own seed, so that its draws are the same after a kill.
                 episodes = list(system.play(chunk, mode, seed * 7919 + first))
+                _check_order(episodes, chunk, name)
                 shown = [first + i in recorded for i in range(len(chunk))]
                 schema.write(path, _rows(system, episodes, chunk, shown, name, seed, mode))
             rows = [row for _, row in schema.read(PlayedRow, path)]
@@ -90,6 +97,21 @@ def evaluate(
 
     scores = sorted((row.score for row in played), key=lambda score: (score.question_id, score.mode))
     return Evaluation(scores, [row.trajectory for row in played if row.trajectory is not None])
+
+
+def _check_order(episodes: Sequence[Episode], questions: Sequence[Question], name: str) -> None:
+    """Raise the DataError unless each question has its episode, because another one's answer would be scored."""
+    if len(episodes) != len(questions):
+        raise DataError(
+            f"system {name!r}: found {len(episodes)} episodes for {len(questions)} questions, expected one for each "
+            f"question, in order. {_MEND}"
+        )
+    for number, (episode, question) in enumerate(zip(episodes, questions, strict=True), 1):
+        if episode.question_id != question.id:
+            raise DataError(
+                f"system {name!r}: episode {number} of {len(episodes)}: found question_id={episode.question_id!r}, "
+                f"expected {question.id!r}: one episode for each question, in order. {_MEND}"
+            )
 
 
 def _rows(
@@ -109,7 +131,11 @@ def _rows(
             trajectory = trajectory_row(
                 episode, question, policy=name, seed=seed, mode=mode, outcome=score.em, tokenizer=system.tokenizer
             )
-        rows.append(PlayedRow(score=score, trajectory=trajectory, error=episode.error))
+        row = PlayedRow(score=score, trajectory=trajectory, error=episode.error)
+        # A row that is refused when it is read would stay in the scratch folder and fail every later attempt.
+        if fault := schema.fault_in(row):
+            raise DataError(f"system {name!r}: question {question.id!r}: {fault}. {_MEND}")
+        rows.append(row)
     return rows
 
 

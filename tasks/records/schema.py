@@ -85,6 +85,11 @@ def fault(cls: type[Any], tree: object) -> str | None:
     return None
 
 
+def fault_in(row_: Any) -> str | None:
+    """The first thing for which `read` would refuse this row; see `fault`."""
+    return fault(type(row_), adapter(type(row_)).dump_python(row_, warnings=False))
+
+
 def parse(cls: type[T], tree: object, where: str) -> T:
     """The row of a JSON value.
 

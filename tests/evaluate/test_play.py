@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from tasks.evaluate.play import Evaluation, evaluate, score_row
 from tasks.generate.plain import PlainGenerator
 from tasks.records.schema import plain
 from tasks.retrieval import RetrievalError
+from tasks.store import DataError
 from tasks.systems.policy import PolicySystem
-from tasks.types import Action, Hit, Question, Trajectory, Turn
+from tasks.types import Action, Cost, Episode, Hit, Question, Trajectory, Turn
 from tests.tiny import make_player
 
 QUESTIONS = [
@@ -262,3 +264,58 @@ def test_no_limit_takes_all_and_a_larger_limit_keeps_what_a_smaller_took() -> No
     questions = _mixed({"a": 20, "b": 10})
     assert len(choose(questions, ("test",), 0)) == 24
     assert {q.id for q in choose(questions, ("test",), 6)} <= {q.id for q in choose(questions, ("test",), 12)}
+
+
+@dataclass
+class Told:
+    """Plays by changing what a right system would return; two questions at once."""
+
+    change: Callable[[list[Episode]], list[Episode]]
+    batch_questions: int = 2
+    tokenizer: None = None
+
+    def play(self, questions: Sequence[Question], mode: str, seed: int) -> list[Episode]:
+        return self.change([Episode(q.id, (), "answered", q.answers[0]) for q in questions])
+
+
+def _each(**changes: Any) -> Callable[[list[Episode]], list[Episode]]:
+    return lambda episodes: [replace(one, **changes) for one in episodes]
+
+
+ONE_EACH = r"for each question, in order\. Mend its file in tasks/systems/\.$"
+
+
+@pytest.mark.parametrize(
+    ("system", "message"),
+    [
+        (
+            Told(lambda one: one[::-1]),
+            rf"episode 1 of 2: found question_id='d/01', expected 'd/00': one episode {ONE_EACH}",
+        ),
+        (
+            Told(lambda one: one[:1] * 2),
+            rf"episode 2 of 2: found question_id='d/00', expected 'd/01': one episode {ONE_EACH}",
+        ),
+        (
+            Told(_each(question_id="x")),
+            rf"episode 1 of 2: found question_id='x', expected 'd/00': one episode {ONE_EACH}",
+        ),
+        (Told(lambda one: one[:1]), rf"found 1 episodes for 2 questions, expected one {ONE_EACH}"),
+        (Told(lambda one: one * 2), rf"found 4 episodes for 2 questions, expected one {ONE_EACH}"),
+        (Told(list, batch_questions=0), r"batch_questions=0: expected 1 or more\. Mend"),
+        (Told(list, batch_questions=-1), r"batch_questions=-1: expected 1 or more\. Mend"),
+        (Told(_each(cost=Cost(-1, 0))), r"question 'd/00': score\.generated_tokens: found -1 \(int\), expected 0 or m"),
+        (Told(_each(cost=Cost(0, 1.5))), r"question 'd/00': score\.prefill_tokens: found 1\.5 \(float\), expected a "),  # type: ignore[arg-type]
+        (Told(_each(cost=Cost(math.nan, 0))), r"question 'd/00': score\.generated_tokens: found nan \(float\), expect"),  # type: ignore[arg-type]
+        (Told(_each(status="won")), r"question 'd/00': score\.status: found 'won', expected 'answered', 'open', 'over"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_wrong_system_is_told_in_one_line_and_leaves_nothing(system: Told, message: str, tmp_path: Path) -> None:
+    """Nothing may stay in the scratch folder, where the mended system would find it."""
+    with pytest.raises(DataError, match=rf"^system 'mine': {message}") as caught:
+        evaluate(system, QUESTIONS, True, "mine", 0, 3, tmp_path)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+    found = evaluate(Told(list), QUESTIONS, True, "mine", 0, 3, tmp_path)
+    assert [row.em for row in found.scores] == [1.0] * (2 * len(QUESTIONS))
