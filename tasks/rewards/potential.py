@@ -14,6 +14,7 @@ from tasks.conf import require
 from tasks.rewards import Field
 from tasks.rewards.shaping import observed_turns, on_observed_turns
 from tasks.services import NO_SERVICES, LogProbs, Pair, Role, Services
+from tasks.services.numbers import check_numbers
 from tasks.types import Question, Scores, Trajectory
 
 
@@ -45,11 +46,15 @@ class AnswerPotential:
         """One `Scores` per trajectory; all log-probabilities are asked for in one call.
 
         Raises:
-            ValueError: a trajectory has an answer that does not follow `opening`.
+            ValueError: a trajectory has an answer that does not follow `opening`, or the service does not return a
+                finite number for each pair.
         """
         model = services["log_probs"]
         pairs = [self._pairs(model, t, question) for t, question in zip(trajectories, questions, strict=True)]
-        logprobs = iter(model.mean_logprobs([pair for of_trajectory in pairs for pair in of_trajectory]))
+        asked = [pair for of_trajectory in pairs for pair in of_trajectory]
+        means = model.mean_logprobs(asked)
+        check_numbers(means, len(asked), "services: log_probs", "pair")
+        logprobs = iter(means)
         potentials = [[next(logprobs) for _ in of_trajectory] for of_trajectory in pairs]
         return [on_observed_turns(t, phi, self.scale) for t, phi in zip(trajectories, potentials, strict=True)]
 

@@ -10,7 +10,10 @@ from tasks.conf import require
 from tasks.rewards import Field, on_turns
 from tasks.rewards.shaping import potential_differences
 from tasks.services import NO_SERVICES, Role, Services
+from tasks.services.numbers import check_list, check_numbers
 from tasks.types import Question, Scores, Trajectory
+
+_SERVICE = "services: turn_scores"
 
 
 @dataclass(frozen=True)
@@ -38,16 +41,17 @@ class TurnScoresReward:
     def __call__(
         self, trajectories: Sequence[Trajectory], questions: Sequence[Question], services: Services = NO_SERVICES
     ) -> list[Scores]:
-        """One `Scores` per trajectory."""
+        """One `Scores` per trajectory.
+
+        Raises:
+            ValueError: the service does not return a finite number for each turn of each trajectory.
+        """
         by_turn = services["turn_scores"].score(trajectories, questions)
+        check_list(by_turn, len(trajectories), _SERVICE, "trajectory")
         return [self._placed(t, scores) for t, scores in zip(trajectories, by_turn, strict=True)]
 
     def _placed(self, trajectory: Trajectory, scores: Sequence[float]) -> Scores:
-        if len(scores) != len(trajectory.turns):
-            raise ValueError(
-                f"services: turn_scores: found {len(scores)} scores for question {trajectory.question_id!r}, expected "
-                f"one for each of its {len(trajectory.turns)} turns."
-            )
+        check_numbers(scores, len(trajectory.turns), f"{_SERVICE}: question {trajectory.question_id!r}", "turn")
         values = potential_differences([0.0, *scores]) if self.is_potential else scores
         earned = {number: self.scale * value for number, value in enumerate(values)}
         return on_turns(trajectory, earned, turn_scores=sum(scores))

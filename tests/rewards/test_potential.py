@@ -127,3 +127,27 @@ class Never:
 
     def mean_logprobs(self, pairs: Sequence[Pair]) -> list[float]:
         raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("means", "message"),
+    [
+        ([-1.0], "found a list of 1, expected a list of 2, one entry for each pair. Mend"),
+        ([-1.0] * 3, "found a list of 3, expected a list of 2"),
+        (None, "found None, expected a list of 2"),
+        ([-1.0, float("nan")], "pair 2: found nan, expected a finite number"),
+        ([-1.0, None], "pair 2: found None, expected a finite number"),
+    ],
+)
+def test_a_finite_number_for_each_pair_or_an_error_of_one_line(tokenizer: Any, means: Any, message: str) -> None:
+    class Returned:
+        def encode(self, text: str) -> list[int]:
+            return [1]
+
+        def mean_logprobs(self, pairs: Sequence[Pair]) -> Any:
+            return means
+
+    with pytest.raises(ValueError) as caught:
+        REWARD([play(tokenizer, search("Avenor"), END, max_turns=1)], [question()], {"log_probs": Returned()})
+    assert str(caught.value).startswith(f"services: log_probs: {message}")
+    assert "\n" not in str(caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -58,10 +59,25 @@ def test_golden_placement(is_potential: bool, placed: Any) -> None:
     assert (score.outcome, score.components) == (0.0, {"turn_scores": 7.0})
 
 
-def test_a_score_for_each_turn_or_an_error() -> None:
-    message = "turn_scores: found 2 scores for question 'q', expected one for each of its 3 turns"
-    with pytest.raises(ValueError, match=message):
-        REWARD([played(3)], [question()], {"turn_scores": Told([2.0, 1.0])})
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        ([[2.0, 1.0]], "question 'q': found a list of 2, expected a list of 3, one entry for each turn. Mend"),
+        ([None], "question 'q': found None, expected a list of 3"),
+        ([[2.0, 1.0, None]], "question 'q': turn 3: found None, expected a finite number. Mend"),
+        ([["2.0", 1.0, 1.0]], "question 'q': turn 1: found '2.0', expected a finite number"),
+        ([[2.0, math.nan, 1.0]], "question 'q': turn 2: found nan, expected a finite number"),
+        ([[2.0, 1.0, math.inf]], "question 'q': turn 3: found inf, expected a finite number"),
+        ([], "found a list of 0, expected a list of 1, one entry for each trajectory. Mend"),
+        ([[2.0, 1.0, 1.0]] * 2, "found a list of 2, expected a list of 1"),
+        (None, "found None, expected a list of 1"),
+    ],
+)
+def test_a_finite_score_for_each_turn_or_an_error_of_one_line(scores: Any, message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        REWARD([played(3)], [question()], {"turn_scores": Returned(scores)})
+    assert str(caught.value).startswith(f"services: turn_scores: {message}")
+    assert "\n" not in str(caught.value)
 
 
 @dataclass
@@ -72,3 +88,13 @@ class Told:
 
     def score(self, trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[list[float]]:
         return [self.scores for _ in trajectories]
+
+
+@dataclass
+class Returned:
+    """Returns this, whatever it was asked."""
+
+    value: Any
+
+    def score(self, trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> Any:
+        return self.value

@@ -1,0 +1,24 @@
+"""Checks the numbers that a service returns, because a missing or infinite score would be trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Real
+
+_MEND = "Mend the service, a file of tasks/services/."
+
+
+def check_list(found: object, count: int, where: str, each: str) -> None:
+    """Raise the ValueError, which begins with `where`, unless this is a list with an entry for `each` of `count`."""
+    if not isinstance(found, list | tuple) or len(found) != count:
+        shown = f"a list of {len(found)}" if isinstance(found, list | tuple) else f"{found!r:.80}"
+        raise ValueError(f"{where}: found {shown}, expected a list of {count}, one entry for each {each}. {_MEND}")
+
+
+def check_numbers(found: Sequence[float], count: int, where: str, each: str) -> None:
+    """The same for a list of finite numbers."""
+    check_list(found, count, where, each)
+    for number, value in enumerate(found, 1):
+        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+            raise ValueError(f"{where}: {each} {number}: found {value!r:.80}, expected a finite number. {_MEND}")
