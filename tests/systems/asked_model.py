@@ -20,8 +20,11 @@ from pydantic import Field
 from tasks.agent.searches import search_for_rows
 from tasks.retrieval import RetrievalError, Retriever
 from tasks.services import Chat, Messages, Refusal, Reply, Role
+from tasks.services.replies import check_prompt, filled
 from tasks.systems import Resources
 from tasks.types import Action, Cost, Episode, Hit, Mode, Question, Turn
+
+PASSAGES, QUESTION = "{passages}", "{question}"
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,8 @@ class AskedModel:
                     yield Episode(question.id, (), "failed", error=str(found[row]))
 
     def _messages(self, question: Question, hits: Sequence[Hit]) -> Messages:
-        passages = "\n".join(hit.text for hit in hits)
-        return [{"role": "user", "content": self.prompt.format(passages=passages, question=question.question)}]
+        values = {PASSAGES: "\n".join(hit.text for hit in hits), QUESTION: question.question}
+        return [{"role": "user", "content": filled(self.prompt, values)}]
 
     @staticmethod
     def _episode(question: Question, hits: Sequence[Hit], reply: Reply | Refusal) -> Episode:
@@ -65,12 +68,15 @@ class AskedModel:
 
 @dataclass(frozen=True)
 class AskedModelSettings:
-    """Passages of the one search, and the text that is sent."""
+    """Passages of the one search, and the text that is sent: {passages} and {question} are replaced in it."""
 
     prompt: str
     num_passages: Annotated[int, Field(ge=1)] = 3
     plays_policy: ClassVar[bool] = False
     services: ClassVar[tuple[Role, ...]] = ("chat",)
+
+    def __post_init__(self) -> None:
+        check_prompt(self.prompt, (PASSAGES, QUESTION))
 
     @contextlib.contextmanager
     def opened(self, resources: Resources) -> Iterator[AskedModel]:

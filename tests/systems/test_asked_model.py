@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tasks import conf
 from tasks.evaluate.play import evaluate
 from tasks.retrieval import RetrievalError
 from tasks.services import Resources
 from tasks.services.endpoint import ChatEndpoint
 from tasks.types import Hit, Question
 from tests.services.completions import Completions, completion, serving
-from tests.systems.asked_model import AskedModel
+from tests.systems.asked_model import AskedModel, AskedModelSettings
 
 NAMES = ("Oslo", "Lima", "Bern")
 
@@ -52,8 +53,11 @@ def _questions() -> list[Question]:
     return [Question(f"q{i}", "mine", "test", name, ("town",), 1) for i, name in enumerate(NAMES)]
 
 
-def _system(chat: ChatEndpoint, retriever: Faulty, pauses: list[float]) -> AskedModel:
-    return AskedModel(chat, retriever, 1, "{passages} {question}", sleep=pauses.append)
+PROMPT = "{passages} {question}"
+
+
+def _system(chat: ChatEndpoint, retriever: Faulty, pauses: list[float], prompt: str = PROMPT) -> AskedModel:
+    return AskedModel(chat, retriever, 1, prompt, sleep=pauses.append)
 
 
 def test_a_search_that_fails_after_its_retries_fails_its_own_episode(chat: ChatEndpoint, server: Completions) -> None:
@@ -94,3 +98,16 @@ def test_each_mode_has_its_temperature_and_draws_have_a_seed(chat: ChatEndpoint,
         assert len(list(system.play(_questions()[:1], mode, seed))) == 1  # type: ignore[arg-type]
     sent = [(body["temperature"], body.get("seed"), body["max_tokens"]) for _, body, _ in server.asked]
     assert sent == [(0, None, 9), (1, 3, 9), (1, 4, 9)]  # The last play was answered from the cache.
+
+
+@pytest.mark.parametrize("prompt", ["", "{oops}", "{passages}", "{question}"])
+def test_a_prompt_without_a_placeholder_is_refused_before_anything_is_played(prompt: str) -> None:
+    with pytest.raises(ValueError, match=r"^conf/system/asked\.yaml: prompt=.*: expected text with \{"):
+        conf.fill(AskedModelSettings, {"prompt": prompt}, "conf/system/asked.yaml")
+
+
+def test_other_braces_of_a_prompt_stay(chat: ChatEndpoint, server: Completions) -> None:
+    system = _system(chat, Faulty(), [], prompt='{"passages": "{passages}", "answer": {}} {question}')
+    assert [episode.answer for episode in system.play(_questions()[:1], "greedy", 0)] == ["a town"]
+    ((_, body, _),) = server.asked
+    assert body["messages"][0]["content"] == '{"passages": "Oslo is a town.", "answer": {}} Oslo'
