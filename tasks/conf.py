@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -30,6 +30,16 @@ Tree = dict[str, Any]
 Share = Annotated[float, Field(ge=0, le=1)]
 LearningRate = Annotated[float, Field(gt=0, le=1e30)]
 """Weights and their updates are of 32 bits, which end at 3.4e38."""
+
+
+def _one_line(title: str) -> str:
+    if title != title.strip() or not title or not title.isprintable():
+        raise ValueError(f"found {shown(title)}, expected one line of printable text without blanks around it.")
+    return title
+
+
+Title = Annotated[str, AfterValidator(_one_line)]
+"""The name of a system in tables; a line break would split a row, and a blank name would leave one nameless."""
 
 PARAMS = Path("params.yaml")
 CONF = Path("conf")

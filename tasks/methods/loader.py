@@ -16,7 +16,7 @@ from tasks import conf, extends, parts, services
 from tasks.agent import grammars, prompts
 from tasks.agent.grammar import SearchGrammar
 from tasks.agent.prompts import Prompt
-from tasks.conf import Tree
+from tasks.conf import Title, Tree, require
 from tasks.methods import OWN, SamplingConf, build
 from tasks.rl.method import Method
 from tasks.services import Kind, Role
@@ -38,7 +38,7 @@ class MethodFile:
         paper_rows: [method, variant] pairs that name its rows in the papers' tables (`conf/papers/printed.csv`).
     """
 
-    title: str
+    title: Title
     prompt: str
     grammar: dict[str, Any]
     sampler: dict[str, Any]
@@ -53,6 +53,10 @@ class MethodFile:
     train: dict[str, Any] = field(default_factory=dict)
     rollout: dict[str, Any] = field(default_factory=dict)
     paper_rows: tuple[tuple[str, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        are_pairs = all(len(row) == 2 and all(map(str.strip, row)) for row in self.paper_rows)
+        require(are_pairs, "paper_rows", self.paper_rows, "pairs of two texts, [method, variant]")
 
 
 def load(

@@ -39,6 +39,13 @@ def _once(resolve: Callable[..., R]) -> Callable[..., R]:
 
 
 @dataclass(frozen=True)
+class _Titled:
+    """The key of a file of `conf/system/` or `conf/method/` that tables show."""
+
+    title: conf.Title
+
+
+@dataclass(frozen=True)
 class RunSettings:
     """The settings of a run. Files are read once, so an object is for one plan.
 
@@ -199,11 +206,25 @@ class RunSettings:
                 )
         return loaded
 
-    @_once
-    def title(self, system: str) -> str:
-        """Display name: key `title` of the system's file, else its plain name."""
-        kind = conf.kind_of(SYSTEMS, system, self.root)
-        return str(conf.section(kind, system, self.root).get("title", system))
+    @functools.cached_property
+    def titles(self) -> dict[str, str]:
+        """Display name of each system, in order: key `title` of its file, else its plain name.
+
+        Raises:
+            ValueError: a title that is no line of text, or two systems with the same one.
+        """
+        owners: dict[str, str] = {}
+        for name in self.params.systems:
+            kind = conf.kind_of(SYSTEMS, name, self.root)
+            where, tree = f"{conf.CONF}/{kind}/{name}.yaml", conf.section(kind, name, self.root)
+            title = conf.fill(_Titled, {"title": tree.get("title", name)}, where).title
+            if title in owners:
+                raise ValueError(
+                    f"{where}: title={title!r}: system {owners[title]!r} has the same, expected another one for each "
+                    "system of a run, because tables tell them apart by it."
+                )
+            owners[title] = name
+        return {name: title for title, name in owners.items()}
 
     def _played(self, name: str) -> Tree:
         """Prompt, grammar and budgets of a method's policy."""

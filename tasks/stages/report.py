@@ -50,9 +50,8 @@ def settings(run: RunSettings) -> Settings:
     """Which systems and seeds the report shows, and under which names."""
     params = run.params
     facts = {"data": params.data, "model": params.model, "retriever": params.retriever, "scale": params.scale}
-    titles = {name: run.title(name) for name in params.systems}
-    evaluate = params.evaluate
-    return Settings(titles, params.seeds, evaluate.reference, evaluate.num_bootstrap, facts, run.data.validation_split)
+    evaluate, split = params.evaluate, run.data.validation_split
+    return Settings(run.titles, params.seeds, evaluate.reference, evaluate.num_bootstrap, facts, split)
 
 
 def results(settings: Settings, root: Path = Path()) -> table.Results:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tasks import conf, identity, params, plan
+from tasks import conf, identity, params, plan, services, systems
 from tasks.params import Params
 from tasks.plan import RunSettings
 from tasks.runner import planned
@@ -160,3 +160,35 @@ def test_a_model_lays_the_budgets_it_needs_over_all_others(tmp_path: Path) -> No
     (tmp_path / "conf/model/mine.yaml").write_text(f"{text}rollout: {{max_prompt_token: 700}}\n")
     with pytest.raises(ValueError, match=r"conf/model/mine\.yaml: rollout over .*: unknown key 'max_prompt_token'"):
         RunSettings(tmp_path, run.params).rollout()
+
+
+@pytest.mark.parametrize(
+    ("title", "message"),
+    [
+        ("5", "title: found 5 (int), expected text."),
+        ("[a]", "title: found ['a'] (list), expected text."),
+        ("null", "title: found None (NoneType), expected text."),
+        ("''", "title: found '', expected one line of printable text without blanks around it."),
+        ("' a'", "title: found ' a', expected one line of printable text"),
+        ('"two\\nlines"', "title: found 'two\\nlines', expected one line of printable text"),
+        ("base", "title='base': system 'base' has the same, expected another one for each system of a run"),
+        ("DSPO", "title='DSPO': system 'dspo' has the same, expected another one for each system of a run"),
+    ],
+)
+def test_a_title_is_one_line_and_no_other_systems(tmp_path: Path, title: str, message: str) -> None:
+    run = _clone(tmp_path, "kind: tiny\n")
+    (tmp_path / "conf/system/other.yaml").write_text(f"kind: policy\nmethod: dspo\ntitle: {title}\n")
+    params_ = replace(run.params, model="tiny", systems=("base", "dspo", "other"))
+    with pytest.raises(ValueError) as caught:
+        list(plan.plans(RunSettings(tmp_path, params_), {"report": stages()["report"]}, SOURCES))
+    assert str(caught.value).startswith(f"conf/system/other.yaml: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_settings_of_a_system_hold_those_of_its_services() -> None:
+    """Else a change of a service would not play its systems again."""
+    run = RunSettings(ROOT, params.read(ROOT))
+    made = systems.build(run.system("base"))
+    named = replace(made, services={"documents": services.load("documents", "world", ROOT)})
+    assert named.settings == {**made.settings, "services": {"documents": run.service("documents", "world")}}
+    assert systems.build(named.settings) == named
