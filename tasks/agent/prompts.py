@@ -81,6 +81,7 @@ def prompt_ids(tokenizer: Any, prompt: Prompt, question: Question, grammar: Sear
         raise DataError(
             f"questions.jsonl, question {question.id!r}: its prompt has {len(ids)} tokens, the budget "
             f"max_prompt_tokens is {limit}. Raise it for this model alone (in its file of conf/model: "
-            f"`rollout: {{max_prompt_tokens: {max(2 * limit, len(ids))}}}`), or remove the question."
+            f"`rollout: {{max_prompt_tokens: {max(2 * limit, len(ids))}}}`), shorten the prompt, or "
+            "remove the question."
         )
     return list(ids)

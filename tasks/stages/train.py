@@ -26,7 +26,7 @@ from tasks.rl.method import Method
 from tasks.runner import Context, main
 from tasks.services import Resources, opened
 from tasks.store import digest, replacing_folder, write_json, write_jsonl
-from tasks.systems import Named, build
+from tasks.systems import Named, Prompted, build
 from tasks.train.settings import TrainConf
 
 if TYPE_CHECKING:
@@ -137,11 +137,18 @@ def body(ctx: Context[Settings]) -> None:
 
 
 def describe(ctx: Context[Settings]) -> None:
-    """Write the description of a system that is not trained, which plays the start policy or no policy at all."""
+    """Write the description of a system that is not trained, which plays the start policy or no policy at all.
+
+    Its prompts are checked now, because its evaluation may wait until all methods are trained.
+    """
     from tasks.model import weights_sha256
 
     settings, policy = ctx.settings, BASE / str(ctx.settings.seed) / "policy"
-    plays_policy = cast(Named, loads(settings)).kind.plays_policy
+    kind = cast(Named, loads(settings)).kind
+    plays_policy = kind.plays_policy
+    if isinstance(kind, Prompted):
+        where = f"{conf.CONF}/system/{settings.system}.yaml: prompt"
+        kind.check_prompts(ctx.root / policy, read_questions(ctx.root / DATA / "questions.jsonl"), where)
     record = SystemRecord(
         name=settings.system,
         seed=settings.seed,

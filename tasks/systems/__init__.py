@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from tasks import conf, parts, services
 from tasks.retrieval import Retriever
@@ -80,6 +80,15 @@ class Kind(Protocol):
 
     def opened(self, resources: Resources) -> AbstractContextManager[System]:
         """Start the system when the block begins and close it when the block ends."""
+        ...
+
+
+@runtime_checkable
+class Prompted(Protocol):
+    """A `Kind` that can say, before anything is played, whether the policy's tokenizer fits every prompt."""
+
+    def check_prompts(self, policy: Path, questions: Iterable[Question], where: str) -> None:
+        """Raise the DataError, which begins with `where`, for a prompt over its budget; `policy` is a folder."""
         ...
 
 

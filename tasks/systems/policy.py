@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
-from tasks.agent import grammars
+from tasks.agent import grammars, prompts
 from tasks.agent.grammar import SearchGrammar
 from tasks.agent.prompts import Prompt
 from tasks.agent.rollout import Player, RolloutConf
 from tasks.generate import Sampling
 from tasks.model import load_tokenizer
 from tasks.services import Role
+from tasks.store import DataError
 from tasks.systems import Resources
 from tasks.types import Mode, Question, Trajectory
 
@@ -60,6 +62,15 @@ class PolicySettings:
     def loads(self) -> SearchGrammar:
         """The grammar without a tokenizer, so that the plan finds its source file (`tasks.identity.modules_of`)."""
         return grammars.make(self.grammar, None, "grammar")
+
+    def check_prompts(self, policy: Path, questions: Iterable[Question], where: str) -> None:
+        """See `Prompted`."""
+        tokenizer = load_tokenizer(policy)
+        grammar = grammars.make(self.grammar, tokenizer, "grammar")
+        try:
+            prompts.check_prompts(tokenizer, self.prompt, questions, grammar, self.rollout.max_prompt_tokens)
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from None
 
     @contextlib.contextmanager
     def opened(self, resources: Resources) -> Iterator[PolicySystem]:

@@ -169,6 +169,13 @@ def test_a_question_over_the_budget_of_a_given_model_is_found_before_training(cl
     _refused(clone, TRAIN, "questions.jsonl, question 'world/", "the budget max_prompt_tokens is 256")
 
 
+def test_a_prompt_of_a_system_over_the_budget_is_found_before_any_training(clone: Clone) -> None:
+    (clone.root / "conf/system/base.yaml").write_text("kind: policy\nmethod: search_r1_ppo\nprompt: search_r1\n")
+    _refused(
+        clone, DESCRIBE, "conf/system/base.yaml: prompt: questions.jsonl, question ", "its prompt has ", "tokens is 256"
+    )
+
+
 def test_no_question_of_the_evaluated_splits(clone: Clone) -> None:
     path = clone.root / "artifacts/data/questions.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
