@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,9 +37,9 @@ def main(stage: str, body: Callable[[Context[S]], None], settings: type[S], *key
     for key in keys:
         parser.add_argument(f"--{key}", required=True)
     given = vars(parser.parse_args())
-    item = "-".join(given[key] for key in keys)
+    name = "-".join(given[key] for key in keys)
     try:
-        run(f"{stage}@{item}" if item else stage, body, settings, clean=clean)
+        run(f"{stage}@{name}" if name else stage, body, settings, item=given, clean=clean)
     except SystemExit as exit:
         process.end(exit.code if isinstance(exit.code, int) else 1)
         raise
@@ -51,6 +51,7 @@ def run(
     body: Callable[[Context[Any]], None],
     settings: type | None = None,
     *,
+    item: Mapping[str, str] | None = None,
     clean: bool = False,
     root: Path = Path("."),
 ) -> None:
@@ -61,6 +62,7 @@ def run(
         body: the work. A ValueError (so also DataError) or OutageError is the user's to mend: it becomes one
             `error:` line. Any other exception is ours and shows its traceback. All are kept in `.scratch/logs/`.
         settings: dataclass of the settings in the stage's plan; None for a stage that has no plan.
+        item: the keys of the stage's matrix with their values, which its plan must have as well.
         clean: delete the stage's resume folder after success.
         root: root of the clone.
 
@@ -74,11 +76,10 @@ def run(
     try:
         wait_for_turn(root, name)
         code = read_commit(root)  # Before the work: a commit made meanwhile is not the code that runs.
-        plan = None if settings is None else planned.read(root, name)
-        context = _prepared(root, name, settings, plan, code)
-        body(context)
-        if plan is not None:
-            planned.check_loaded(plan, name)
+        plan = None if settings is None else _plan(root, name, item or {})
+        with planned.only_listed(plan, name):
+            context = _prepared(root, name, settings, plan, code)
+            body(context)
         made = ledger.hashes(root, name)
         status = "FINISHED"
     except SystemExit:
@@ -102,17 +103,28 @@ def run(
                     shutil.rmtree(folder, ignore_errors=True)
 
 
+def _plan(root: Path, name: str, item: Mapping[str, str]) -> Plan:
+    """The plan of the stage.
+
+    Raises:
+        ValueError: it is not that of this code or of this item.
+    """
+    plan = planned.read(root, name)
+    planned.check_sources(plan, root, name)
+    planned.check_item(plan, name, item)
+    return plan
+
+
 def _prepared(root: Path, name: str, settings: type | None, plan: Plan | None, code: Commit) -> Context[Any]:
     """What the body gets; the record of the stage is open from here on.
 
     Raises:
-        ValueError: the plan is not that of this code, or holds other settings.
+        ValueError: the plan holds other settings than those of this stage.
     """
     from tasks.runner import tracking
 
     used: Any = None
     if settings is not None and plan is not None:
-        planned.check_sources(plan, root, name)
         used = planned.settings_of(plan, settings, name)
     params = conf.read_yaml(root / conf.PARAMS)  # For records only; what a stage does stands in its plan.
     return Context(name, root, used, str(params.get("data")), tracking.start(name, params, root, code))

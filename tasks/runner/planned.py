@@ -6,8 +6,12 @@ DVC runs a stage again when its plan file or an artifact changes; the stage itse
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib.abc
 import json
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -65,12 +69,20 @@ def read(root: Path, name: str) -> Plan:
 
 
 def settings_of(plan: Plan, cls: type[S], name: str) -> S:
-    """The settings in a plan, as the dataclass of the stage.
+    """The settings in a plan, as the dataclass of the stage; what they name is loaded once, so errors name the plan.
 
     Raises:
         ValueError: the settings do not fit the dataclass, because another version of the code made the plan.
     """
-    return conf.fill(cls, plan.settings, f"{path_of(name)}: settings")
+    where = f"{path_of(name)}: settings"
+    made = conf.fill(cls, plan.settings, where)
+    loads = getattr(sys.modules[cls.__module__], "loads", None)
+    try:
+        if loads is not None:
+            loads(made)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    return made
 
 
 def check_sources(plan: Plan, root: Path, name: str) -> None:
@@ -89,14 +101,66 @@ def check_sources(plan: Plan, root: Path, name: str) -> None:
         )
 
 
-def check_loaded(plan: Plan, name: str) -> None:
-    """Refuse a plan that does not list a file this process has loaded; a change of that file would go unnoticed.
+def check_item(plan: Plan, name: str, item: Mapping[str, str]) -> None:
+    """Refuse a plan that was made for another item: the stage would write the result of that one.
+
+    Args:
+        plan: the plan of stage `name`.
+        name: stage and matrix item.
+        item: key -> value, as the command line of the stage has them.
 
     Raises:
-        AssertionError: names the files.
+        ValueError: names the key.
     """
-    missing = sorted(identity.loaded() - plan.files.keys())
-    assert not missing, (
-        f"{path_of(name)}: the stage loaded {', '.join(missing)}, and its plan does not list them. A module that is "
-        f"loaded by kind must be that of a dataclass in the stage's settings or in what its `loads` gives."
-    )
+    for key, value in item.items():
+        found = plan.settings.get(key)
+        if str(found) != value:
+            raise ValueError(
+                f"{path_of(name)}: settings: {key}={conf.shown(found)}: expected {value}, as on the stage's command "
+                "line. Run `make run`, which plans anew."
+            )
+
+
+@contextlib.contextmanager
+def only_listed(plan: Plan | None, name: str) -> Iterator[None]:
+    """Inside the block, importing a module that the plan does not list is an error; None lets everything in.
+
+    A change of its file would go unnoticed. The stage ends before it puts a result in place.
+
+    Raises:
+        ValueError: names the file; also of a module that was imported before the block.
+    """
+    if plan is None:
+        yield
+        return
+    guard = _Guard(plan, name)
+    for path in sorted(identity.loaded()):
+        guard.check(path)
+    sys.meta_path.insert(0, guard)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(guard)
+
+
+class _Guard(importlib.abc.MetaPathFinder):
+    """Is asked first for every module that is imported, and finds none."""
+
+    def __init__(self, plan: Plan, name: str) -> None:
+        self._plan, self._name = plan, name
+        self._sources = identity.Sources(identity.ROOT)
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        """Raise the ValueError for a module of this package that the plan does not list."""
+        if fullname.partition(".")[0] == identity.PACKAGE:
+            for file in self._sources.files_of(fullname):
+                self.check(file.relative_to(self._sources.root).as_posix())
+
+    def check(self, path: str) -> None:
+        """Raise the ValueError for a file that the plan does not list, unless it is one of the frame."""
+        if path not in self._plan.files and not path.startswith(identity.FRAME):
+            raise ValueError(
+                f"{path_of(self._name)}: the stage loads {path}, which is not among `files`. Run `make run`, which "
+                "plans anew. If this remains: a module that is loaded by kind must be that of a dataclass in the "
+                "stage's settings or in what its `loads` gives."
+            )

@@ -1,7 +1,7 @@
 """Guards the plan of the house: imports point one way, the core stands alone, `dvc.yaml` is about data flow alone.
 
 DVC sees only what it is told. It is told the plan of each stage; that a plan lists every file which its stage loads is
-checked by the runner at the end of each stage.
+checked by the runner when a module is imported.
 """
 
 import ast
