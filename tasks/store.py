@@ -189,16 +189,19 @@ def read_json(path: Path) -> Any:
     """Read one JSON document.
 
     Raises:
-        DataError: missing, no file, or not JSON.
+        DataError: missing, no file, not JSON, or a key twice in one object.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object)
     except FileNotFoundError:
         raise DataError(f"{path}: the file is missing.") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: byte {error.start} is not UTF-8. Save the file as UTF-8.") from None
     except json.JSONDecodeError as error:
         raise DataError(f"{path}: line {error.lineno}: not JSON ({error.msg}).") from None
+    except _RepeatedKeyError as error:
+        key = f"{error.args[0]!r:.80}"
+        raise DataError(f"{path}: key {key} appears more than once in one object. Keep one of them.") from None
     except (ValueError, RecursionError) as error:  # A number of thousands of digits, or brackets as deep.
         raise DataError(f"{path}: not JSON that can be read ({error}).") from None
     except OSError as error:  # A folder, or something below a file.

@@ -111,7 +111,9 @@ def test_a_damaged_gzip_stream_is_an_error_not_a_short_file(tmp_path, kind, cont
         list(store.read_jsonl(path))
 
 
-@pytest.mark.parametrize("content", [b"{", b"", b"{'a'}", b'{"a": "\xff"}', b"[" * 100_000, b"9" * 6_000])
+@pytest.mark.parametrize(
+    "content", [b"{", b"", b"{'a'}", b'{"a": "\xff"}', b"[" * 100_000, b"9" * 6_000, b'{"a": {"b": 1, "b": 1}}']
+)
 def test_a_bad_json_document_is_named(tmp_path, content):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(DataError, match=r"a\.json: "):

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import functools
 import re
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
+from tasks.conf import require
 from tasks.types import Action, Hit
 
+_FIELDS = ("number", "title", "text")
 TAGS = ("think", "search", "information", "answer")
 INVALID = (
     "\nMy previous action is invalid. If I want to search, I should put the query between <search> and </search>. If I "
@@ -50,6 +53,11 @@ class SearchGrammar:
     last_message: str = ""
     can_search: ClassVar[bool] = True
     tags: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        require(_shows_text(self.document_format), "document_format", self.document_format,
+                "a template with {text} that may have {number} and {title}, and no other braces")  # fmt: skip
+        require("" not in self.reserved, "reserved", self.reserved, "texts that are not empty")
 
     def fitted(self, tokenizer: Any) -> Self:
         """This grammar for one tokenizer, whose special and added tokens it reserves.
@@ -158,6 +166,15 @@ class SearchGrammar:
 def documents(grammar: SearchGrammar, hits: Sequence[Hit]) -> list[str]:
     """The documents of one query, in order."""
     return [grammar.document(i, hit) for i, hit in enumerate(hits, 1)]
+
+
+def _shows_text(template: str) -> bool:
+    """Whether a template of documents can be filled, and shows their text."""
+    try:
+        fields = [part[1:] for part in string.Formatter().parse(template) if part[1] is not None]
+    except ValueError:  # A single brace.
+        return False
+    return ("text", "", None) in fields and all(one[0] in _FIELDS and one[1:] == ("", None) for one in fields)
 
 
 @functools.cache

@@ -31,35 +31,52 @@ class SamplingConf:
     top_p: Annotated[float, Field(gt=0, le=1)]
 
 
+@dataclass(frozen=True)
+class Resolved:
+    """The keys of a resolved description that `build` takes; each part has its `kind`."""
+
+    prompt: Prompt
+    grammar: Tree
+    sampler: Tree
+    rewards: tuple[Tree, ...]
+    filter: Tree
+    advantage: Tree
+    losses: tuple[Tree, ...]
+    value_loss: Tree | None
+    sampling: SamplingConf
+    search: Tree
+    services: dict[str, Tree]
+
+
 def build(tree: Mapping[str, Any], tokenizer: Any, where: str = "the resolved method") -> Method:
     """The method that `load` resolved. Its grammar is fitted to the tokenizer; None leaves it as it is.
 
     Raises:
         ValueError: as `load`; starts with `where`.
     """
-    value_loss = tree["value_loss"]
-    sampling = conf.fill(SamplingConf, tree["sampling"], f"{where}: sampling")
+    found = conf.fill(Resolved, composition(tree), where)
+    value_loss = found.value_loss
     made: dict[str, Any] = {
-        "prompt": conf.fill(Prompt, tree["prompt"], f"{where}: prompt"),
-        "grammar": grammars.make(tree["grammar"], tokenizer, f"{where}: grammar"),
-        "sampler": parts.make("rl.samplers", tree["sampler"], f"{where}: sampler"),
-        "rewards": tuple(parts.make("rewards", reward, f"{where}: rewards") for reward in tree["rewards"]),
-        "filter": parts.make("rl.filters", tree["filter"], f"{where}: filter"),
-        "advantage": parts.make("rl.advantages", tree["advantage"], f"{where}: advantage"),
+        "prompt": found.prompt,
+        "grammar": grammars.make(found.grammar, tokenizer, f"{where}: grammar"),
+        "sampler": parts.make("rl.samplers", found.sampler, f"{where}: sampler"),
+        "rewards": tuple(parts.make("rewards", reward, f"{where}: rewards") for reward in found.rewards),
+        "filter": parts.make("rl.filters", found.filter, f"{where}: filter"),
+        "advantage": parts.make("rl.advantages", found.advantage, f"{where}: advantage"),
         "value_loss": value_loss and parts.make("rl.value_losses", value_loss, f"{where}: value_loss"),
-        "search": parts.make("rl.search", tree["search"], f"{where}: search"),
+        "search": parts.make("rl.search", found.search, f"{where}: search"),
         "services": {
-            role: parts.make("services", kind, f"{where}: services: {role}") for role, kind in tree["services"].items()
+            role: parts.make("services", kind, f"{where}: services: {role}") for role, kind in found.services.items()
         },
     }
-    terms = tuple(parts.make("rl.losses", term, f"{where}: losses") for term in tree["losses"])
+    terms = tuple(parts.make("rl.losses", term, f"{where}: losses") for term in found.losses)
     try:
-        return Method(loss=LossSum(terms), temperature=sampling.temperature, top_p=sampling.top_p, **made)
+        return Method(loss=LossSum(terms), temperature=found.sampling.temperature, top_p=found.sampling.top_p, **made)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
 
 
-def composition(tree: Tree) -> Tree:
+def composition(tree: Mapping[str, Any]) -> Tree:
     """The resolved parts without names and budgets."""
     others = ("name", *OWN, "train", "rollout")
     return {key: value for key, value in tree.items() if key not in others}

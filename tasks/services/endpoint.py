@@ -112,6 +112,8 @@ class Endpoint:
 
         for field in _OWN_FIELDS:
             require(field not in self.request, "request", field, "fields that the service does not set itself")
+        for field, value in self.request.items():
+            require(_is_json(value), f"request.{field}", value, "finite numbers")
         for name in ("max_in_flight", "max_requests", "max_total_tokens"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("retries", "max_refused_in_a_row", "max_retry_after_s"):
@@ -127,6 +129,15 @@ class Endpoint:
             print(
                 f"{chat.address}: {chat.num_asked} requests sent, {chat.num_cached} replies from the cache", flush=True
             )
+
+
+def _is_json(value: object) -> bool:
+    """Whether JSON can hold the value: it has no word for NaN and infinity."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return False
+    return True
 
 
 class _Batch:

@@ -95,7 +95,7 @@ class Loaded:
 def loads(settings: Settings) -> Loaded:
     """Build what the settings name."""
     return Loaded(
-        build(settings.playing),
+        build(settings.playing, "playing"),
         cast("GeneratorConf", parts.make("generate", settings.generator, "generator")),
         retrieval.settings_of(settings.retriever, "retriever"),
     )

@@ -119,12 +119,12 @@ def loads(settings: Settings, tokenizer: Any = None) -> Loaded | Named:
     learning = settings.learning
     if learning is None:
         assert settings.described is not None
-        return build(settings.described)
+        return build(settings.described, "described")
     return Loaded(
-        methods.build(learning.method, tokenizer, "method"),
-        cast(Engine, parts.make("engine", learning.engine, "engine")),
-        cast(GeneratorConf, parts.make("generate", learning.generator, "generator")),
-        retrieval.settings_of(learning.retriever, "retriever"),
+        methods.build(learning.method, tokenizer, "learning: method"),
+        cast(Engine, parts.make("engine", learning.engine, "learning: engine")),
+        cast(GeneratorConf, parts.make("generate", learning.generator, "learning: generator")),
+        retrieval.settings_of(learning.retriever, "learning: retriever"),
     )
 
 

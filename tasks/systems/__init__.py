@@ -111,15 +111,15 @@ class Named:
         return {**parts.plain(self.kind), "services": called}
 
 
-def build(tree: Mapping[str, Any], where: str = "the resolved system") -> Named:
+def build(tree: Mapping[str, Any], where: str) -> Named:
     """The system that these settings describe.
 
     Raises:
-        ValueError: an unknown kind or a wrong setting; starts with `where`.
+        ValueError: an unknown kind, a wrong setting or no services; starts with `where`.
     """
     kind = parts.make("systems", {key: value for key, value in tree.items() if key != "services"}, where)
-    called = {
-        role: parts.make(services.ROOM, service, f"{where}: services: {role}")
-        for role, service in tree["services"].items()
-    }
+    named = tree.get("services")
+    if not isinstance(named, Mapping):
+        raise ValueError(f"{where}: services={conf.shown(named)}: expected a mapping of role to service.")
+    called = {role: parts.make(services.ROOM, one, f"{where}: services: {role}") for role, one in named.items()}
     return Named(kind, called)

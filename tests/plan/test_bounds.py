@@ -64,7 +64,7 @@ def _read() -> Iterator[Any]:
         tree = loader.load(name, "laptop", ROOT)
         yield methods.build(tree, None)
         yield conf.fill(methods.SamplingConf, tree["sampling"], name)
-    yield from (systems.build(run.system(name)) for name in _names("system"))
+    yield from (systems.build(run.system(name), name) for name in _names("system"))
 
 
 @cache
@@ -179,3 +179,46 @@ def test_what_surely_fails_later_is_refused(
     with pytest.raises(ValueError) as found:
         conf.fill(chosen, tree, "conf/x.yaml")
     assert expected in str(found.value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), [{"deep": float("nan")}]])
+def test_a_field_of_a_request_is_a_number_that_json_has(value: Any) -> None:
+    tree = conf.section("service", "simulator", ROOT)
+    tree["chat"]["request"]["temperature"] = value
+    with pytest.raises(ValueError, match=r"^conf/x\.yaml.*: request\.temperature=.*: expected finite numbers\.$"):
+        parts.make("services", tree, "conf/x.yaml")
+
+
+@pytest.mark.parametrize(
+    "template", ["{x}", "{title", "no", "{text} {}", "{0} {text}", "{text!r}", "{text:>9}", "{text[0]}"]
+)
+def test_a_document_is_shown_with_its_text(template: str) -> None:
+    for kind in parts.kinds("agent.grammars"):
+        tree = {"kind": kind, "document_format": template}
+        with pytest.raises(
+            ValueError, match=r"^conf/x\.yaml: grammar: document_format=.*: expected a template with {text}"
+        ):
+            parts.make("agent.grammars", tree, "conf/x.yaml: grammar")
+        assert parts.make("agent.grammars", tree | {"document_format": "{{{number}}} {text}"}, "x")
+
+
+def test_a_reserved_text_is_not_empty() -> None:
+    with pytest.raises(
+        ValueError, match=r"^conf/x\.yaml: grammar: reserved=\('a', ''\): expected texts that are not emp"
+    ):
+        parts.make("agent.grammars", {"kind": "search_r1", "reserved": ["a", ""]}, "conf/x.yaml: grammar")
+
+
+@pytest.mark.parametrize("key", ["services", "value_loss", "rewards", "prompt"])
+def test_a_description_without_a_key_is_named(key: str) -> None:
+    tree = loader.load("search_r1_ppo", "laptop", ROOT)
+    del tree[key]
+    with pytest.raises(ValueError, match=rf"^a\.json: method: key '{key}' is missing\."):
+        methods.build(tree, None, "a.json: method")
+
+
+def test_a_system_without_services_is_named() -> None:
+    tree = dict(RunSettings(ROOT, params.read(ROOT)).system("base"))
+    del tree["services"]
+    with pytest.raises(ValueError, match=r"^a\.json: playing: services=None: expected a mapping of role to service\."):
+        systems.build(tree, "a.json: playing")

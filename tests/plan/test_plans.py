@@ -188,7 +188,7 @@ def test_a_title_is_one_line_and_no_other_systems(tmp_path: Path, title: str, me
 def test_the_settings_of_a_system_hold_those_of_its_services() -> None:
     """Else a change of a service would not play its systems again."""
     run = RunSettings(ROOT, params.read(ROOT))
-    made = systems.build(run.system("base"))
+    made = systems.build(run.system("base"), "base")
     named = replace(made, services={"documents": services.load("documents", "world", ROOT)})
     assert named.settings == {**made.settings, "services": {"documents": run.service("documents", "world")}}
-    assert systems.build(named.settings) == named
+    assert systems.build(named.settings, "named") == named
