@@ -46,6 +46,10 @@ CONF = Path("conf")
 MAX_NODES = 20_000
 """Most nodes of a YAML file with its aliases replaced by what they stand for; our largest file has a few hundred."""
 
+IN_COMMANDS = ("method", "system")
+"""Folders whose names stand in the commands of `dvc.yaml`, in names of folders and in `extends`."""
+PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
 MAX_SHOWN = 300
 """Most characters of a value in a message."""
 _REPR = reprlib.Repr()
@@ -67,6 +71,11 @@ def shown(found: object) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
+def known(names: Sequence[str]) -> str:
+    """The known names, as the end of a message about an unknown one."""
+    return f"Known: {', '.join(names)}." if names else "There is none yet."
+
+
 def path_of(kind: str, name: str, root: Path = Path("."), where: str = str(PARAMS)) -> Path:
     """`conf/<kind>/<name>.yaml`. The ValueError for an unknown name begins with `where` and lists the known ones."""
     return root / CONF / kind_of((kind,), name, root, where) / f"{name}.yaml"
@@ -76,14 +85,19 @@ def kind_of(kinds: Sequence[str], name: str, root: Path = Path("."), where: str 
     """The one of these folders of `conf/` that has a file of that name.
 
     Raises:
-        ValueError: none of them has, or more than one; the message begins with `where`.
+        ValueError: none of them has, or more than one, or the name does not fit; the message begins with `where`.
     """
     names = {kind: [path.stem for path in (root / CONF / kind).glob("*.yaml")] for kind in kinds}
     having = [kind for kind in kinds if name in names[kind]]
+    if having and having[0] in IN_COMMANDS and not PLAIN.fullmatch(name):
+        raise ValueError(
+            f"{where}: {name!r}: found a name that commands cannot hold, expected ASCII letters, digits and _, no "
+            f"digit first. Rename {CONF}/{having[0]}/{name}.yaml."
+        )
     if not having:
-        known = sorted({one for each in names.values() for one in each})
-        hint = _did_you_mean(name, known)
-        raise ValueError(f"{where}: unknown {kinds[0]} {name!r}.{hint} Known: {', '.join(known)}.")
+        all_names = sorted({one for each in names.values() for one in each})
+        hint = _did_you_mean(name, all_names)
+        raise ValueError(f"{where}: unknown {kinds[0]} {name!r}.{hint} {known(all_names)}")
     if len(having) > 1:
         files = " and ".join(f"{CONF}/{kind}/{name}.yaml" for kind in having)
         raise ValueError(f"{where}: {name!r} names {files}. Rename one of them.")
@@ -140,7 +154,8 @@ class _Loader(yaml.SafeLoader):
         seen: set[str] = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
-                raise yaml.composer.ComposerError(None, None, f"key {key.value!r} stands twice", key.start_mark)
+                problem = f"key {key.value!r} stands twice, expected each key once"
+                raise yaml.composer.ComposerError(None, None, problem, key.start_mark)
             seen.add(key.value)
         return node
 
@@ -153,7 +168,7 @@ def _parts(node: yaml.Node) -> list[yaml.Node]:
 
 # YAML 1.1 reads 1e-6 as text.
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+"), list("-+.0123456789")
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"), list("-+.0123456789")
 )
 
 
@@ -165,6 +180,10 @@ def read_yaml(path: Path) -> Tree:
         raise ValueError(f"{path}: the file is missing. Run from the root of the clone.") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: byte {error.start} is not UTF-8. Save the file as UTF-8.") from None
+    except OSError as error:  # A folder, a circle of links, a file of somebody else.
+        raise ValueError(
+            f"{path}: found what cannot be read ({error.strerror}), expected a file of settings."
+        ) from None
     tree = parse(text, str(path))
     if not isinstance(tree, dict):
         raise ValueError(f"{path}: found {type(tree).__name__}, expected a mapping of settings.")
@@ -176,9 +195,20 @@ def parse(text: str, where: str) -> Any:
     try:
         return copy.deepcopy(_parsed(text))
     except yaml.YAMLError as error:
-        raise ValueError(f"{where}: not valid YAML: {error}") from None
+        raise ValueError(f"{where}: not valid YAML: {_fault(error)}. Mend the file.") from None
     except RecursionError:
         raise ValueError(f"{where}: not valid YAML: lists or mappings stand in each other too deep.") from None
+
+
+def _fault(error: yaml.YAMLError) -> str:
+    """What is wrong and in which line; PyYAML itself spreads it over several, and names no file."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return " ".join(str(error).split("\n")[:1])
+    mark = error.problem_mark or error.context_mark
+    place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+    line = (mark.get_snippet(indent=0) if mark else None) or ""
+    told = f"{', '.join(filter(None, (error.context, error.problem)))}{place}"
+    return f"{told}: {line.splitlines()[0]}" if line else told
 
 
 @functools.lru_cache(maxsize=256)
@@ -259,7 +289,7 @@ def _explained(cls: type, error: ErrorDetails) -> str:
     if context.keys() & _BOUNDS.keys():
         return f"{place}={shown(found)}: expected {_bounds(hint)}."
     if kind == "json_invalid":
-        return f": found text that cannot be read ({context['error']}). Write it as UTF-8."
+        return f": found settings that JSON cannot hold ({context['error']}), expected whole characters, not so deep."
     scalar = f" ({type(found).__name__})" if _bare(hint) in _NOUNS else ""
     return f"{place}: found {shown(found)}{scalar}, expected {_described(hint)}."
 

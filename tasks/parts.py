@@ -7,8 +7,10 @@ those stages run again that use it.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import re
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -37,12 +39,10 @@ def make(room: str, tree: Mapping[str, Any], where: str) -> Any:
         where: file and key of the settings, for messages.
 
     Raises:
-        ValueError: no mapping, no kind, an unknown one, or numbers that its dataclass refuses.
+        ValueError: no mapping, no kind, an unknown or a broken one, or numbers that its dataclass refuses.
     """
     if not isinstance(tree, Mapping) or not isinstance(tree.get(KIND), str):
-        raise ValueError(
-            f"{where}: found {tree!r}, expected a mapping with key 'kind'. Known kinds: {', '.join(kinds(room))}."
-        )
+        raise ValueError(f"{where}: found {tree!r}, expected a mapping with key 'kind'. {conf.known(kinds(room))}")
     numbers = {key: value for key, value in tree.items() if key != KIND}
     return conf.fill(_module(room, tree[KIND], where).PART, numbers, where)
 
@@ -77,5 +77,26 @@ def _module(room: str, kind: object, where: str) -> ModuleType:
     known = kinds(room)
     if kind not in known:
         folder = "/".join(["tasks", *room.split(".")])
-        raise ValueError(f"{where}: unknown kind {kind!r}: {folder}/ has no such part. Known: {', '.join(known)}.")
-    return importlib.import_module(f"tasks.{room}.{kind}")  # Loads parts by kind.
+        raise ValueError(f"{where}: unknown kind {kind!r}: {folder}/ has no such part. {conf.known(known)}")
+    file = f"tasks/{room.replace('.', '/')}/{kind}.py"
+    try:
+        module = importlib.import_module(f"tasks.{room}.{kind}")  # Loads parts by kind.
+    except Exception as error:
+        raise ValueError(f"{where}: {kind}: {file} cannot be loaded: {_cause(error)}. Mend that file.") from error
+    part = getattr(module, "PART", None)
+    if not (isinstance(part, type) and dataclasses.is_dataclass(part)):
+        raise ValueError(
+            f"{where}: {kind}: {file}: PART={conf.shown(part)}: expected a frozen dataclass. End the file with `PART = "
+            "<its dataclass>`."
+        )
+    return module
+
+
+def _cause(error: Exception) -> str:
+    """Kind and text of an error, and the line of this package where it arose; a syntax error says that itself."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError):
+        return text
+    frames = (frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(str(_TASKS)))
+    *_, last = frames
+    return f"{text} ({Path(last.filename).name}, line {last.lineno})"

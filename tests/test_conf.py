@@ -298,7 +298,11 @@ def test_a_mistake_in_params_is_named(clone, change, parts):
         (b"- a\n- b\n", "found list, expected a mapping"),
         (b"a: \xff\xfe", "not valid YAML|UTF-8"),
         (b"!!python/object/apply:os.getcwd []", "not valid YAML"),
-        (b"a: {x: 1, x: 2}", "twice"),
+        (
+            b"a: {x: 1, x: 2}",
+            r"key 'x' stands twice, expected each key once \(line 1, column 11\): a: {x: 1, x: 2}\. Mend",
+        ),
+        (b"a: 1\nb: \x00", "not valid YAML: unacceptable character"),
         (b"a: &a [*a]", "an alias stands inside what it names"),
         (b"a: &a {<<: *a}", "an alias stands inside what it names"),
         (b"a: *b", "undefined alias"),
@@ -312,6 +316,43 @@ def test_a_file_that_is_not_a_mapping_is_named(tmp_path, content, message):
     with pytest.raises(ValueError, match=message) as found:
         conf.read_yaml(path)
     assert str(path) in str(found.value)
+
+
+def test_what_is_no_file_is_named(tmp_path):
+    (tmp_path / "folder.yaml").mkdir()
+    (tmp_path / "circle.yaml").symlink_to("circle.yaml")
+    for name in ("folder", "circle"):
+        with pytest.raises(
+            ValueError, match=rf"{name}\.yaml: found what cannot be read \(.*\), expected a file of sett"
+        ):
+            conf.read_yaml(tmp_path / f"{name}.yaml")
+
+
+@pytest.mark.parametrize("value", ["[" * 250 + "]" * 250, '"\\ud800"'])
+def test_what_json_cannot_hold_is_no_matter_of_utf_8(value):
+    with pytest.raises(ValueError, match=r"^conf/x\.yaml: found settings that JSON cannot hold \(") as found:
+        read(GOOD + f"parts: {{a: {value}}}")
+    assert "UTF-8" not in str(found.value)
+
+
+@pytest.mark.parametrize("text", ["5e-7 GRPO", "12e4ab", "1e3x"])
+def test_a_text_that_begins_like_a_number_is_text(text):
+    assert read(GOOD.replace("name: x", f"name: {text}")).name == text
+
+
+def test_a_name_that_commands_cannot_hold_is_refused(clone):
+    for name in ("a-b", "a b", "--seed", "${x}", "2x", "méthode"):
+        (clone / f"conf/method/{name}.yaml").write_text("title: x\n")
+        with pytest.raises(
+            ValueError, match=r"found a name that commands cannot hold, expected ASCII letters"
+        ) as found:
+            conf.kind_of(("system", "method"), name, clone)
+        assert str(found.value).endswith(f"Rename conf/method/{name}.yaml.")
+
+
+def test_a_folder_without_files_has_no_known_names(tmp_path):
+    with pytest.raises(ValueError, match=r"unknown method 'mine'\. There is none yet\.$"):
+        conf.path_of("method", "mine", tmp_path)
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -384,7 +425,7 @@ def test_a_date_is_text_and_what_json_cannot_hold_is_named():
         read(GOOD.replace("3", "2024-01-01"))
     with pytest.raises(ValueError, match=r"conf/x\.yaml: found what JSON cannot hold \(keys must be str"):
         fill(Settings, {"parts": {(1, 2): 3}}, "conf/x.yaml")
-    with pytest.raises(ValueError, match=r"conf/x\.yaml: found text that cannot be read"):
+    with pytest.raises(ValueError, match=r"conf/x\.yaml: found settings that JSON cannot hold \("):
         fill(Settings, {"name": "\ud800"}, "conf/x.yaml")
 
 

@@ -76,7 +76,7 @@ def test_a_mapping_of_kinds_keeps_its_order(room: str) -> None:
         ({"kind": "shelf"}, "unknown kind 'shelf'"),
         ({"kind": "../toys/bear"}, "unknown kind '../toys/bear'"),
         ({"kind": "__init__"}, "unknown kind '__init__'"),
-        ({"weight": 1.0}, "expected a mapping with key 'kind'. Known kinds: bear, train."),
+        ({"weight": 1.0}, "expected a mapping with key 'kind'. Known: bear, train."),
         ({"kind": ["bear"]}, "expected a mapping with key 'kind'"),
         ("bear", "found 'bear', expected a mapping with key 'kind'"),
         (None, "found None, expected a mapping with key 'kind'"),
@@ -109,7 +109,35 @@ def test_wrong_mappings_say_where_they_stand(room: str, trees: Any, message: str
     assert message in str(caught.value)
 
 
-def test_a_library_that_a_part_lacks_is_no_unknown_kind(room: str, tmp_path: Path) -> None:
-    (tmp_path / "toys" / "judge.py").write_text("import no_such_judge\n\nPART = no_such_judge.Judge\n")
-    with pytest.raises(ModuleNotFoundError, match="no_such_judge"):
-        parts.make(room, {"kind": "judge"}, WHERE)
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (
+            "import no_such_judge\n\nPART = no_such_judge.Judge\n",
+            "ModuleNotFoundError: No module named 'no_such_judge' (",
+        ),
+        ("\nfrom tasks.conf import gone\nPART = gone\n", "ImportError: cannot import name 'gone' from 'tasks.conf' ("),
+        ("\nPART = Gone\n", "NameError: name 'Gone' is not defined (judge.py, line 2). Mend that file."),
+        ("\nPART = (\n", "SyntaxError: '(' was never closed (judge.py, line 2). Mend that file."),
+        ("PART = 5\n", "PART=5: expected a frozen dataclass."),
+        ("class Judge:\n    pass\n\nPART = Judge\n", "Judge'>: expected a frozen dataclass."),
+        ('"""\nPART is not here.\n"""\n', "PART=None: expected a frozen dataclass."),
+    ],
+)
+def test_a_broken_part_is_named_with_what_names_it(room: str, tmp_path: Path, text: str, cause: str) -> None:
+    (tmp_path / "toys" / "judge.py").write_text(text)
+    for make in (
+        lambda: parts.make(room, {"kind": "judge"}, WHERE),
+        lambda: parts.make_each(room, {"judge": {}}, WHERE),
+    ):
+        with pytest.raises(ValueError, match=f"^{WHERE}: judge: tasks/toys/judge.py") as caught:
+            make()
+        assert cause in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_room_without_kinds_says_so(room: str, tmp_path: Path) -> None:
+    for name in ("bear", "train"):
+        (tmp_path / f"toys/{name}.py").unlink()
+    with pytest.raises(ValueError, match=r"unknown kind 'bear': tasks/toys/ has no such part\. There is none yet\.$"):
+        parts.make(room, {"kind": "bear"}, WHERE)
