@@ -14,16 +14,19 @@ from pathlib import Path
 import pytest
 
 from flows import dag
-from tests.stages.clone import Clone
+from tests.stages.additions import ASKED as SYSTEM_FILE
+from tests.stages.clone import HOUSE, Clone
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 BRANCHED = "zerosearch"  # Its searches are answered by a service, whose file holds a prompt.
-SYSTEMS = ("base", "search_r1_ppo", "search_r1_grpo", "stepsearch", BRANCHED)
+METHODS = ("search_r1_ppo", "search_r1_grpo", "stepsearch", BRANCHED)
+ASKED = "asked"  # A system that is no policy and calls a service.
+SYSTEMS = ("base", ASKED, *METHODS)
 
 
 def _learns(*systems: str) -> set[str]:
-    """The stages of these methods, and the report that reads them."""
+    """The stages of these systems, and the report that reads them."""
     return {"report"} | {f"{stage}@{name}-0" for stage in ("train", "evaluate") for name in systems}
 
 
@@ -35,6 +38,9 @@ def committed(tmp_path_factory: pytest.TempPathFactory) -> Clone:
     clone.set("systems", f"[{', '.join(SYSTEMS)}]")
     (clone.root / "conf/service/writer.yaml").write_bytes((clone.root / "conf/service/simulator.yaml").read_bytes())
     clone.change(f"conf/method/{BRANCHED}.yaml", "documents: world", "documents: writer")
+    (clone.root / "conf/system/asked.yaml").write_text(SYSTEM_FILE)
+    (clone.root / "conf/service/reader.yaml").write_bytes((clone.root / "conf/service/openai.yaml").read_bytes())
+    (clone.root / "tasks/systems/asked_model.py").write_bytes((HOUSE / "tests/systems/asked_model.py").read_bytes())
     clone.must("plan")
     _commit(clone.root)
     assert _stale(clone) == set()
@@ -102,7 +108,7 @@ def test_a_changed_reward_runs_those_who_use_it(clone: Clone) -> None:
 
 def test_a_changed_loss_runs_all_who_are_trained_with_it_and_no_start_policy(clone: Clone) -> None:
     clone.change("tasks/rl/losses/policy_clip.py", "PART = ", "EPSILON = 0.5\nPART = ")
-    assert _stale(clone) == _learns(*set(SYSTEMS) - {"base"})
+    assert _stale(clone) == _learns(*METHODS)
 
 
 GIVEN = "kind: pretrained\nprompt: null\npretrained: {folder: given}\nlora: {rank: 0}\n"
@@ -124,9 +130,13 @@ def test_a_changed_grammar_or_prompt_runs_its_users(clone: Clone) -> None:
     assert _stale(clone) == _learns("stepsearch")
 
 
-def test_a_changed_prompt_of_a_service_runs_its_users(clone: Clone) -> None:
-    clone.change("conf/service/writer.yaml", "short documents", "brief documents")
-    assert _stale(clone) == _learns(BRANCHED)
+@pytest.mark.parametrize(
+    ("service", "old", "new", "user"),
+    [("writer", "short documents", "brief documents", BRANCHED), ("reader", "model: gpt-4o", "model: other", ASKED)],
+)
+def test_a_changed_service_runs_its_users(clone: Clone, service: str, old: str, new: str, user: str) -> None:
+    clone.change(f"conf/service/{service}.yaml", old, new)
+    assert _stale(clone) == _learns(user)
 
 
 def test_a_file_that_nobody_uses_runs_nothing(clone: Clone) -> None:
