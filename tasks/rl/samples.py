@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from tasks.conf import require
 from tasks.types import Sample, Scores, Trajectory
 
 
@@ -14,7 +15,13 @@ def whole_trajectories(trajectories: Sequence[Trajectory]) -> list[Sample]:
 
 
 def sample_from(trajectory: Trajectory, start: int, group_id: str, weight: float = 1.0) -> Sample:
-    """The trajectory from response token `start` on; all before it is context."""
+    """The trajectory from response token `start` on; all before it is context.
+
+    Raises:
+        ValueError: the response has no such token.
+    """
+    size = len(trajectory.response_ids)
+    require(0 <= start <= size, "start", start, f"0 to {size}, a place in the response")
     return Sample(
         question_id=trajectory.question_id,
         group_id=group_id,

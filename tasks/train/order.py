@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tasks.agent.rollout import Player
+from tasks.conf import require
 from tasks.generate import Sampling
+from tasks.parts import kind_of
 from tasks.retrieval import RetrievalError
 from tasks.rewards import total
 from tasks.rl.method import Method
@@ -167,6 +169,7 @@ class Refill:
         method.search.announce(self.services, progress.share_done(self.conf), f"{self.seed}/{number}")
         sampling = Sampling(method.temperature, method.top_p, (), seed=self.seed * 100_003 + number)
         draw = method.sampler.draw(self.player, questions, sampling, self._score)
+        _require_drawn(draw, questions)
 
         progress.num_trajectories += draw.num_played
         progress.num_failed += draw.num_failed
@@ -176,7 +179,26 @@ class Refill:
 
     def _score(self, trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Scores]:
         by_reward = [reward(trajectories, questions, self.services) for reward in self.method.rewards]
+        for reward, scores in zip(self.method.rewards, by_reward, strict=True):
+            _require_numbers(f"rewards: {kind_of(reward)}", scores, questions)
         return [total(scores) for scores in zip(*by_reward, strict=True)]
+
+
+def _require_numbers(where: str, scores: Sequence[Scores], questions: Sequence[Question]) -> None:
+    """Raise the ValueError for a reward that does not give a finite score for each trajectory."""
+    require(len(scores) == len(questions), f"{where}: number of scores", len(scores), f"{len(questions)}, one each")
+    for score, question in zip(scores, questions, strict=True):
+        values = [score.outcome, *(value for _, value in score.placed), *score.components.values()]
+        wrong = next((value for value in values if not math.isfinite(value)), None)
+        require(wrong is None, f"{where}: score for question {question.id!r}", wrong, "a finite number")
+
+
+def _require_drawn(draw: Draw, questions: Sequence[Question]) -> None:
+    """Raise the ValueError for a sampler that plays or trains other questions than it was given."""
+    known = {question.id for question in questions}
+    played: list[Trajectory | Sample] = [*draw.trajectories, *draw.lost, *draw.samples]
+    for name in (record.question_id for record in played):
+        require(name in known, "the sampler's question_id", name, "that of a question it was given to play")
 
 
 def require_usable(draw: Draw, max_failed_share: float, step: int) -> None:
@@ -192,6 +214,8 @@ def require_usable(draw: Draw, max_failed_share: float, step: int) -> None:
 
     if draw.samples and len(failed) <= max_failed_share * searched:
         return
+    if not draw.num_played:
+        raise ValueError(f"step {step}: the sampler played nothing, expected trajectories of the questions it gets.")
     if not failed:
         raise ValueError(f"step {step}: the policy ended all {draw.num_played} trajectories without writing a token.")
     raise RetrievalError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -172,3 +172,139 @@ def test_the_same_question_in_two_rounds_is_two_groups(tmp_path: Path) -> None:
     assert [sorted(draw) for draw in sampler.drawn] == [["q0", "q1"]] * 2
     assert found["filter_kept_share"] == 0.5  # two of four groups
     assert found["skipped_update"] == 0.0
+
+
+@dataclass
+class Told(Planned):
+    """A sampler whose samples all have this weight, and of which `spoil` makes something else."""
+
+    weight: float = 1.0
+    spoil: Callable[[Draw], Draw] = lambda draw: draw
+
+    def draw(self, player: Any, questions: Sequence[Question], sampling: Any, score: Any) -> Draw:
+        draw = super().draw(player, questions, sampling, score)
+        return self.spoil(replace(draw, samples=[replace(sample, weight=self.weight) for sample in draw.samples]))
+
+
+def told(scratch: Path, keep: Any = None, rewards: Any = (Said(),), **changes: Any) -> Trainer:
+    base: dict[str, Any] = {"num_steps": 1, "prompts_per_step": 2, "rollouts_per_step": None, "validate_every": 100}
+    made = make_trainer(scratch, sampler=Told(["mm"], **changes), rewards=rewards, **base)
+    made.method = replace(made.method, filter=keep or KeepAll())
+    made.validation = []
+    return made
+
+
+@pytest.mark.parametrize("keep", [KeepAll(), MixedOutcomes("em")])
+def test_the_weight_of_a_sample_reaches_the_update(tmp_path: Path, keep: Any) -> None:
+    """Samples of weight 0 teach nothing, with and without a filter that samples on."""
+    for weight in (0.0, 1.0):
+        made = told(tmp_path / str(weight), keep, weight=weight)
+        before = weights(made)
+        made.run()
+        after = weights(made)
+        model = [name for name in before if name.startswith("weights/")]
+        assert all(torch.equal(after[name], before[name]) for name in model) == (weight == 0)
+
+
+def spoiled(**changes: Any) -> Callable[[Draw], Draw]:
+    """The first sample with other values."""
+    return lambda draw: replace(draw, samples=[replace(draw.samples[0], **changes), *draw.samples[1:]])
+
+
+def scored(scores: Scores) -> Callable[[Draw], Draw]:
+    """Other scores for the first sample."""
+    return lambda draw: replace(draw, scores=[scores, *draw.scores[1:]])
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (spoiled(sampler_logprobs=(-1.0,)), "length of sampler_logprobs=1: expected {size}, one entry for each token"),
+        (spoiled(trained=(True,)), "length of trained=1: expected {size}, one entry for each token of ids"),
+        (spoiled(trained=(False,) * 4), "trained='no token': expected one or more; leave out a sample without any"),
+        (spoiled(sampler_logprobs=(NAN,) * 4), "sampler_logprobs='nan or inf': expected numbers"),
+        (spoiled(weight=NAN), "weight=nan: expected a finite number"),
+        (spoiled(question_id="elsewhere"), "question_id='elsewhere': expected that of a question it was given to play"),
+        (scored(Scores(1.0, ((-1, 1.0),))), "place of a reward=-1: expected 0 to {last}, a token of ids"),
+        (scored(Scores(1.0, ((99, 1.0),))), "place of a reward=99: expected 0 to {last}, a token of ids"),
+        (scored(Scores(1.0, ((0, NAN),))), "reward=nan: expected a finite number"),
+        (lambda draw: replace(draw, owners=[7, *draw.owners[1:]]), "owner=7: expected None or 0 to 3"),
+        (lambda draw: replace(draw, trajectories=[], samples=[], scores=[], owners=[]), "the sampler played nothing"),
+    ],
+)
+def test_a_draw_that_would_be_trained_otherwise_than_it_says_is_refused(
+    tmp_path: Path, spoil: Callable[[Draw], Draw], message: str
+) -> None:
+    """Before the update, with the last checkpoint kept."""
+    made = told(tmp_path, spoil=lambda draw: spoil(cut_to_four(draw)))
+    before = weights(made)
+    with pytest.raises(ValueError) as caught:
+        made.run()
+    assert message.format(size=4, last=3) in str(caught.value)
+    assert "sampler" in str(caught.value)
+    assert all(torch.equal(value, before[name]) for name, value in weights(made).items() if name in before)
+    assert made.progress.step == 0
+
+
+def cut_to_four(draw: Draw) -> Draw:
+    """The first sample with four tokens, so that cases can name lengths."""
+    first = replace(draw.samples[0], ids=(1, 2, 3, 4), trained=(True,) * 4, sampler_logprobs=(-5.0,) * 4, weight=1.0)
+    first_score = Scores(1.0, ((3, 1.0),), {"em": 1.0})
+    return replace(draw, samples=[first, *draw.samples[1:]], scores=[first_score, *draw.scores[1:]])
+
+
+@dataclass(frozen=True)
+class Wrong(Said):
+    """Gives a wrong score to the second trajectory, or none."""
+
+    score: Scores | None = None
+
+    def __call__(self, trajectories: Any, questions: Any, services: Any = None) -> list[Scores]:
+        right = super().__call__(trajectories, questions, services)
+        return [right[0], *([self.score] if self.score else []), *right[2:]]
+
+
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        (Scores(1.0, ((0, NAN),)), "score for question 'q.*'=nan: expected a finite number"),
+        (Scores(float("inf"), ()), "score for question 'q.*'=inf: expected a finite number"),
+        (Scores(1.0, (), {"em": NAN}), "score for question 'q.*'=nan: expected a finite number"),
+        (None, "number of scores=3: expected 4, one each"),
+    ],
+)
+def test_a_reward_without_a_finite_score_for_each_ends_the_run(
+    tmp_path: Path, score: Scores | None, message: str
+) -> None:
+    made = told(tmp_path, rewards=(Wrong(score=score),))
+    with pytest.raises(ValueError, match=f"^rewards: test_refill: {message}"):
+        made.run()
+
+
+def test_rewards_get_the_services_and_each_draw_announces_a_seed_of_its_own(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    announced: list[str] = []
+
+    @dataclass(frozen=True)
+    class Asking(Said):
+        def __call__(self, trajectories: Any, questions: Any, services: Any = None) -> list[Scores]:
+            seen.append(services)
+            return super().__call__(trajectories, questions, services)
+
+    class Announced:
+        services = ()
+        depends_on_budget = False
+
+        def announce(self, services: Any, done: float, seed: str) -> None:
+            announced.append(seed)
+
+    made = told(tmp_path, rewards=(Asking(),))
+    made.conf = replace(made.conf, num_steps=3)
+    made.services = {"chat": "the model"}  # type: ignore[typeddict-item]
+    made.method = replace(made.method, search=Announced())  # type: ignore[arg-type]
+    made.run()
+    assert seen == [made.services] * 3
+    assert len(set(announced)) == 3

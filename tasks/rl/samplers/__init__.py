@@ -8,11 +8,13 @@ turn is one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from tasks.agent.rollout import Player
+from tasks.conf import require
 from tasks.generate import Sampling
 from tasks.rl.samples import whole_groups, whole_trajectories
 from tasks.types import Question, Sample, Scores, Trajectory
@@ -48,6 +50,11 @@ class Draw:
             )
         if self.samples and not self.trajectories:
             raise ValueError(f"the sampler gave {len(self.samples)} samples but no trajectory, which metrics describe.")
+        for number, (sample, scores) in enumerate(zip(self.samples, self.scores, strict=True)):
+            _check(f"the sampler's sample {number} (question {sample.question_id!r})", sample, scores)
+        for number, owner in enumerate(self.owners):
+            where, expected = f"the sampler's sample {number}: owner", f"None or 0 to {len(self.trajectories) - 1}"
+            require(owner is None or 0 <= owner < len(self.trajectories), where, owner, expected)
 
     @property
     def num_played(self) -> int:
@@ -58,6 +65,20 @@ class Draw:
     def num_failed(self) -> int:
         """Trajectories that ended with a failed search."""
         return sum(trajectory.status == "failed" for trajectory in self.lost)
+
+
+def _check(where: str, sample: Sample, scores: Scores) -> None:
+    """Raise the ValueError for a sample that would be trained in another way than it says."""
+    size = len(sample.ids)
+    for name in ("trained", "sampler_logprobs"):
+        found = len(getattr(sample, name))
+        require(found == size, f"{where}: length of {name}", found, f"{size}, one entry for each token of ids")
+    require(any(sample.trained), f"{where}: trained", "no token", "one or more; leave out a sample without any")
+    require(math.isfinite(sample.weight), f"{where}: weight", sample.weight, "a finite number")
+    require(all(map(math.isfinite, sample.sampler_logprobs)), f"{where}: sampler_logprobs", "nan or inf", "numbers")
+    for position, value in scores.placed:
+        require(0 <= position < size, f"{where}: place of a reward", position, f"0 to {size - 1}, a token of ids")
+        require(math.isfinite(value), f"{where}: reward", value, "a finite number")
 
 
 def draw_of_trajectories(
