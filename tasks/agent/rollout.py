@@ -54,11 +54,12 @@ class RolloutConf:
     search_retries: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("max_prompt_tokens", "max_call_tokens", "max_observation_tokens", "batch_rows"):
+        require(1 <= self.batch_rows <= 10**6, "batch_rows", self.batch_rows, "1 to 1000000")
+        for name in ("max_prompt_tokens", "max_call_tokens", "max_observation_tokens"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         require(1 <= self.top_k <= 1000, "top_k", self.top_k, "1 to 1000")
         require(self.max_turns >= 0, "max_turns", self.max_turns, "0 (no search) or more")
-        require(self.search_retries >= 0, "search_retries", self.search_retries, "0 or more")
+        require(0 <= self.search_retries <= 20, "search_retries", self.search_retries, "0 to 20, whose waits double")
         expected = f"more than max_prompt_tokens={self.max_prompt_tokens}"
         require(self.max_total_tokens > self.max_prompt_tokens, "max_total_tokens", self.max_total_tokens, expected)
 

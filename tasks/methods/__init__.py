@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import Field, NonNegativeFloat
+from pydantic import Field
 
 from tasks import conf, parts
 from tasks.agent import grammars
@@ -27,7 +27,7 @@ OWN = ("title", "paper_rows")
 class SamplingConf:
     """How tokens are drawn in rollouts; temperature 0 is greedy."""
 
-    temperature: NonNegativeFloat
+    temperature: Annotated[float, Field(ge=0, le=100)]
     top_p: Annotated[float, Field(gt=0, le=1)]
 
 

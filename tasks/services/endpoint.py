@@ -37,6 +37,7 @@ from tasks.store import DataError, Row, dump
 CACHE = Path(".scratch/replies")
 """Replies of models and the count of their costs. Nothing deletes them, because they were paid for."""
 WHERE = "the file of conf/service/"
+_DAY_S = 86_400.0
 _OWN_FIELDS = ("model", "messages", "stream", "n")
 # Conversations that wait or are in flight, per allowed request in flight, so that a slow reply does not hold up others.
 _AHEAD = 4
@@ -116,10 +117,11 @@ class Endpoint:
             require(_is_json(value), f"request.{field}", value, "finite numbers")
         for name in ("max_in_flight", "max_requests", "max_total_tokens"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("retries", "max_refused_in_a_row", "max_retry_after_s"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        require(0 <= self.retries <= 100, "retries", self.retries, "0 to 100")
+        require(self.max_refused_in_a_row >= 0, "max_refused_in_a_row", self.max_refused_in_a_row, "0 or more")
+        require(0 <= self.max_retry_after_s <= _DAY_S, "max_retry_after_s", self.max_retry_after_s, f"0 to {_DAY_S}")
         for name in ("timeout_s", "backoff_s", "max_backoff_s"):
-            require(getattr(self, name) > 0, name, getattr(self, name), "a number above 0")
+            require(0 < getattr(self, name) <= _DAY_S, name, getattr(self, name), f"above 0, at most {_DAY_S}")
 
     @contextlib.contextmanager
     def opened(self, resources: Resources) -> Iterator[ChatEndpoint]:

@@ -15,6 +15,7 @@ from tasks.retrieval import RetrievalError
 from tasks.rewards import total
 from tasks.rl.method import Method
 from tasks.rl.samplers import Draw
+from tasks.rl.samples import is_trainable
 from tasks.services import Services
 from tasks.train.health import answer_metrics, rollout_metrics
 from tasks.train.resume import Progress
@@ -188,9 +189,8 @@ def _require_numbers(where: str, scores: Sequence[Scores], questions: Sequence[Q
     """Raise the ValueError for a reward that does not give a finite score for each trajectory."""
     require(len(scores) == len(questions), f"{where}: number of scores", len(scores), f"{len(questions)}, one each")
     for score, question in zip(scores, questions, strict=True):
-        values = [score.outcome, *(value for _, value in score.placed), *score.components.values()]
-        wrong = next((value for value in values if not math.isfinite(value)), None)
-        require(wrong is None, f"{where}: score for question {question.id!r}", wrong, "a finite number")
+        for value in (score.outcome, *(value for _, value in score.placed), *score.components.values()):
+            require(is_trainable(value), f"{where}: score for question {question.id!r}", value, "a finite number")
 
 
 def _require_drawn(draw: Draw, questions: Sequence[Question]) -> None:

@@ -76,8 +76,9 @@ class TrainConf:
             self.prompts_per_step,
             "a number for it or for rollouts_per_step, and null for the other",
         )
-        for name in ("minibatches", "epochs", "max_batch_tokens", "num_threads", "checkpoint_every", "validate_every"):
+        for name in ("minibatches", "epochs", "max_batch_tokens", "checkpoint_every", "validate_every"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        require(1 <= self.num_threads <= 1024, "num_threads", self.num_threads, "1 to 1024")
         for name in ("prompts_per_step", "rollouts_per_step"):
             count = getattr(self, name)
             require(count is None or count >= 1, name, count, "null or at least 1")

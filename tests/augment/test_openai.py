@@ -440,8 +440,8 @@ def test_what_is_in_the_cache_needs_no_key(
         ({"key_variable": "tk-7f3a"}, "key_variable='...': expected the name of an environment variable"),
         ({"request": {"model": "x"}}, "request='model'"),
         ({"max_in_flight": 0}, "max_in_flight=0: expected at least 1"),
-        ({"retries": -1}, "retries=-1: expected 0 or more"),
-        ({"timeout_s": 0.0}, "timeout_s=0.0: expected a number above 0"),
+        ({"retries": -1}, "retries=-1: expected 0 to 100"),
+        ({"timeout_s": 0.0}, "timeout_s=0.0: expected above 0, at most 86400"),
         ({"model": ""}, "model=''"),
     ],
 )

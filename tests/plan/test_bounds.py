@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 import typing
 from collections.abc import Iterator
 from functools import cache
@@ -13,13 +14,16 @@ from typing import Any
 import pytest
 
 from tasks import conf, engine, generate, methods, params, parts, retrieval, systems
+from tasks.agent.rollout import RolloutConf
 from tasks.augment.settings import AugmentConf
 from tasks.base.settings import BaseConf, ModelConf
 from tasks.data.settings import DataConf
 from tasks.methods import loader
 from tasks.plan.run_settings import RunSettings
 from tasks.rl.method import Method
+from tasks.rl.samplers.independent_group import IndependentGroup
 from tasks.server.settings import Settings as ServerConf
+from tasks.services.endpoint import Endpoint
 from tasks.train.settings import TrainConf
 
 ROOT = Path(__file__).parents[2]
@@ -179,6 +183,25 @@ def test_what_surely_fails_later_is_refused(
     with pytest.raises(ValueError) as found:
         conf.fill(chosen, tree, "conf/x.yaml")
     assert expected in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("cls", "key", "expected"),
+    [
+        (IndependentGroup, "size", "1 to 1024"),
+        (RolloutConf, "batch_rows", "1 to 1000000"),
+        (RolloutConf, "search_retries", "0 to 20, whose waits double"),
+        (TrainConf, "num_threads", "1 to 1024"),
+        (methods.SamplingConf, "temperature", "100 or less"),
+        (Endpoint, "retries", "0 to 100"),
+        (Endpoint, "timeout_s", "above 0, at most 86400.0"),
+        (Endpoint, "max_retry_after_s", "0 to 86400.0"),
+    ],
+)
+def test_what_would_run_for_ever_is_refused(cls: type, key: str, expected: str) -> None:
+    tree = conf.plain(_settings()[cls]) | {key: 10**22}
+    with pytest.raises(ValueError, match=rf"^conf/x\.yaml: .*{key}=1.*: expected .*{re.escape(expected)}\."):
+        conf.fill(cls, tree, "conf/x.yaml")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), [{"deep": float("nan")}]])

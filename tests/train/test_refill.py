@@ -272,6 +272,8 @@ class Wrong(Said):
     [
         (Scores(1.0, ((0, NAN),)), "score for question 'q.*'=nan: expected a finite number"),
         (Scores(float("inf"), ()), "score for question 'q.*'=inf: expected a finite number"),
+        (Scores(1e39, ()), "score for question 'q.*'=1e\\+39: expected a finite number"),
+        (Scores(None, ()), "score for question 'q.*'=None: expected a finite number"),  # type: ignore[arg-type]
         (Scores(1.0, (), {"em": NAN}), "score for question 'q.*'=nan: expected a finite number"),
         (None, "number of scores=3: expected 4, one each"),
     ],

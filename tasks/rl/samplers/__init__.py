@@ -16,7 +16,7 @@ from typing import Protocol
 from tasks.agent.rollout import Player
 from tasks.conf import require
 from tasks.generate import Sampling
-from tasks.rl.samples import whole_groups, whole_trajectories
+from tasks.rl.samples import is_trainable, whole_groups, whole_trajectories
 from tasks.types import Question, Sample, Scores, Trajectory
 
 Score = Callable[[Sequence[Trajectory], Sequence[Question]], list[Scores]]
@@ -74,11 +74,11 @@ def _check(where: str, sample: Sample, scores: Scores) -> None:
         found = len(getattr(sample, name))
         require(found == size, f"{where}: length of {name}", found, f"{size}, one entry for each token of ids")
     require(any(sample.trained), f"{where}: trained", "no token", "one or more; leave out a sample without any")
-    require(math.isfinite(sample.weight), f"{where}: weight", sample.weight, "a finite number")
+    require(is_trainable(sample.weight), f"{where}: weight", sample.weight, "a finite number")
     require(all(map(math.isfinite, sample.sampler_logprobs)), f"{where}: sampler_logprobs", "nan or inf", "numbers")
     for position, value in scores.placed:
         require(0 <= position < size, f"{where}: place of a reward", position, f"0 to {size - 1}, a token of ids")
-        require(math.isfinite(value), f"{where}: reward", value, "a finite number")
+        require(is_trainable(value), f"{where}: reward", value, "a finite number")
 
 
 def draw_of_trajectories(

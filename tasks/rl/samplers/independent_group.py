@@ -29,7 +29,7 @@ class IndependentGroup:
     has_logprobs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(self.size >= 1, "size", self.size, "at least 1")
+        require(1 <= self.size <= 1024, "size", self.size, "1 to 1024")
 
     def draw(self, player: Player, questions: Sequence[Question], sampling: Sampling, score: Score) -> Draw:
         """See `Sampler`; each trajectory is one sample, and all trajectories of a question are a group."""
