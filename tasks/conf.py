@@ -17,6 +17,7 @@ import reprlib
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -29,7 +30,9 @@ T = TypeVar("T")
 Tree = dict[str, Any]
 Share = Annotated[float, Field(ge=0, le=1)]
 LearningRate = Annotated[float, Field(gt=0, le=1e30)]
-"""Weights and their updates are of 32 bits, which end at 3.4e38."""
+"""Weights and their updates are of 32 bits; see `LARGEST`."""
+LARGEST = 3.4e38
+"""Of the numbers of 32 bits, in which weights are trained."""
 
 
 def _one_line(title: str) -> str:
@@ -63,6 +66,11 @@ def require(holds: bool, key: str, found: object, expected: str) -> None:
     """Raise the ValueError for a setting outside its bounds; `fill` prefixes the file."""
     if not holds:
         raise ValueError(f"{key}={shown(found)}: expected {expected}.")
+
+
+def is_trainable(value: object) -> bool:
+    """Whether a value is a number that stays finite in the 32 bits in which it is trained."""
+    return isinstance(value, Real) and not isinstance(value, bool) and abs(float(value)) <= LARGEST
 
 
 def shown(found: object) -> str:

@@ -23,11 +23,15 @@ _TASKS = Path(__file__).parent
 _PART = re.compile(r"^PART\b", re.MULTILINE)
 
 
+def modules(folder: Path) -> list[Path]:
+    """The Python files of a folder that can be imported, in order; editors leave others, such as `.#answer.py`."""
+    return sorted(path for path in folder.glob("*.py") if path.stem.isidentifier())
+
+
 def kinds(room: str) -> list[str]:
     """The kinds of a room, such as `rewards` or `rl.losses`: its files that define `PART`. It imports none of them."""
-    files = _TASKS.joinpath(*room.split(".")).glob("*.py")
-    named = [path for path in files if path.stem.isidentifier()]  # Editors leave files such as `.#answer.py`.
-    return sorted(path.stem for path in named if _PART.search(path.read_text(encoding="utf-8")))
+    files = modules(_TASKS.joinpath(*room.split(".")))
+    return [path.stem for path in files if _PART.search(path.read_text(encoding="utf-8"))]
 
 
 def make(room: str, tree: Mapping[str, Any], where: str) -> Any:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from numbers import Real
 
 from tasks.conf import require
 from tasks.types import Sample, Scores, Trajectory
-
-LARGEST = 3.4e38
-"""Of the numbers of 32 bits."""
 
 
 def whole_trajectories(trajectories: Sequence[Trajectory]) -> list[Sample]:
@@ -45,11 +41,6 @@ def scores_from(scores: Scores, start: int) -> Scores:
     """
     placed = tuple((position - start, value) for position, value in scores.placed if position >= start)
     return Scores(scores.outcome, placed, scores.components)
-
-
-def is_trainable(value: object) -> bool:
-    """Whether a value is a number that stays finite in the 32 bits in which it is trained."""
-    return isinstance(value, Real) and abs(float(value)) <= LARGEST
 
 
 def whole_groups(trajectories: Sequence[Trajectory], size: int) -> list[Trajectory]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from numbers import Real
+
+from tasks.conf import is_trainable
 
 _MEND = "Mend the service, a file of tasks/services/."
 
@@ -20,5 +20,5 @@ def check_numbers(found: Sequence[float], count: int, where: str, each: str) -> 
     """The same for a list of finite numbers."""
     check_list(found, count, where, each)
     for number, value in enumerate(found, 1):
-        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        if not is_trainable(value):
             raise ValueError(f"{where}: {each} {number}: found {value!r:.80}, expected a finite number. {_MEND}")

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tasks.agent.rollout import Player
-from tasks.conf import require
+from tasks.conf import is_trainable, require
 from tasks.generate import Sampling
 from tasks.parts import kind_of
 from tasks.retrieval import RetrievalError
 from tasks.rewards import total
 from tasks.rl.method import Method
 from tasks.rl.samplers import Draw
-from tasks.rl.samples import is_trainable
 from tasks.services import Services
 from tasks.train.health import answer_metrics, rollout_metrics
 from tasks.train.resume import Progress

@@ -16,6 +16,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 HOUSE = Path(__file__).resolve().parents[2]
@@ -95,11 +96,16 @@ def _run_module(root: Path, env: dict[str, str], module: str, words: list[str], 
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
+def fork_server() -> ForkServerContext:
+    """Starts processes from one that has every library they load."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(LIBRARIES)
+    return context
+
+
 def _fork(root: Path, env: dict[str, str], module: str, words: list[str], outputs: tuple[str, str]) -> int:
     """`python -m module words` in a process that has the libraries; returns its exit code."""
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(LIBRARIES)
-    process = processes.Process(target=_run_module, args=(root, env, module, words, outputs))
+    process = fork_server().Process(target=_run_module, args=(root, env, module, words, outputs))
     process.start()
     process.join(280)
     process.kill()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from tasks.train.order import Order
 from tasks.train.resume import Progress
 from tasks.train.validate import validate
 from tasks.types import Action, Scores, Trajectory, Turn
-from tests.stages.clone import LIBRARIES
+from tests.stages.clone import fork_server
 from tests.tiny import EvenFirst, Script, Shelf, hit, make_trainer, optimizer, question, train_conf
 from tests.train import killed
 
@@ -96,10 +95,8 @@ def test_k_steps_and_a_restart_equal_one_run(tmp_path: Path, algorithm: str) -> 
 def test_sigkill_and_restart_equal_one_run(tmp_path: Path, algorithm: str, moments: list[str]) -> None:
     """Killed between checkpoints, and in the middle of writing one."""
     whole = run(tmp_path / "whole", algorithm, **killed.OPTIONS)
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(LIBRARIES)
     for moment in moments:
-        ended = processes.Process(target=killed.train, args=(tmp_path / "cut", algorithm, *moment.split()))
+        ended = fork_server().Process(target=killed.train, args=(tmp_path / "cut", algorithm, *moment.split()))
         ended.start()
         ended.join(120)
         assert ended.exitcode == -signal.SIGKILL

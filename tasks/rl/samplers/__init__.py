@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tasks.agent.rollout import Player
-from tasks.conf import require
+from tasks.conf import is_trainable, require
 from tasks.generate import Sampling
-from tasks.rl.samples import is_trainable, whole_groups, whole_trajectories
+from tasks.rl.samples import whole_groups, whole_trajectories
 from tasks.types import Question, Sample, Scores, Trajectory
 
 Score = Callable[[Sequence[Trajectory], Sequence[Question]], list[Scores]]
