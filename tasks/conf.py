@@ -112,6 +112,11 @@ def kind_of(kinds: Sequence[str], name: str, root: Path = Path("."), where: str 
     return having[0]
 
 
+def modules(folder: Path) -> list[Path]:
+    """The Python files of a folder that can be imported, in order; editors leave others, such as `.#answer.py`."""
+    return sorted(path for path in folder.glob("*.py") if path.stem.isidentifier())
+
+
 def section(kind: str, name: str, root: Path = Path(".")) -> Tree:
     """The raw mapping of `conf/<kind>/<name>.yaml`."""
     return read_yaml(path_of(kind, name, root))

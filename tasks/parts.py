@@ -23,14 +23,9 @@ _TASKS = Path(__file__).parent
 _PART = re.compile(r"^PART\b", re.MULTILINE)
 
 
-def modules(folder: Path) -> list[Path]:
-    """The Python files of a folder that can be imported, in order; editors leave others, such as `.#answer.py`."""
-    return sorted(path for path in folder.glob("*.py") if path.stem.isidentifier())
-
-
 def kinds(room: str) -> list[str]:
     """The kinds of a room, such as `rewards` or `rl.losses`: its files that define `PART`. It imports none of them."""
-    files = modules(_TASKS.joinpath(*room.split(".")))
+    files = conf.modules(_TASKS.joinpath(*room.split(".")))
     return [path.stem for path in files if _PART.search(path.read_text(encoding="utf-8"))]
 
 

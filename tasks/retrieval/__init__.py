@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
-from tasks import conf, parts, store
+from tasks import conf, store
 from tasks.retrieval import manifest as manifests
 from tasks.types import Hit
 
@@ -178,7 +178,7 @@ def check_request(queries: list[str], top_k: int) -> None:
 @functools.cache
 def _backends() -> tuple[str, ...]:
     """Names of the files in this folder that define `Settings` and `open_index`: a new backend is listed nowhere."""
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in parts.modules(Path(__file__).parent)}
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in conf.modules(Path(__file__).parent)}
     return tuple(name for name, text in texts.items() if "\nclass Settings" in text and "\ndef open_index(" in text)
 
 

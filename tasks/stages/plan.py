@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
-from tasks import params, parts, plan
+from tasks import conf, params, plan
 from tasks.runner import Context, planned, run
 
 NO_STAGES = ("__init__", "plan")
@@ -14,7 +14,7 @@ NO_STAGES = ("__init__", "plan")
 
 def stages() -> dict[str, ModuleType]:
     """The modules of all other stages, which are the other files of this folder."""
-    names = [path.stem for path in parts.modules(Path(__file__).parent) if path.stem not in NO_STAGES]
+    names = [path.stem for path in conf.modules(Path(__file__).parent) if path.stem not in NO_STAGES]
     return {name: importlib.import_module(f"tasks.stages.{name}") for name in names}  # Loads parts by kind.
 
 
