@@ -35,4 +35,5 @@ with _without("sklearn", "scipy"):
     from transformers import Qwen2ForCausalLM as Qwen2ForCausalLM
     from transformers.cache_utils import Cache as Cache
     from transformers.modeling_layers import GradientCheckpointingLayer as GradientCheckpointingLayer
+    from transformers.modeling_utils import AttentionInterface as AttentionInterface
     from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer as Qwen2Tokenizer

@@ -341,8 +341,11 @@ def make_trainer(
         composed, rewards=rewards or composed.rewards, sampler=sampler or composed.sampler, services=services or {}
     )
     conf = train_conf(**changes)
-    critic = PlainCritic(model, conf.critic, conf.dtype) if composed.advantage.needs_values else None
-    policy = make_policy(model, tokenizer, rank=rank, conf=conf.policy, keep_activations=conf.keep_activations)
+    sharing = {"share_prefixes": conf.share_prefixes}
+    critic = PlainCritic(model, conf.critic, conf.dtype, **sharing) if composed.advantage.needs_values else None
+    policy = make_policy(
+        model, tokenizer, rank=rank, conf=conf.policy, keep_activations=conf.keep_activations, **sharing
+    )
     generator = PlainGenerator(policy.causal_lm if share else make_model(tokenizer), tokenizer, shares_weights=share)
     budgets = {"max_turns": 1, "max_call_tokens": 6} | (rollout or {})
     return Trainer(

@@ -114,6 +114,7 @@ class Training:
         keep_activations: False recomputes layer activations in the backward pass (gradient checkpointing).
         needs_reference: keep a frozen copy of the start policy.
         seed: of adapters' random start.
+        share_prefixes: read a prefix once for all its samples in a micro-batch.
     """
 
     policy: OptimizerConf
@@ -123,6 +124,7 @@ class Training:
     keep_activations: bool
     needs_reference: bool
     seed: int
+    share_prefixes: bool = False
 
 
 class Policy(Protocol):

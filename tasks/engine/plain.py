@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 
 from tasks import checkpoint
 from tasks.engine import DivergedError, Objective, OptimizerConf, Plan, PolicyLoss, Training, Update, ValueLoss
+from tasks.engine.shared_prefix import attention_to_prefixes, hidden_states, require_supported
 from tasks.model import Dtype, LoraConf, computes_in, export_folder, load_policy, pick_device
 from tasks.rl.experience import Experience
 from tasks.store import replacing_folder
@@ -31,8 +32,9 @@ LOGIT_CHUNK = {"cpu": 2**24, "cuda": 2**28}
 class _Trainee:
     """The base class of policy and critic: optimizer, warm-up, autocast, state."""
 
-    def __init__(self, module: nn.Module, conf: OptimizerConf, dtype: Dtype) -> None:
+    def __init__(self, module: nn.Module, conf: OptimizerConf, dtype: Dtype, share_prefixes: bool) -> None:
         self.module = module
+        self.share_prefixes = share_prefixes
         self.conf = conf
         self.device = next(module.parameters()).device
         self.dtype = computes_in(dtype, self.device)
@@ -51,6 +53,17 @@ class _Trainee:
     def autocast(self) -> AbstractContextManager[Any]:
         in_float32 = self.dtype == torch.float32
         return nullcontext() if in_float32 else torch.autocast(self.device.type, self.dtype)
+
+    def reading(self, decoder: Any) -> AbstractContextManager[None]:
+        """The block of a forward pass and its backward pass."""
+        return attention_to_prefixes(decoder) if self.share_prefixes else nullcontext()
+
+    def hidden(self, decoder: Any, batch: Experience) -> Tensor:
+        """[B, T - 1, d] last hidden states; position t predicts token t + 1."""
+        if self.share_prefixes:
+            return hidden_states(decoder, batch)
+        states: Tensor = decoder(input_ids=batch.ids[:, :-1], use_cache=False).last_hidden_state
+        return states
 
     @contextmanager
     def recomputing(self) -> Iterator[None]:
@@ -116,6 +129,7 @@ class PlainPolicy(_Trainee):
         needs_reference: keep a frozen copy of the start weights.
         keep_activations: False recomputes layer activations in the backward pass (gradient checkpointing).
         seed: of the adapters' random start.
+        share_prefixes: read a prefix once for all its samples in a micro-batch.
     """
 
     def __init__(
@@ -128,6 +142,7 @@ class PlainPolicy(_Trainee):
         needs_reference: bool,
         keep_activations: bool = True,
         seed: int = 0,
+        share_prefixes: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
         self.lora = lora
@@ -149,7 +164,9 @@ class PlainPolicy(_Trainee):
         if not keep_activations:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.eval()  # Dropout would make ratios differ from 1 where the policy has not moved.
-        super().__init__(model, conf, dtype)
+        if share_prefixes:
+            require_supported(model.get_decoder())
+        super().__init__(model, conf, dtype, share_prefixes)
 
     @property
     def causal_lm(self) -> Any:
@@ -165,7 +182,7 @@ class PlainPolicy(_Trainee):
             without_adapters = self.module.disable_adapter()  # type: ignore[operator]
         elif reference:
             model = self.reference
-        with without_adapters, self.autocast():
+        with without_adapters, self.autocast(), self.reading(model.get_decoder()):
             return _by_row(experience, plan, lambda batch: self._forward(model, batch.to(self.device))[0])
 
     @torch.no_grad()
@@ -194,6 +211,12 @@ class PlainPolicy(_Trainee):
         `old` [N, T], if given, is filled with the logprobs of this forward pass, which then are the old logprobs as
         well.
         """
+        with self.reading(self.causal_lm.get_decoder()):
+            return self._accumulate(experience, rows, objective, old)
+
+    def _accumulate(
+        self, experience: Experience, rows: Sequence[int], objective: Objective[PolicyLoss], old: Tensor | None
+    ) -> dict[str, float]:
         batch = experience.rows(rows)
         with self.autocast(), self.recomputing():
             logprobs, entropy = self._forward(self.causal_lm, batch.to(self.device), objective.entropy_gradient)
@@ -209,7 +232,7 @@ class PlainPolicy(_Trainee):
         return {name: float(metric) for name, metric in metrics.items()}
 
     def _forward(self, model: Any, batch: Experience, entropy_gradient: bool = True) -> tuple[Tensor, Tensor]:
-        hidden = model.get_decoder()(input_ids=batch.ids[:, :-1], use_cache=False).last_hidden_state
+        hidden = self.hidden(model.get_decoder(), batch)
         chosen = batch.loss_mask[:, 1:]  # position t of the model predicts token t + 1
         logprobs, entropy = token_logprobs(
             model.get_output_embeddings(), hidden[chosen], batch.ids[:, 1:][chosen], entropy_gradient
@@ -240,22 +263,35 @@ class PlainCritic(_Trainee):
         model: causal LM on its device, without adapters: make the critic before a policy with LoRA.
         conf: optimizer.
         dtype: of the forward pass.
-        keep_activations: as for `PlainPolicy`.
+        keep_activations, share_prefixes: as for `PlainPolicy`.
     """
 
-    def __init__(self, model: Any, conf: OptimizerConf, dtype: Dtype, keep_activations: bool = True) -> None:
+    def __init__(
+        self,
+        model: Any,
+        conf: OptimizerConf,
+        dtype: Dtype,
+        keep_activations: bool = True,
+        share_prefixes: bool = False,
+    ) -> None:
         decoder = copy.deepcopy(model.get_decoder()).requires_grad_(True)
         if not keep_activations:
             decoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         head = nn.Linear(model.config.hidden_size, 1).to(model.device)
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
-        super().__init__(nn.ModuleDict({"decoder": decoder, "head": head}).eval(), conf, dtype)
+        super().__init__(nn.ModuleDict({"decoder": decoder, "head": head}).eval(), conf, dtype, share_prefixes)
+
+    @property
+    def decoder(self) -> Any:
+        """The model below the head."""
+        assert isinstance(self.module, nn.ModuleDict)
+        return self.module["decoder"]
 
     @torch.no_grad()
     def values(self, experience: Experience, plan: Plan) -> Tensor:
         """See `Critic.values`."""
-        with self.autocast():
+        with self.autocast(), self.reading(self.decoder):
             return _by_row(experience, plan, lambda batch: self._forward(batch.to(self.device)))
 
     def update(self, experience: Experience, plan: Plan, objective: Objective[ValueLoss]) -> Update:
@@ -268,18 +304,17 @@ class PlainCritic(_Trainee):
     ) -> dict[str, float]:
         """Forward one micro-batch and add its gradient; returns its metrics."""
         batch = experience.rows(rows)
-        with self.autocast(), self.recomputing():
-            values = self._forward(batch.to(self.device))
+        with self.reading(self.decoder):
+            with self.autocast(), self.recomputing():
+                values = self._forward(batch.to(self.device))
 
-        loss = objective.loss(batch.to(self.device), values, objective.normalizer)
-        loss.backward()
+            loss = objective.loss(batch.to(self.device), values, objective.normalizer)
+            loss.backward()
         return {"value_loss": float(loss.detach())}
 
     def _forward(self, batch: Experience) -> Tensor:
-        modules = self.module
-        assert isinstance(modules, nn.ModuleDict)
-        hidden = modules["decoder"](input_ids=batch.ids[:, :-1], use_cache=False).last_hidden_state
-        values = modules["head"](hidden)[..., 0].float()
+        assert isinstance(self.module, nn.ModuleDict)
+        values = self.module["head"](self.hidden(self.decoder, batch))[..., 0].float()
         return nn.functional.pad(values, (1, 0)) * batch.response_mask
 
 
@@ -353,7 +388,9 @@ class PlainEngine:
         critic = None
         # The critic comes first: later its copy of the decoder would contain the policy's adapters.
         if training.critic is not None:
-            critic = PlainCritic(model, training.critic, training.dtype, training.keep_activations)
+            critic = PlainCritic(
+                model, training.critic, training.dtype, training.keep_activations, training.share_prefixes
+            )
         policy = PlainPolicy(
             model,
             tokenizer,
@@ -363,6 +400,7 @@ class PlainEngine:
             training.needs_reference,
             training.keep_activations,
             training.seed,
+            training.share_prefixes,
         )
         yield policy, critic
 

@@ -55,6 +55,11 @@ class Experience:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    @property
+    def prefix_lengths(self) -> Tensor:
+        """[N] tokens before each sample's own."""
+        return self.lengths - self.response_mask.sum(-1)
+
     def rows(self, index: Sequence[int]) -> Experience:
         """These samples, trimmed to the longest of them."""
         width = int(self.lengths[list(index)].max())
@@ -116,6 +121,14 @@ def _weights(samples: Sequence[Sample]) -> Tensor | None:
     return torch.tensor(weights) if any(weight != 1 for weight in weights) else None
 
 
+def prefix_groups(experience: Experience) -> list[list[int]]:
+    """The rows, those with the same prefix together; prefixes in the order of their first rows."""
+    groups: dict[bytes, list[int]] = {}
+    for row, size in enumerate(experience.prefix_lengths.tolist()):
+        groups.setdefault(experience.ids[row, :size].cpu().numpy().tobytes(), []).append(row)
+    return list(groups.values())
+
+
 def minibatches(num_rows: int, count: int, seed: str) -> list[list[int]]:
     """A seeded partition of the rows into `count` mini-batches whose sizes differ by at most one."""
     order = list(range(num_rows))
@@ -139,4 +152,41 @@ def microbatches(lengths: Sequence[int], rows: Sequence[int], max_tokens: int) -
         ):
             batches.append([])
         batches[-1].append(row)
+    return batches
+
+
+def shared_minibatches(experience: Experience, count: int, max_tokens: int, seed: str) -> list[list[list[int]]]:
+    """Mini-batches of micro-batches, for an engine that reads a prefix once for all samples of a micro-batch.
+
+    Samples of one prefix are in one mini-batch, so there are at most as many mini-batches as prefixes. They share a
+    micro-batch too, as far as it has room.
+
+    Args:
+        experience: of a step.
+        count: mini-batches.
+        max_tokens: of a micro-batch, each prefix in it counted once; a longer sample is alone.
+        seed: of the partition.
+    """
+    groups = prefix_groups(experience)
+    return [
+        _shared_microbatches(experience, [groups[number] for number in part], max_tokens)
+        for part in minibatches(len(groups), count, seed)
+    ]
+
+
+def _shared_microbatches(experience: Experience, groups: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+    """Fill one micro-batch after another with these groups; one that is full goes on with the prefix read again."""
+    prefixes, lengths = experience.prefix_lengths.tolist(), experience.lengths.tolist()
+    batches: list[list[int]] = []
+    room = 0
+    for group in groups:
+        prefix = prefixes[group[0]]
+        room -= prefix
+        for row in group:
+            own = lengths[row] - prefix
+            if not batches or own > room:
+                batches.append([])
+                room = max_tokens - prefix
+            batches[-1].append(row)
+            room -= own
     return batches

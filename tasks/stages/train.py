@@ -239,6 +239,7 @@ def _models(ctx: Context[Settings], start: Path, learning: Learning, loaded: Loa
         keep_activations=settings.keep_activations,
         needs_reference=method.needs_reference,
         seed=ctx.settings.seed,
+        share_prefixes=settings.share_prefixes,
     )
     with ExitStack() as stack:
         policy, critic = stack.enter_context(loaded.engine.open(start, training))

@@ -31,6 +31,8 @@ class TrainConf:
             must be exactly 0 where the policy has not moved (whitening would amplify rounding errors).
         dtype: of forward passes.
         keep_activations: false computes them again in the backward pass, which takes time and saves memory.
+        share_prefixes: read a prefix once for all its samples in a forward and backward. Samples of one prefix are then
+            in one mini-batch; results differ by that and by rounding. `max_batch_tokens` counts a prefix once.
         num_threads: torch threads (part of the result on a CPU).
         checkpoint_every, validate_every: steps between checkpoints, and between validations.
         validate_questions: number of questions that validation plays greedily; 0 is no validation.
@@ -65,6 +67,7 @@ class TrainConf:
     select: Literal["best", "last"] = "last"
     collapse: CollapseConf | None = None
     max_failed_share: float = 0.5
+    share_prefixes: bool = False
 
     def __post_init__(self) -> None:
         require(self.num_steps >= 1, "num_steps", self.num_steps, "at least 1")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tasks.engine import Critic, Objective, Plan, Policy, Update
-from tasks.rl.experience import Experience, collate, microbatches, minibatches
+from tasks.rl.experience import Experience, collate, microbatches, minibatches, shared_minibatches
 from tasks.rl.losses import Normalizer
 from tasks.rl.method import Method
 from tasks.train.settings import TrainConf
@@ -49,11 +49,11 @@ class Learner:
 
     def _plan(self, experience: Experience, step: int) -> list[Plan]:
         """The mini-batches of a step, each divided into micro-batches."""
+        count, max_tokens, seed = self.conf.minibatches, self.conf.max_batch_tokens, f"{self.seed}/minibatch/{step}"
+        if self.conf.share_prefixes:
+            return list(shared_minibatches(experience, count, max_tokens, seed))
         lengths = experience.lengths.tolist()
-        return [
-            microbatches(lengths, rows, self.conf.max_batch_tokens)
-            for rows in minibatches(len(experience), self.conf.minibatches, f"{self.seed}/minibatch/{step}")
-        ]
+        return [microbatches(lengths, rows, max_tokens) for rows in minibatches(len(experience), count, seed)]
 
     def _prepare(self, experience: Experience, plan: Sequence[Plan]) -> Experience:
         """Add old (and reference) logprobs, values and advantages.

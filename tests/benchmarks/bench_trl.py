@@ -15,7 +15,8 @@ the run is refused when they differ by more than a tenth.
 
 Not equal, because it is what is compared: TRL reads the whole conversation of every rollout again at each
 turn, left-padded, runs one search after another, and keeps finished rows in the batch; we read a prompt
-once per group, keep the KV cache, search in one batch, and drop finished rows. TRL 1.16.0 can also generate
+once per group, in play and in training (`share_prefixes`), keep the KV cache, search in one batch, and drop
+finished rows. So an update of ours has all rollouts of two prompts, one of TRL's has rollouts of several. TRL 1.16.0 can also generate
 with vLLM; both sides generate with transformers here, which is what runs on any machine.
 
 An RL step is one rollout batch and all optimizer steps on it. Tokens are counted where the model reads
@@ -186,9 +187,12 @@ def run_ours(folder: Path, workload: Workload) -> Measured:
             minibatches=workload.updates, epochs=1, max_batch_tokens=workload.batch_tokens, policy=optimizer,
             critic=optimizer, old_logprobs="sampler", dtype="float32", keep_activations=True,
             num_threads=workload.threads, checkpoint_every=10**6, validate_every=10**6, validate_questions=0,
-            record_trajectories=0,
+            record_trajectories=0, share_prefixes=True,
         ),
-        method=method, policy=PlainPolicy(model, tokenizer, optimizer, LoraConf(), "float32", needs_reference=False),
+        method=method,
+        policy=PlainPolicy(
+            model, tokenizer, optimizer, LoraConf(), "float32", needs_reference=False, share_prefixes=True
+        ),
         critic=None, generator=generator, player=player, validator=player, questions=questions, validation=(),
         seed=workload.seed, scratch=folder.parent / "ours", log=mark,
     )  # fmt: skip

@@ -160,6 +160,19 @@ def test_before_the_first_update_of_a_batch_the_ratio_is_exactly_one(
         assert metrics["ratio_mean"] == 1.0
 
 
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_a_step_that_shares_prefixes_learns_what_separate_rows_learn(tmp_path: Path, algorithm: str) -> None:
+    options = {"num_steps": 1, "minibatches": 1, "old_logprobs": "trainer"}
+    separate, shared = (
+        run(tmp_path / str(share), algorithm, share_prefixes=share, **options) for share in (False, True)
+    )
+    (wanted,), (found,) = steps_of(separate), steps_of(shared)
+    same = [name for name in wanted if not name.startswith(("time", "seconds"))]
+    assert {name: found[name] for name in same} == pytest.approx({name: wanted[name] for name in same}, abs=1e-5)
+    assert found["ratio_mean"] == 1.0
+    assert found["grad_norm"] > 0
+
+
 def test_the_ratio_moves_with_further_updates(tmp_path: Path) -> None:
     metrics = steps_of(run(tmp_path, minibatches=2, epochs=3))
     assert metrics[-1]["kl"] > metrics[0]["kl"] > 0  # from the start policy, which the first update leaves

@@ -1,0 +1,176 @@
+"""Samples that share a prefix, read in one row, against the same samples read row by row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tasks.engine import Objective
+from tasks.engine.plain import PlainCritic, PlainPolicy
+from tasks.engine.shared_prefix import attention_to_prefixes, hidden_states, require_supported
+from tasks.pretrained import Qwen2Config, Qwen2ForCausalLM
+from tasks.rl.experience import Experience, collate, minibatches, prefix_groups, shared_minibatches
+from tasks.rl.losses import LossSum, Normalizer
+from tasks.rl.losses.policy_clip import PolicyClip
+from tasks.types import Sample, Scores
+from tests.tiny import make_model, make_policy, make_tokenizer, optimizer
+
+Tree = tuple[int, list[int]]
+"""Length of a prefix, and of its samples."""
+TREES = st.lists(
+    st.tuples(st.integers(1, 9), st.lists(st.integers(1, 7), min_size=1, max_size=5)), min_size=1, max_size=4
+)
+
+
+def experience_of(trees: list[Tree], order: list[int] | None = None) -> Experience:
+    """Samples of these trees, every third own token an observation; old logprobs differ from the policy's."""
+    samples: list[Sample] = []
+    for number, (prefix, owns) in enumerate(trees):
+        for i, own in enumerate(owns):
+            ids = tuple((31 * number + 17 * i + 7 * t) % 200 for t in range(own))
+            context = tuple((13 * number + 5 * t) % 200 for t in range(prefix))
+            trained = tuple(t % 3 != 2 for t in range(own))
+            logprobs = tuple(-5.0 - 0.1 * i * t for t in range(own))
+            samples.append(Sample(f"q{number}", f"g{number}", context, ids, trained, logprobs))
+    if order is not None:
+        samples = [samples[i] for i in order]
+    experience = collate(samples, [Scores(0.0, ())] * len(samples))
+    return with_advantages(experience)
+
+
+def with_advantages(experience: Experience) -> Experience:
+    advantages = torch.linspace(-1, 1, len(experience))[:, None] * experience.loss_mask
+    return replace(experience, old_logprobs=experience.sampler_logprobs, advantages=advantages)
+
+
+def model_of(**changes: Any) -> Any:
+    """Two layers, two heads of queries for each head of keys, in double precision."""
+    torch.manual_seed(1)
+    config = Qwen2Config(
+        vocab_size=200, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.2, **changes,
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config).eval().double()
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if "RMSNorm" in type(child).__name__:  # That of transformers computes in single precision.
+                setattr(module, name, torch.nn.RMSNorm(32, config.rms_norm_eps, dtype=torch.double))
+    return model
+
+
+def row_by_row(decoder: Any, batch: Experience) -> list[Tensor]:
+    """The hidden states of every sample, unpadded."""
+    return [
+        decoder(input_ids=batch.ids[row : row + 1, : length - 1], use_cache=False).last_hidden_state[0]
+        for row, length in enumerate(batch.lengths.tolist())
+    ]
+
+
+MODEL = model_of()
+
+
+@settings(max_examples=40, deadline=None)
+@given(TREES, st.randoms(use_true_random=False))
+def test_hidden_states_and_gradients_are_those_of_separate_rows(trees: list[Tree], random: Any) -> None:
+    order = list(range(sum(len(owns) for _, owns in trees)))
+    random.shuffle(order)
+    batch, decoder = experience_of(trees, order), MODEL.get_decoder()
+    weights = [torch.randn(n - 1, 32, dtype=torch.double) for n in batch.lengths.tolist()]
+
+    separate = row_by_row(decoder, batch)
+    MODEL.zero_grad()
+    sum((states * weight).sum() for states, weight in zip(separate, weights, strict=True)).backward()  # type: ignore[union-attr]
+    expected = {name: p.grad.clone() for name, p in decoder.named_parameters()}
+
+    MODEL.zero_grad()
+    with attention_to_prefixes(decoder):
+        states = hidden_states(decoder, batch)
+        sum((states[row, : len(weight)] * weight).sum() for row, weight in enumerate(weights)).backward()  # type: ignore[union-attr]
+
+    for row, wanted in enumerate(separate):
+        torch.testing.assert_close(states[row, : len(wanted)], wanted, rtol=0, atol=1e-10)
+    for name, parameter in decoder.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-9, atol=1e-9)
+
+
+def test_a_prefix_is_read_once_and_nothing_is_padded() -> None:
+    batch, read = experience_of([(9, [7, 3, 1]), (4, [5])]), []
+    decoder = MODEL.get_decoder()
+    handle = decoder.register_forward_pre_hook(
+        lambda _m, _a, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    with handle, attention_to_prefixes(decoder):
+        hidden_states(decoder, batch)
+    assert read == [9 + 6 + 2 + 0 + 4 + 4]
+
+
+def objective() -> Any:
+    return Objective(LossSum((PolicyClip(0.2, 0.2),)), Normalizer(9.0, 5.0))
+
+
+def updated(policy: PlainPolicy, batch: Experience) -> tuple[dict[str, Tensor], Any]:
+    """The gradients of one micro-batch, and its metrics."""
+    metrics = policy.accumulate(batch, range(len(batch)), objective())
+    return {name: p.grad.clone() for name, p in policy.trained.items() if p.grad is not None}, metrics
+
+
+@pytest.mark.parametrize("options", [{}, {"keep_activations": False}, {"rank": 4}])
+def test_an_update_is_that_of_separate_rows(options: dict[str, Any]) -> None:
+    tokenizer = make_tokenizer()
+    batch = experience_of([(9, [7, 3, 1]), (4, [5, 2])])
+    plain = make_policy(make_model(tokenizer), tokenizer, **options)
+    shared = make_policy(make_model(tokenizer), tokenizer, share_prefixes=True, **options)
+
+    plan = [list(range(len(batch)))]
+    torch.testing.assert_close(shared.logprobs(batch, plan), plain.logprobs(batch, plan), rtol=0, atol=2e-6)
+    (wanted, wanted_metrics), (found, metrics) = updated(plain, batch), updated(shared, batch)
+    assert found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+    assert metrics == pytest.approx(wanted_metrics, abs=1e-5)
+    assert any(gradient.abs().max() > 1e-4 for gradient in wanted.values())
+    assert shared.causal_lm.config._attn_implementation == "sdpa"  # A generator plays with the same model.
+
+
+def test_the_critic_reads_a_prefix_once_too() -> None:
+    tokenizer = make_tokenizer()
+    batch, plan = experience_of([(9, [7, 3, 1]), (4, [5, 2])]), [[0, 1, 2, 3, 4]]
+    plain, shared = (
+        PlainCritic(make_model(tokenizer), optimizer(), "float32", share_prefixes=share) for share in (False, True)
+    )
+    for critic in (plain, shared):
+        torch.nn.init.ones_(critic.module["head"].weight)  # type: ignore[index]
+    torch.testing.assert_close(shared.values(batch, plan), plain.values(batch, plan), rtol=0, atol=2e-5)
+
+
+def test_an_architecture_that_does_not_hand_on_the_trees_is_refused() -> None:
+    model = model_of(use_sliding_window=True, sliding_window=2, max_window_layers=0)
+    with pytest.raises(ValueError, match=r"Qwen2Model: its hidden states change .* share_prefixes: false"):
+        require_supported(model.get_decoder())
+    require_supported(MODEL.get_decoder())
+
+
+@given(TREES, st.integers(1, 5), st.integers(1, 40))
+def test_samples_of_a_prefix_stay_together_within_the_token_budget(trees: list[Tree], count: int, budget: int) -> None:
+    experience = experience_of(trees)
+    groups = prefix_groups(experience)
+    plan = shared_minibatches(experience, count, budget, "seed")
+    rows = [[row for batch in minibatch for row in batch] for minibatch in plan]
+    assert sorted(row for part in rows for row in part) == list(range(len(experience)))
+    assert [sorted(part) for part in rows] == [
+        sorted(row for number in part for row in groups[number]) for part in minibatches(len(groups), count, "seed")
+    ]
+
+    prefixes, lengths = experience.prefix_lengths.tolist(), experience.lengths.tolist()
+    for minibatch in plan:
+        for batch in minibatch:
+            heads = {i: prefixes[group[0]] for i, group in enumerate(groups) if set(group) & set(batch)}
+            size = sum(heads.values()) + sum(lengths[row] - prefixes[row] for row in batch)
+            assert size <= budget or len(batch) == 1
+        assert all(minibatch)
