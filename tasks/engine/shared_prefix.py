@@ -169,8 +169,8 @@ def _attend(
 
     pieces = []
     for tree in trees:
-        prefix = [states[:, :, tree.start : tree.stop] for states in (query, key, value)]
-        pieces.append(scaled_dot_product_attention(*prefix, is_causal=True, scale=scaling))
+        q, k, v = (states[:, :, tree.start : tree.stop] for states in (query, key, value))
+        pieces.append(scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling))
         if tree.places.numel():
             branches = scaled_dot_product_attention(
                 _of_branches(query, tree),

@@ -16,8 +16,8 @@ the run is refused when they differ by more than a tenth.
 Not equal, because it is what is compared: TRL reads the whole conversation of every rollout again at each
 turn, left-padded, runs one search after another, and keeps finished rows in the batch; we read a prompt
 once per group, in play and in training (`share_prefixes`), keep the KV cache, search in one batch, and drop
-finished rows. So an update of ours has all rollouts of two prompts, one of TRL's has rollouts of several. TRL 1.16.0 can also generate
-with vLLM; both sides generate with transformers here, which is what runs on any machine.
+finished rows. So an update of ours has all rollouts of two prompts, one of TRL's has rollouts of several.
+TRL 1.16.0 can also generate with vLLM; both sides generate with transformers here, which runs on any machine.
 
 An RL step is one rollout batch and all optimizer steps on it. Tokens are counted where the model reads
 them, padding left out; "positions" are all places the model computed while generating, padding included.
