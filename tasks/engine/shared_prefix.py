@@ -26,20 +26,17 @@ _NAME = "shared_prefix"
 
 @dataclass(frozen=True)
 class _Tree:
-    """The places of one prefix and its branches in the packed row.
+    """One prefix and the branches behind it in the packed row.
 
     Attributes:
-        start, stop: of the prefix.
-        places: [K, C] of the branches' tokens; a shorter branch repeats a place behind its end.
-        own: [K * C] True where `places` holds a token, not a repetition.
-        seen: [C, P + C] True where a branch's token attends to one of the prefix or of its branch.
+        prefix: its length P.
+        branches: length C of each branch.
+        seen: [C, P + C] for each branch, True where its token attends to a token of the prefix or of the branch.
     """
 
-    start: int
-    stop: int
-    places: Tensor
-    own: Tensor
-    seen: Tensor
+    prefix: int
+    branches: tuple[int, ...]
+    seen: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -113,6 +110,7 @@ def require_supported(decoder: Any) -> None:
 def _pack(batch: Experience) -> _Packed:
     """Lay the prefixes and branches of a micro-batch into one row; a prefix stands before its branches."""
     prefixes, read = batch.prefix_lengths.tolist(), [length - 1 for length in batch.lengths.tolist()]
+    device = batch.ids.device
     places = torch.zeros(len(batch), batch.ids.shape[1] - 1, dtype=torch.long)
     ids: list[Tensor] = []
     positions: list[Tensor] = []
@@ -120,35 +118,27 @@ def _pack(batch: Experience) -> _Packed:
     size = 0
 
     for rows in prefix_groups(batch):
-        start, prefix = size, prefixes[rows[0]]
+        prefix = prefixes[rows[0]]
+        places[rows, :prefix] = size + torch.arange(prefix)
         ids.append(batch.ids[rows[0], :prefix])
         positions.append(torch.arange(prefix))
         size += prefix
 
-        begins = []
         for row in rows:
-            begins.append(size)
+            own = read[row] - prefix
+            places[row, prefix : read[row]] = size + torch.arange(own)
             ids.append(batch.ids[row, prefix : read[row]])
-            positions.append(torch.arange(prefix, read[row]))
-            places[row, :prefix] = torch.arange(start, start + prefix)
-            places[row, prefix : read[row]] = size + torch.arange(read[row] - prefix)
-            size += read[row] - prefix
-        trees.append(_tree(start, start + prefix, begins, size, batch.ids.device))
-
-    device = batch.ids.device
+            positions.append(prefix + torch.arange(own))
+            size += own
+        trees.append(_tree(prefix, [read[row] - prefix for row in rows], device))
     return _Packed(torch.cat(ids)[None], torch.cat(positions)[None].to(device), tuple(trees), places.to(device))
 
 
-def _tree(start: int, stop: int, begins: Sequence[int], end: int, device: torch.device) -> _Tree:
-    """The tree whose branches begin at these places, one behind the other, and end at `end`."""
-    begin = torch.tensor(begins)[:, None]
-    length = torch.tensor([*begins[1:], end])[:, None] - begin
-    offset = torch.arange(int(length.max()))[None]
-    own = offset < length
-    prefix = torch.ones(offset.shape[1], stop - start, dtype=torch.bool)
-    seen = torch.cat([prefix, offset <= offset.T], 1)
-    # A repeated place is behind the branch's end, where none of its own tokens sees it.
-    return _Tree(start, stop, torch.where(own, begin + offset, 0).to(device), own.flatten().to(device), seen.to(device))
+def _tree(prefix: int, branches: Sequence[int], device: torch.device) -> _Tree:
+    """The tree of these lengths."""
+    longest = max(branches)
+    seen = torch.ones(longest, prefix + longest, dtype=torch.bool, device=device).tril(prefix)
+    return _Tree(prefix, tuple(branches), tuple(seen[:own, : prefix + own] for own in branches))
 
 
 def _attend(
@@ -167,31 +157,14 @@ def _attend(
     if times > 1:
         key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
 
-    pieces = []
+    sizes = [size for tree in trees for size in (tree.prefix, *tree.branches)]
+    pieces = zip(query.split(sizes, 2), key.split(sizes, 2), value.split(sizes, 2), strict=True)
+    attended = []
     for tree in trees:
-        q, k, v = (states[:, :, tree.start : tree.stop] for states in (query, key, value))
-        pieces.append(scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling))
-        if tree.places.numel():
-            branches = scaled_dot_product_attention(
-                _of_branches(query, tree),
-                _after_prefix(key, tree),
-                _after_prefix(value, tree),
-                attn_mask=tree.seen,
-                scale=scaling,
-            )
-            pieces.append(branches.flatten(1, 2)[None, :, tree.own])
-    return torch.cat(pieces, 2).transpose(1, 2).contiguous(), None
-
-
-def _after_prefix(states: Tensor, tree: _Tree) -> Tensor:
-    """[heads, K, P + C, head_dim]: for each branch the prefix's states, then its own."""
-    own = _of_branches(states, tree)
-    prefix = states[0][:, None, tree.start : tree.stop].expand(-1, own.shape[1], -1, -1)
-    return torch.cat([prefix, own], 2)
-
-
-def _of_branches(states: Tensor, tree: _Tree) -> Tensor:
-    """[heads, K, C, head_dim], from [1, heads, L, head_dim]."""
-    # Its backward pass is much faster on a CPU than that of indexing with a table.
-    result: Tensor = states[0].index_select(1, tree.places.flatten()).unflatten(1, tree.places.shape)
-    return result
+        q, prefix_k, prefix_v = next(pieces)
+        attended.append(scaled_dot_product_attention(q, prefix_k, prefix_v, is_causal=True, scale=scaling))
+        for seen in tree.seen:
+            q, k, v = next(pieces)
+            k, v = torch.cat([prefix_k, k], 2), torch.cat([prefix_v, v], 2)
+            attended.append(scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scaling))
+    return torch.cat(attended, 2).transpose(1, 2).contiguous(), None

@@ -46,7 +46,7 @@ class Workload:
         warm_up, measured: RL steps (rollout batch + updates) before and while measuring.
         max_searches: searches that are executed in a rollout; one more call follows.
         call_tokens, response_tokens: budgets of a call and of a whole response, observations included.
-        batch_tokens: of one forward and backward pass of ours; TRL takes an update's rollouts in one.
+        batch_tokens: of one forward and backward pass of ours; enough for an update's rollouts, as TRL takes them.
         fit_steps: optimizer steps on demonstrations, before anything is measured.
     """
 
@@ -59,7 +59,7 @@ class Workload:
     top_k: int = 3
     call_tokens: int = 64
     response_tokens: int = 900
-    batch_tokens: int = 2048
+    batch_tokens: int = 8192
     learning_rate: float = 1e-6
     threads: int = 1
     seed: int = 0
