@@ -211,24 +211,19 @@ class PlainPolicy(_Trainee):
         `old` [N, T], if given, is filled with the logprobs of this forward pass, which then are the old logprobs as
         well.
         """
-        with self.reading(self.causal_lm.get_decoder()):
-            return self._accumulate(experience, rows, objective, old)
-
-    def _accumulate(
-        self, experience: Experience, rows: Sequence[int], objective: Objective[PolicyLoss], old: Tensor | None
-    ) -> dict[str, float]:
         batch = experience.rows(rows)
-        with self.autocast(), self.recomputing():
-            logprobs, entropy = self._forward(self.causal_lm, batch.to(self.device), objective.entropy_gradient)
+        with self.reading(self.causal_lm.get_decoder()):
+            with self.autocast(), self.recomputing():
+                logprobs, entropy = self._forward(self.causal_lm, batch.to(self.device), objective.entropy_gradient)
 
-        if old is not None:
-            detached = logprobs.detach().cpu()
-            batch = replace(batch, old_logprobs=detached)
-            old[list(rows), : detached.shape[1]] = detached
+            if old is not None:
+                detached = logprobs.detach().cpu()
+                batch = replace(batch, old_logprobs=detached)
+                old[list(rows), : detached.shape[1]] = detached
 
-        loss, metrics = objective.loss(batch.to(self.device), logprobs, entropy, objective.normalizer)
-        if loss.requires_grad:  # False where no token of the micro-batch was generated.
-            loss.backward()
+            loss, metrics = objective.loss(batch.to(self.device), logprobs, entropy, objective.normalizer)
+            if loss.requires_grad:  # False where no token of the micro-batch was generated.
+                loss.backward()
         return {name: float(metric) for name, metric in metrics.items()}
 
     def _forward(self, model: Any, batch: Experience, entropy_gradient: bool = True) -> tuple[Tensor, Tensor]:

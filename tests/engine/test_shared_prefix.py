@@ -41,10 +41,6 @@ def experience_of(trees: list[Tree], order: list[int] | None = None) -> Experien
     if order is not None:
         samples = [samples[i] for i in order]
     experience = collate(samples, [Scores(0.0, ())] * len(samples))
-    return with_advantages(experience)
-
-
-def with_advantages(experience: Experience) -> Experience:
     advantages = torch.linspace(-1, 1, len(experience))[:, None] * experience.loss_mask
     return replace(experience, old_logprobs=experience.sampler_logprobs, advantages=advantages)
 
@@ -111,7 +107,7 @@ def test_a_prefix_is_read_once_and_nothing_is_padded() -> None:
 
 
 def objective() -> Any:
-    return Objective(LossSum((PolicyClip(0.2, 0.2),)), Normalizer(9.0, 5.0))
+    return Objective(LossSum((PolicyClip(0.2, 0.2),)), Normalizer(9, 5))
 
 
 def updated(policy: PlainPolicy, batch: Experience) -> tuple[dict[str, Tensor], Any]:
