@@ -35,9 +35,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tasks.rewards import EachReward, on_last_token
 from tasks.store import digest, read_jsonl
@@ -54,7 +54,13 @@ from tests.benchmarks.workload import (
     trl_chat_template,
 )
 
+if TYPE_CHECKING:
+    from tasks.engine import OptimizerConf
+    from tasks.rl.method import Method
+    from tasks.train.settings import TrainConf
+
 MOST_CPU, MOST_PREFILL, MOST_DIFFERENCE = 0.43, 0.25, 0.1
+SEPARATE_BATCH_TOKENS = 2048
 SIDES = ("ours", "trl")
 ORDER = ("ours", "trl", "trl", "ours")
 ROOT = Path(__file__).parents[2]
@@ -122,7 +128,6 @@ def run_ours(folder: Path, workload: Workload) -> Measured:
     import torch
 
     from tasks import retrieval
-    from tasks.agent.prompts import Prompt
     from tasks.agent.rollout import Player, RolloutConf
     from tasks.data.records import read_questions
     from tasks.device import use_threads
@@ -130,15 +135,7 @@ def run_ours(folder: Path, workload: Workload) -> Measured:
     from tasks.engine.plain import PlainPolicy
     from tasks.generate.plain import PlainGenerator
     from tasks.model import LoraConf, load_policy
-    from tasks.rl.advantages.group import GroupAdvantage
-    from tasks.rl.filters.keep_all import KeepAll
-    from tasks.rl.losses import LossSum
-    from tasks.rl.losses.policy_clip import PolicyClip
-    from tasks.rl.method import Method
-    from tasks.rl.samplers.independent_group import IndependentGroup
-    from tasks.rl.search.index import IndexSearch
     from tasks.train.loop import Trainer
-    from tasks.train.settings import TrainConf
 
     use_threads(workload.threads)  # as the train stage does
     model, tokenizer = load_policy(folder / "policy")
@@ -146,31 +143,19 @@ def run_ours(folder: Path, workload: Workload) -> Measured:
     questions = list(read_questions(folder / "questions.jsonl"))
     _require_same_prompt(tokenizer, template, questions[0].question)
     tokenizer.chat_template = None  # The template already is TRL's whole conversation.
+    method = _method(template, workload)
     optimizer = OptimizerConf(
         lr=workload.learning_rate, warmup_steps=0, betas=(0.9, 0.999), weight_decay=0.0, max_grad_norm=1.0
     )
-    method = Method(
-        prompt=Prompt(None, template),
-        grammar=ToolCallGrammar(),
-        sampler=IndependentGroup(workload.group_size),
-        rewards=(QueryReward(),),
-        filter=KeepAll(),
-        advantage=GroupAdvantage(),
-        loss=LossSum((PolicyClip(0.2, 0.2),)),
-        value_loss=None,
-        temperature=1.0,
-        top_p=1.0,
-        search=IndexSearch(),
-    )
     conf = RolloutConf(
-        max_turns=workload.max_searches,
-        max_prompt_tokens=1024,
-        max_call_tokens=workload.call_tokens,
-        max_observation_tokens=500,
-        max_total_tokens=1024 + workload.response_tokens,
-        top_k=workload.top_k,
+        max_turns=workload.max_searches, max_prompt_tokens=1024, max_call_tokens=workload.call_tokens,
+        max_observation_tokens=500, max_total_tokens=1024 + workload.response_tokens, top_k=workload.top_k,
         batch_rows=workload.rollouts,
-    )
+    )  # fmt: skip
+    policy = PlainPolicy(
+        model, tokenizer, optimizer, LoraConf(), "float32", needs_reference=False,
+        share_prefixes=workload.share_prefixes,
+    )  # fmt: skip
     generator = PlainGenerator(model, tokenizer, shares_weights=True)
     retriever = retrieval.open_retriever(folder / "index")
     player = Player(conf, generator, tokenizer, retriever, method.grammar, method.prompt)
@@ -182,25 +167,46 @@ def run_ours(folder: Path, workload: Workload) -> Measured:
         meter.mark()
 
     trainer = Trainer(
-        conf=TrainConf(
-            num_steps=workload.steps, prompts_per_step=workload.questions, rollouts_per_step=None,
-            minibatches=workload.updates, epochs=1, max_batch_tokens=workload.batch_tokens, policy=optimizer,
-            critic=optimizer, old_logprobs="sampler", dtype="float32", keep_activations=True,
-            num_threads=workload.threads, checkpoint_every=10**6, validate_every=10**6, validate_questions=0,
-            record_trajectories=0, share_prefixes=True,
-        ),
-        method=method,
-        policy=PlainPolicy(
-            model, tokenizer, optimizer, LoraConf(), "float32", needs_reference=False, share_prefixes=True
-        ),
-        critic=None, generator=generator, player=player, validator=player, questions=questions, validation=(),
-        seed=workload.seed, scratch=folder.parent / "ours", log=mark,
+        conf=_budget(workload, optimizer), method=method, policy=policy, critic=None, generator=generator,
+        player=player, validator=player, questions=questions, validation=(), seed=workload.seed,
+        scratch=folder.parent / "ours", log=mark,
     )  # fmt: skip
     shutil.rmtree(trainer.scratch, ignore_errors=True)
     mark()
     with positions_counted(model, meter, torch.is_inference_mode_enabled):
         trainer.run()
     return meter.measured(workload)
+
+
+def _method(template: str, workload: Workload) -> Method:
+    """GRPO without a KL term, with TRL's conversation and the reward of `SearchTool`."""
+    from tasks.agent.prompts import Prompt
+    from tasks.rl.advantages.group import GroupAdvantage
+    from tasks.rl.filters.keep_all import KeepAll
+    from tasks.rl.losses import LossSum
+    from tasks.rl.losses.policy_clip import PolicyClip
+    from tasks.rl.method import Method
+    from tasks.rl.samplers.independent_group import IndependentGroup
+    from tasks.rl.search.index import IndexSearch
+
+    return Method(
+        prompt=Prompt(None, template), grammar=ToolCallGrammar(), sampler=IndependentGroup(workload.group_size),
+        rewards=(QueryReward(),), filter=KeepAll(), advantage=GroupAdvantage(),
+        loss=LossSum((PolicyClip(0.2, 0.2),)), value_loss=None, temperature=1.0, top_p=1.0, search=IndexSearch(),
+    )  # fmt: skip
+
+
+def _budget(workload: Workload, optimizer: OptimizerConf) -> TrainConf:
+    """Steps, updates and batches of our trainer, which neither validates nor saves here."""
+    from tasks.train.settings import TrainConf
+
+    return TrainConf(
+        num_steps=workload.steps, prompts_per_step=workload.questions, rollouts_per_step=None,
+        minibatches=workload.updates, epochs=1, max_batch_tokens=workload.batch_tokens, policy=optimizer,
+        critic=optimizer, old_logprobs="sampler", dtype="float32", keep_activations=True,
+        share_prefixes=workload.share_prefixes, num_threads=workload.threads, checkpoint_every=10**6,
+        validate_every=10**6, validate_questions=0, record_trajectories=0,
+    )  # fmt: skip
 
 
 class QueryReward(EachReward):
@@ -369,7 +375,8 @@ def _in_process(role: str, folder: Path, out: Path, workload: Workload) -> None:
     }  # fmt: skip
     command = [sys.executable, "-m", "tests.benchmarks.bench_trl", "--role", role]
     command += ["--folder", str(folder), "--out", str(out)]
-    command += ["--smallest"] if workload == SMALLEST else []
+    command += ["--smallest"] if workload.steps == SMALLEST.steps else []
+    command += [] if workload.share_prefixes else ["--separate-prefixes"]
     subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, **fixed})
 
 
@@ -383,9 +390,16 @@ def main() -> int:
     parser.add_argument(
         "--smallest", action="store_true", help="two questions, one step, one order: only shows that it runs"
     )
+    parser.add_argument(
+        "--separate-prefixes",
+        action="store_true",
+        help="ours trains as scale laptop does: each rollout with its own prompt, in micro-batches of 2,048 tokens",
+    )
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     workload = SMALLEST if args.smallest else Workload()
+    if args.separate_prefixes:
+        workload = replace(workload, share_prefixes=False, batch_tokens=SEPARATE_BATCH_TOKENS)
     if args.role == "prepare":
         prepare(args.folder, workload, trl_chat_template())
         return 0

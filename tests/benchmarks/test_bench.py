@@ -78,8 +78,9 @@ def test_our_side_runs(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="no TRL: `make bench` installs it")
-def test_both_sides_run_to_the_table(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.benchmarks.bench_trl", "--smallest", "--folder", str(tmp_path)]
+@pytest.mark.parametrize("options", [[], ["--separate-prefixes"]])
+def test_both_sides_run_to_the_table(tmp_path: Path, options: list[str]) -> None:
+    command = [sys.executable, "-m", "tests.benchmarks.bench_trl", "--smallest", "--folder", str(tmp_path), *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode in (0, 1), done.stderr  # 1: a bound that means nothing at this size is not met.
     assert "run 2 of 2: trl" in done.stdout, done.stderr

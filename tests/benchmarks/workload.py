@@ -38,7 +38,7 @@ WORLD = WorldConf(
 
 @dataclass(frozen=True)
 class Workload:
-    """Equal on both sides, but for `batch_tokens`, which only our trainer knows.
+    """Equal on both sides, but for `batch_tokens` and `share_prefixes`, which only our trainer knows.
 
     Attributes:
         questions: questions of one rollout batch; `group_size` rollouts each.
@@ -48,6 +48,7 @@ class Workload:
         call_tokens, response_tokens: budgets of a call and of a whole response, observations included.
         batch_tokens: of one forward and backward pass of ours; enough for an update's rollouts, as TRL takes them.
         fit_steps: optimizer steps on demonstrations, before anything is measured.
+        share_prefixes: whether ours reads a prompt once for all rollouts of a group in training, too.
     """
 
     questions: int = 8
@@ -64,6 +65,7 @@ class Workload:
     threads: int = 1
     seed: int = 0
     fit_steps: int = 120
+    share_prefixes: bool = True
 
     @property
     def rollouts(self) -> int:

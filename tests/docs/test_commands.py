@@ -95,6 +95,7 @@ RUN_BY = {
     "make format": LINTED,
     "make bench": "tests/benchmarks/test_bench.py::test_our_side_runs",
     "python -m tests.benchmarks.bench_trl --smallest": PEER,
+    "python -m tests.benchmarks.bench_trl --separate-prefixes": PEER,
     "make bench-retrieval": "tests/benchmarks/test_bench_retrieval.py::test_the_overhead_is_measured",
     'make bench-retrieval ARGS="--memory-minutes 10"': SERVER,
     "python -m flows.reproduce --help": "tests/pipeline/test_settings.py::test_the_command_line_names_every_setting",
