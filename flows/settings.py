@@ -76,6 +76,8 @@ def _every(cls: type = params.Params, prefix: str = "") -> Iterator[tuple[str, p
         yield from _every(setting.section, f"{key}.") if setting.section is not None else [(key, setting)]
 
 
+DECIDE_MODELS = {"systems", "scale"}
+"""Settings from which follows which models are trained for services."""
 SETTINGS: dict[str, params.Setting] = dict(_every())
 """Every setting by its dotted key."""
 VARIABLES = {key.rpartition(".")[2].upper(): key for key in SETTINGS}
@@ -110,6 +112,22 @@ def apply(answers: dict[str, Any], root: Path) -> list[str]:
     conf.read_yaml(path)  # ruamel's errors name no file.
     tree = yaml.load(path.read_text(encoding="utf-8"))
 
+    changes = _change(tree, answers)
+    checked = _checked(yaml, tree, root)
+    if not (root / checked.data_folder).exists():
+        raise ValueError(_no_data(f"{conf.PARAMS}: data_folder={checked.data_folder}", root))
+    if answers.keys() & DECIDE_MODELS:
+        needed = params.models_of_all(checked.systems, checked.scale, root)
+        changes += _change(tree, {key: list(new) for key, new in needed.items() if new != getattr(checked, key)})
+        _checked(yaml, tree, root)
+
+    if changes:
+        write(root, _with_spaces_of(path.read_text(encoding="utf-8"), _dumped(yaml, tree)))
+    return changes
+
+
+def _change(tree: dict[str, Any], answers: dict[str, Any]) -> list[str]:
+    """Set answers in the tree of `params.yaml`; returns `key: old -> new` for each real change."""
     changes = []
     for key, value in answers.items():
         section, last = _place(tree, key)
@@ -117,15 +135,18 @@ def apply(answers: dict[str, Any], root: Path) -> list[str]:
         if list(old) != list(value) if isinstance(old, list) and isinstance(value, list) else old != value:
             section[last] = _inline(value)
             changes.append(f"{key}: {_text(old)} -> {_text(value)}")
+    return changes
 
+
+def _dumped(yaml: Any, tree: dict[str, Any]) -> str:
     text = io.StringIO()
     yaml.dump(tree, text)
-    checked = params.check(conf.parse(text.getvalue(), str(conf.PARAMS)), root)  # Also what was written by hand.
-    if not (root / checked.data_folder).exists():
-        raise ValueError(_no_data(f"{conf.PARAMS}: data_folder={checked.data_folder}", root))
-    if changes:
-        write(root, _with_spaces_of(path.read_text(encoding="utf-8"), text.getvalue()))
-    return changes
+    return text.getvalue()
+
+
+def _checked(yaml: Any, tree: dict[str, Any], root: Path) -> params.Params:
+    """The settings of a tree as the file would have them, also those that were written by hand."""
+    return params.check(conf.parse(_dumped(yaml, tree), str(conf.PARAMS)), root)
 
 
 def _with_spaces_of(before: str, after: str) -> str:

@@ -53,9 +53,7 @@ def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, 
 
     tokenizer = load_tokenizer(folder)
     options = {"dtype": dtype, "local_files_only": True, "use_safetensors": True}
-    model = _loaded(
-        folder, "configuration and weights", lambda: AutoModelForCausalLM.from_pretrained(folder, **options)
-    )
+    model = loaded(folder, "configuration and weights", lambda: AutoModelForCausalLM.from_pretrained(folder, **options))
     return model.eval(), tokenizer
 
 
@@ -68,7 +66,7 @@ def load_tokenizer(folder: Path) -> Any:
     from tasks.pretrained import AutoTokenizer
 
     _check_folder(folder)
-    return _loaded(folder, "the tokenizer", lambda: AutoTokenizer.from_pretrained(folder, local_files_only=True))
+    return loaded(folder, "the tokenizer", lambda: AutoTokenizer.from_pretrained(folder, local_files_only=True))
 
 
 def _check_folder(folder: Path) -> None:
@@ -86,7 +84,7 @@ def _check_folder(folder: Path) -> None:
             )
 
 
-def _loaded(folder: Path, what: str, load: Callable[[], T]) -> T:
+def loaded(folder: Path, what: str, load: Callable[[], T]) -> T:
     try:
         return load()
     except MemoryError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,11 +16,15 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
-from tasks import conf
+from tasks import conf, extends
 from tasks.conf import CONF, PARAMS, require
 
 SYSTEMS = ("system", "method")
 """Folders of `conf/` whose files can be evaluated: systems that do not learn, and methods that train a policy."""
+TRAINED = {"reward_model": "reward_models", "reader": "readers"}
+"""Folders of `conf/` with the models that this pipeline trains for services -> the key that lists those of a run.
+
+A service of such a kind names its model by the key `model`."""
 Seed = Annotated[int, Field(ge=0, le=999_999)]
 """Seeds of draws are made of it and of two counters by multiplication, and fit into 64 bits."""
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -81,9 +85,18 @@ class Params:
     augment: Annotated[
         str, FileOf(("augment",)), Field(description="writes sub-questions and reference queries (conf/augment)")
     ] = ""
+    reward_models: Annotated[
+        tuple[str, ...],
+        FileOf(("reward_model",)),
+        Field(description="trained for services of systems, follow from them"),
+    ] = ()
+    readers: Annotated[
+        tuple[str, ...], FileOf(("reader",)), Field(description="likewise: models that read evidence")
+    ] = ()
 
     def __post_init__(self) -> None:
-        for key, noun in (("systems", "names"), ("seeds", "integers"), ("compare_retrievers", "names")):
+        lists = ("systems", "compare_retrievers", *TRAINED.values())
+        for key, noun in (("seeds", "integers"), *((name, "names") for name in lists)):
             values = getattr(self, key)
             require(len(set(values)) == len(values), key, values, f"different {noun}")
         reference = self.evaluate.reference
@@ -153,6 +166,42 @@ def check(tree: Mapping[str, Any], root: Path = Path(".")) -> Params:
                     )
                 conf.kind_of(setting.kinds, name, root)
     return result
+
+
+def models_of(system: str, scale: str, root: Path = Path(".")) -> list[tuple[str, str]]:
+    """Folder of `conf/` and name of each model that this pipeline trains for the services of a system.
+
+    Raises:
+        ValueError: an unknown name, a file that cannot be read, or a model's name that both folders have.
+    """
+    kind = conf.kind_of(SYSTEMS, system, root)
+    where = f"{CONF}/{kind}/{system}.yaml"
+    tree = extends.read(kind, system, scale, root) if kind == "method" else conf.section(kind, system, root)
+    named = tree.get("services")
+    found: list[tuple[str, str]] = []
+    for role, name in named.items() if isinstance(named, Mapping) else ():
+        if not isinstance(name, str):  # Null takes an inherited service away.
+            continue
+        service = conf.read_yaml(conf.path_of("service", name, root, f"{where}: services: {role}"))
+        folder, model = service.get("kind"), service.get("model")
+        if folder in TRAINED and isinstance(model, str):
+            place = f"{CONF}/service/{name}.yaml: model"
+            conf.path_of(str(folder), model, root, place)
+            conf.kind_of(tuple(TRAINED), model, root, place)
+            found.append((str(folder), model))
+    return list(dict.fromkeys(found))
+
+
+def models_of_all(systems: Sequence[str], scale: str, root: Path = Path(".")) -> dict[str, tuple[str, ...]]:
+    """The lists `reward_models` and `readers` that these systems need, in the order of the systems."""
+    needed = dict.fromkeys(model for system in systems for model in models_of(system, scale, root))
+    return {key: tuple(name for folder, name in needed if TRAINED[folder] == key) for key in TRAINED.values()}
+
+
+def with_models(params: Params, root: Path = Path(".")) -> Params:
+    """These settings with the models that their systems need."""
+    needed: dict[str, Any] = dict(models_of_all(params.systems, params.scale, root))
+    return dataclasses.replace(params, **needed)
 
 
 def how_to_take(hub_name: str) -> str:

@@ -35,6 +35,16 @@ def exact_match(prediction: str | None, golds: Iterable[str]) -> float:
     return float(prediction is not None and normalize(prediction) in _normal_golds(golds))
 
 
+def contains_words(passage: str, words: str) -> bool:
+    """Whether the normalised passage contains these words as whole words, in order; nothing contains no words.
+
+    >>> contains_words("It rises in Norway.", "Norway"), contains_words("It rises in Norway.", "no")
+    (True, False)
+    """
+    wanted = normalize(words)
+    return bool(wanted) and f" {wanted} " in f" {normalize(passage)} "
+
+
 def substring_match(prediction: str | None, golds: Iterable[str]) -> float:
     """1.0 if the normalised prediction contains a normalised gold answer, else 0.0 (subEM).
 

@@ -1,4 +1,4 @@
-"""Great Expectations suites for files that stages hand on: questions, passages, hops, trajectories, results.
+"""Great Expectations suites for files that stages hand on: questions, passages, hops, labels, trajectories, results.
 
 A guard, not a reader: rows are taken as they are, so that a file spoilt by hand or by a bug is described
 as a whole, not refused at its first row. What a question or a passage may be is said by the reader of their rows
@@ -28,6 +28,7 @@ from tasks.data.decomposition import REFERENCE
 from tasks.data.ingest import contains, key_of
 from tasks.data.records import known_fields, to_passage, to_question
 from tasks.records import schema
+from tasks.records.played import LabelRow
 from tasks.records.schema import shown
 from tasks.records.scores import ScoreRow
 from tasks.records.trajectories import TrajectoryRow
@@ -38,7 +39,7 @@ from tasks.types import MAX_HOPS, Hop
 if TYPE_CHECKING:
     import pandas
 
-Kind = Literal["questions", "passages", "augmented", "trajectories", "results"]
+Kind = Literal["questions", "passages", "augmented", "labels", "trajectories", "results"]
 Cells = dict[str, Any]
 Place = tuple[str, int]  # A file and the number of a row, from 1.
 
@@ -276,6 +277,37 @@ def _augmented(corpus_keys: np.ndarray | None) -> Suite:
     return Suite(cells, rules, ("question_id",))
 
 
+def _labels(_: np.ndarray | None) -> Suite:
+    def cells(row: Row) -> Cells:
+        fault = schema.fault(LabelRow, row)
+        labels = [] if fault else row["labels"]
+        return {
+            "schema_fault": fault,
+            "status": None if fault else row["status"],
+            "answer": None if fault else row["answer"],
+            "hops": None if fault else row["hops"],
+            "pivots": None if fault else labels.count("+"),
+            "label_fault": None if fault else _labels_fault(row),
+        }
+
+    rules = (
+        _absent("schema_fault", "a row as tasks/records/played.py (LabelRow) describes it"),
+        _absent("label_fault", "as many labels as executed searches, and no right answer without an answer"),
+        _at_least("hops", "pivots"),
+        _one_of("status", ("answered", "open", "overflow")),
+        _when(_filled("answer"), 'status == "answered"', "an answer where status is answered"),
+    )
+    return Suite(cells, rules, ("question_id", "copy"))
+
+
+def _labels_fault(row: Row) -> str | None:
+    """The contradiction between the fields of a labelled trajectory, in words."""
+    searches = sum(turn["executed"] for turn in row["turns"])
+    if searches != len(row["labels"]):
+        return f"{len(row['labels'])} labels for {searches} searches"
+    return "is_right without an answer" if row["is_right"] and row["answer"] is None else None
+
+
 def _trajectories(_: np.ndarray | None) -> Suite:
     def cells(row: Row) -> Cells:
         fault = schema.fault(TrajectoryRow, row)
@@ -317,6 +349,7 @@ _SUITES: dict[Kind, Callable[[np.ndarray | None], Suite]] = {
     "questions": _questions,
     "passages": _passages,
     "augmented": _augmented,
+    "labels": _labels,
     "trajectories": _trajectories,
     "results": _results,
 }

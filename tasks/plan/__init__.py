@@ -55,6 +55,7 @@ def write(out: Path, run: RunSettings, stages: Mapping[str, ModuleType]) -> list
     Raises:
         ValueError: a wrong setting, or a model folder that is not there.
     """
+    run.check_models()
     run.check_model_folder()
     if differing := identity.differing(run.root):
         told = ", ".join(f"{name} {pin} (installed: {found})" for name, (pin, found) in differing.items())

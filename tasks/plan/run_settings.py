@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from tasks import conf, engine, generate, methods, parts, retrieval, services, systems
+from tasks import conf, engine, extends, generate, methods, parts, retrieval, services, systems
 from tasks.agent import grammars, prompts
 from tasks.agent.grammar import SearchGrammar
 from tasks.agent.prompts import Prompt
@@ -17,7 +17,8 @@ from tasks.base.settings import ModelConf
 from tasks.conf import Tree
 from tasks.data.settings import DataConf
 from tasks.methods import loader
-from tasks.params import HUB_NAME, SYSTEMS, Params, how_to_fetch, how_to_take
+from tasks.params import HUB_NAME, SYSTEMS, Params, how_to_fetch, how_to_take, models_of, models_of_all
+from tasks.reward_model.settings import RewardModelConf
 from tasks.train.settings import TrainConf
 
 T = TypeVar("T")
@@ -139,6 +140,50 @@ class RunSettings:
             fetch = how_to_fetch(f"<organisation>/{Path(folder).name}", folder)
             how = f"Put the model there; one of the Hugging Face hub by `{fetch}`."
         raise ValueError(f"{self._model_file}: pretrained: folder={folder!r}: there is no such folder. {how}")
+
+    def check_models(self) -> None:
+        """Whether `params.yaml` lists the models that the services of its systems read, and their backbones are there.
+
+        Raises:
+            ValueError: it does not, and then the message has the line to write; or a folder is missing.
+        """
+        for key, needed in models_of_all(self.params.systems, self.params.scale, self.root).items():
+            listed = getattr(self.params, key)
+            if set(listed) != set(needed):
+                raise ValueError(
+                    f"{conf.PARAMS}: {key}={list(listed)}: the services of systems={list(self.params.systems)} read "
+                    f"{list(needed)}. Write `{key}: [{', '.join(needed)}]`."
+                )
+        for name in self.params.reward_models:
+            backbone = self.reward_model(name).backbone
+            if backbone is not None and not (self.root / backbone).is_dir():
+                raise ValueError(
+                    f"{conf.CONF}/reward_model/{name}.yaml: backbone={backbone!r}: there is no such folder. Put the "
+                    "model there, or write null for the start policy."
+                )
+
+    @_once
+    def models(self, system: str) -> tuple[str, ...]:
+        """Names of the models that this pipeline trains for the services of a system."""
+        return tuple(name for _, name in models_of(system, self.params.scale, self.root))
+
+    @_once
+    def reward_model(self, name: str) -> RewardModelConf:
+        """A file of `conf/reward_model/`, at this scale; it names a system and a service that exist."""
+        where = f"{conf.CONF}/reward_model/{name}.yaml"
+        chosen = conf.fill(RewardModelConf, extends.read("reward_model", name, self.params.scale, self.root), where)
+        conf.kind_of(SYSTEMS, chosen.player, self.root, f"{where}: player")
+        conf.path_of("service", chosen.labeller, self.root, f"{where}: labeller")
+        return chosen
+
+    @property
+    def users_of_models(self) -> dict[str, list[str]]:
+        """Each model that is trained for services -> the systems whose services read it."""
+        users: dict[str, list[str]] = {}
+        for system in self.params.systems:
+            for name in self.models(system):
+                users.setdefault(name, []).append(system)
+        return users
 
     @functools.cached_property
     def model_prompting(self) -> tuple[Prompt | None, SearchGrammar | None]:

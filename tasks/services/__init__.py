@@ -10,18 +10,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, cast
 
 from tasks import conf, parts
-from tasks.types import Hit, Question, Trajectory
+from tasks.trained import Trained
+from tasks.types import Hit, Question, Trajectory, Turn
 
 if TYPE_CHECKING:
     from tasks.engine import Policy
 
 ROOM = "services"
-Role = Literal["chat", "log_probs", "turn_scores", "documents"]
+Role = Literal["chat", "log_probs", "turn_scores", "documents", "labeller", "reward_model"]
 Messages = Sequence[Mapping[str, str]]
 """A conversation: objects with `role` and `content`, as chat models take them."""
 Pair = tuple[Sequence[int], Sequence[int]]
@@ -105,6 +106,57 @@ class Documents(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class StepLabels:
+    """Which executed searches of a trajectory are pivots, in order.
+
+    Attributes:
+        labels: one for each executed search; None where the labeller gave nothing that can be used.
+        reason: what it said, or why there are no labels.
+    """
+
+    labels: tuple[bool, ...] | None
+    reason: str = ""
+
+
+class Labeller(Protocol):
+    """Says which searches of a trajectory are pivots: those that found the next golden sub-answer with its query."""
+
+    def label(self, played: Iterable[tuple[Question, Sequence[Turn]]]) -> Iterator[StepLabels]:
+        """Labels for each played question, in order; its `decomposition` holds the golden sub-queries and sub-answers.
+
+        Raises:
+            ServiceError: the labeller cannot answer now.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Probabilities:
+    """What a reward model says of one trajectory.
+
+    Attributes:
+        before: its probability given the question alone.
+        after: one for each turn, given all up to its action; None where the model gave none: the turn searched
+            nothing and is not the last, or lies beyond the length that the model reads.
+    """
+
+    before: float
+    after: tuple[float | None, ...]
+
+
+class RewardModel(Protocol):
+    """A frozen model of how likely it is that the final answer will be right, or of a hazard; see `LossConf.head`."""
+
+    def probabilities(self, trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Probabilities]:
+        """One for each trajectory, in order.
+
+        Raises:
+            ServiceError: the model cannot answer now. The step then fails; no score is made up.
+        """
+        ...
+
+
 class Services(TypedDict, total=False):
     """The services of a run, by role."""
 
@@ -112,6 +164,8 @@ class Services(TypedDict, total=False):
     log_probs: LogProbs
     turn_scores: TurnScores
     documents: Documents
+    labeller: Labeller
+    reward_model: RewardModel
 
 
 NO_SERVICES: Services = {}
@@ -127,6 +181,8 @@ class Resources:
         policy: the engine's policy, None outside training; it has a reference if a service `needs_reference`.
         tokenizer: the policy's.
         max_batch_tokens: tokens of one forward, padding included.
+        models: the models that this pipeline has trained for the services of this run, by name; whoever loads one
+            calls `Trained.checked`.
     """
 
     root: Path
@@ -134,6 +190,7 @@ class Resources:
     policy: Policy | None = None
     tokenizer: Any = None
     max_batch_tokens: int = 0
+    models: Mapping[str, Trained] = field(default_factory=dict)
 
 
 class Kind(Protocol):

@@ -22,3 +22,13 @@ def check_numbers(found: Sequence[float], count: int, where: str, each: str) -> 
     for number, value in enumerate(found, 1):
         if not is_trainable(value):
             raise ValueError(f"{where}: {each} {number}: found {value!r:.80}, expected a finite number. {_MEND}")
+
+
+def check_probabilities(found: Sequence[float | None], count: int, where: str) -> None:
+    """The same for probabilities of the start and of each turn; null stands for a turn without one."""
+    check_list(found, count, where, "turn, and one before the first")
+    for number, value in enumerate(found):
+        is_allowed = (number > 0 and value is None) or (is_trainable(value) and 0 <= (value or 0) <= 1)
+        if not is_allowed:
+            name = f"turn {number}" if number else "before the first turn"
+            raise ValueError(f"{where}: {name}: found {value!r:.80}, expected a number from 0 to 1. {_MEND}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from tasks import parts, retrieval, services
+from tasks import parts, retrieval, services, trained
 from tasks.data.records import read_questions
 from tasks.data.sample import choose
 from tasks.model import Dtype
@@ -151,7 +151,8 @@ def _play(ctx: Context[Settings], record: SystemRecord, questions: list[Question
         done[mode] = count
         bar.show(sum(done.values()))
 
-    with services.opened(loaded.system.services, services.Resources(ctx.root, ctx.scratch)) as called:
+    models = trained.read(ctx.root / TRAINED / f"{settings.system}-{settings.seed}")
+    with services.opened(loaded.system.services, services.Resources(ctx.root, ctx.scratch, models=models)) as called:
         resources = Resources(
             policy=None if record.policy is None else ctx.root / record.policy,
             retriever=retriever,

@@ -1,4 +1,7 @@
-"""Stage `inputs`: a system's training questions with the fields its rewards read, into `artifacts/inputs/<system>/`."""
+"""Stage `inputs`: what a system's training reads besides data and index, into `artifacts/inputs/<system>-<seed>/`.
+
+These are its training questions with the fields that its rewards read, and the trained models that its services load.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks import conf, inputs
+from tasks import conf, inputs, trained
 from tasks.data.records import read_questions
 from tasks.inputs.join import check, join
 from tasks.runner import Context, main
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 DATA = Path("artifacts/data")
 OUT = Path("artifacts/inputs")
-MATRIX = ("system",)
+MATRIX = ("system", "seed")
 
 
 @dataclass(frozen=True)
@@ -25,24 +28,27 @@ class Settings:
     """The settings that this stage reads.
 
     Attributes:
-        system: name of the system.
+        system, seed: name of the system, and its seed.
         reads: fields of a question that the rewards of its method read; null if it does not learn and needs no
             questions.
         validation_split: split of the validation questions.
+        models: names of the trained models that its services load.
     """
 
     system: str
+    seed: int
     reads: tuple[str, ...] | None
     validation_split: str
+    models: tuple[str, ...]
 
 
-def settings(run: RunSettings, system: str) -> Settings:
-    """The fields that the system's method reads, and the validation split of the data."""
-    return Settings(system, run.reads(system), run.data.validation_split)
+def settings(run: RunSettings, system: str, seed: int) -> Settings:
+    """The fields that the system's method reads, the validation split of the data, and the models of its services."""
+    return Settings(system, seed, run.reads(system), run.data.validation_split, run.models(system))
 
 
 def body(ctx: Context[Settings]) -> None:
-    """Join the fields, print what is missing, and write the questions."""
+    """Join the fields, print what is missing, and write the questions and where the models are."""
     settings = ctx.settings
     joined = inputs.Inputs([], [], {})
     if settings.reads is not None:
@@ -51,8 +57,10 @@ def body(ctx: Context[Settings]) -> None:
         check(joined, f"{conf.CONF}/method/{settings.system}.yaml")
 
     ctx.track_data("training", len(joined.training))
-    with replacing_folder(ctx.root / OUT / settings.system) as out:
+    models = trained.find(ctx.root, settings.models, settings.seed)
+    with replacing_folder(ctx.root / OUT / f"{settings.system}-{settings.seed}") as out:
         inputs.write(joined, out)
+        trained.write(out, models)
 
 
 if __name__ == "__main__":

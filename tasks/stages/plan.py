@@ -1,4 +1,8 @@
-"""Stage `plan`: checks all settings and writes what each stage depends on into `artifacts/plan/`. See `tasks.plan`."""
+"""Stage `plan`: checks all settings and writes what each stage depends on into `artifacts/plan/`. See `tasks.plan`.
+
+It also lists in `artifacts/models/plan.json` which models are trained for services, so that the folder of these models
+is there even if it stays empty, and other stages can depend on it.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,11 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
-from tasks import conf, params, plan
+from tasks import conf, params, plan, store, trained
 from tasks.runner import Context, planned, run
 
 NO_STAGES = ("__init__", "plan")
+MODELS = "plan.json"
 
 
 def stages() -> dict[str, ModuleType]:
@@ -19,8 +24,10 @@ def stages() -> dict[str, ModuleType]:
 
 
 def body(ctx: Context[None]) -> None:
-    """Write `artifacts/plan/`."""
-    names = plan.write(ctx.root / planned.FOLDER, plan.RunSettings(ctx.root, params.read(ctx.root)), stages())
+    """Write `artifacts/plan/` and `artifacts/models/plan.json`."""
+    run = plan.RunSettings(ctx.root, params.read(ctx.root))
+    names = plan.write(ctx.root / planned.FOLDER, run, stages())
+    store.write_json(ctx.root / trained.FOLDER / MODELS, run.users_of_models)
     print(f"{len(names)} stages and items planned", flush=True)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from tasks import conf, inputs, methods, parts, retrieval
+from tasks import conf, inputs, methods, parts, retrieval, trained
 from tasks.agent.prompts import check_prompts
 from tasks.agent.rollout import Player, RolloutConf
 from tasks.data.records import read_questions
@@ -158,8 +158,11 @@ def describe(ctx: Context[Settings]) -> None:
         made_by=f"base@{settings.seed}" if plays_policy else ctx.name,
         is_trained=False,
     )
+    models = trained.read(_inputs(ctx))
     with replacing_folder(ctx.root / OUT / f"{settings.system}-{settings.seed}") as out:
         systems.write(out, record)
+        if models:  # For the services of its evaluation.
+            trained.write(out, models)
 
 
 def train(ctx: Context[Settings], learning: Learning) -> None:
@@ -174,7 +177,8 @@ def train(ctx: Context[Settings], learning: Learning) -> None:
     method, settings = loaded.method, learning.train
     use_threads(settings.num_threads)
 
-    given = inputs.read(ctx.root / INPUTS / ctx.settings.system)
+    folder = _inputs(ctx)
+    given = inputs.read(folder)
     num_validation = settings.validate_questions
     validation = choose(given.validation, sorted({question.split for question in given.validation}), num_validation)
 
@@ -188,7 +192,9 @@ def train(ctx: Context[Settings], learning: Learning) -> None:
     search = retrieval.open_retriever(ctx.root / INDEX, ctx.root / DATA / "corpus.jsonl")
 
     with _models(ctx, start, learning, loaded) as models:
-        resources = Resources(ctx.root, ctx.scratch, models.policy, tokenizer, settings.max_batch_tokens)
+        resources = Resources(
+            ctx.root, ctx.scratch, models.policy, tokenizer, settings.max_batch_tokens, trained.read(folder)
+        )
         with opened(method.services, resources) as services:
             searched = method.search.retriever(search, services)
             rollout, prompt, grammar = learning.rollout, method.prompt, method.grammar
@@ -210,6 +216,11 @@ def train(ctx: Context[Settings], learning: Learning) -> None:
             )
             trainer.run()
         _publish(ctx, trainer, _used(learning), given.missing)
+
+
+def _inputs(ctx: Context[Settings]) -> Path:
+    """The folder that stage `inputs` made for this system and seed."""
+    return ctx.root / INPUTS / f"{ctx.settings.system}-{ctx.settings.seed}"
 
 
 def _used(learning: Learning) -> dict[str, Any]:

@@ -43,7 +43,7 @@ NAMES = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
 PRINTED = SHARED / "papers" / "results.csv"
 # Systems of other families, trained and prompted ones: each has its own work and its own test.
 OTHERS = {
-    "Adaptive-RAG", "CoT", "FLARE", "IRCoT", "Iter-Retgen", "LLM w/o Search", "Naive Generation", "PiCA", "R-Search",
+    "Adaptive-RAG", "CoT", "FLARE", "IRCoT", "Iter-Retgen", "LLM w/o Search", "Naive Generation", "R-Search",
     "RAG", "SLATE", "Search-o1", "SuRe", "Vanilla RAG",
 }  # fmt: skip
 

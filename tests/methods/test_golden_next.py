@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -13,29 +12,6 @@ from tests.papers import column, golden
 
 def near(values: Any) -> Any:
     return pytest.approx(values, abs=1e-6)
-
-
-def test_pica_rewards_of_turns() -> None:
-    f = [0.2, 0.3, 0.6, 0.5, 0.9]
-    wanted = column("pica", "Rewards of turns", "quantity", "values")
-    gains = [(after - before) / before for before, after in itertools.pairwise(f)]
-    assert gains == near(wanted["g"])
-    assert [math.log(1 + gain) for gain in gains] == near(wanted["reward"])
-
-
-def test_pica_losses() -> None:
-    losses = column("pica", "Reward model losses", "quantity", "value")
-    gains = column("pica", "Rewards of turns", "quantity", "values")["g"]
-    assert -math.log(0.9) == near(losses["L_final"])
-    assert -sum(map(math.log, gains[:2])) == near(losses["L_gold"])
-    assert losses["L_final"] + 0.5 * losses["L_gold"] == near(losses["L"])
-
-
-def test_pica_step_penalty() -> None:
-    for row in golden("pica", "Step penalty"):
-        t = row["t"]
-        assert row["paper"] == near(0.3 * 1.5 ** (t - 3) if t >= 3 else 0)
-        assert row["release"] == near(0.3 * 1.5 ** (t - 3) if t >= 4 else 0)
 
 
 def test_slate_rewards() -> None:

@@ -13,10 +13,14 @@ from tasks import conf, methods
 from tasks.methods import loader
 from tasks.parts import kind_of
 from tasks.rewards.answer import AnswerReward
+from tasks.rewards.ended_answer import EndedAnswer
 from tasks.rewards.format_answer import FormatAnswerReward
+from tasks.rewards.hazard_steps import HazardSteps
 from tasks.rewards.key import KeyReward
 from tasks.rewards.overlong import OverlongPenalty
 from tasks.rewards.search_turns import SearchTurnReward
+from tasks.rewards.step_penalty import StepPenalty
+from tasks.rewards.success_gain import SuccessGain
 from tasks.rewards.turn_rules import TurnRules
 from tasks.rl.advantages.constant import ConstantAdvantage
 from tasks.rl.advantages.gae import TokenGae
@@ -41,6 +45,9 @@ GSPO = GRPO | {"loss": LossSum((SEQUENCE, ReferenceKl(0.001, "seq_mean")))}
 WIDE, IMITATION = LossSum((PolicyClip(0.2, 0.28),)), LossSum((Imitation(),))
 F1, EM, SUBEM = AnswerReward("f1", gated=True), AnswerReward("em"), AnswerReward("subem")
 KEY, GAIN_AND_PENALTY = KeyReward(0.618), SearchTurnReward(1.0, 1.0)
+F1_OF_PICA, STEP_PENALTY = AnswerReward("f1", weight=1.5), StepPenalty(0.3, 0.3, 1.5, 3)
+GAIN_IN_SUCCESS = SuccessGain(0.3, keep_final=False, clamp=1e-4, limit=1.0)
+TURNS = PPO | {"group": 5, "advantage": TokenGae(1.0, 1.0, 0.001, per="turn")}
 GAIN, PENALTY = SearchTurnReward(1.0, 0.0), SearchTurnReward(0.0, 1.0)
 
 
@@ -79,6 +86,19 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "dapo": of(GRPO, SUBEM, OverlongPenalty(2500, 500), filter="MixedOutcomes 10", loss=WIDE),
     "gspo_high_lr": of(GSPO, SUBEM, lr=1e-5),
     "grpo_subem_high_lr": of(GRPO, SUBEM, lr=1e-5),
+    # docs/methods/pica.md
+    "pica": of(TURNS, F1_OF_PICA, GAIN_IN_SUCCESS, STEP_PENALTY, lr=7e-7, services=["reward_model"]),
+    "pica_w_f1": of(TURNS, F1_OF_PICA, lr=7e-7),
+    "pica_w_f1_penalty": of(TURNS, F1_OF_PICA, STEP_PENALTY, lr=7e-7),
+    "pica_as_released": of(
+        PPO,
+        EndedAnswer("f1", 1.5, -1.5),
+        HazardSteps(0.3, 0.55, 0.3, 1.5),
+        group=5,
+        loss=WIDE,
+        lr=7e-7,
+        services=["reward_model"],
+    ),
     # the pages of r1, research, mt_ppo, tips, zerosearch, sft
     "r1": of(PPO, EM, searches=False),
     "research": of(GRPO, "F1OrFormat"),

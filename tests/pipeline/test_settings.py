@@ -244,14 +244,15 @@ def test_a_wrong_comparison_changes_nothing(
 def _pays_outcomes(method: dict[str, Any]) -> bool:
     """Whether a method is of the outcome-reward family: it draws whole plays, and no model judges them."""
     draws_whole_plays = method["sampler"]["kind"] in ("independent_group", "gold_answers")
-    return draws_whole_plays and not {"chat", "turn_scores"} & method["services"].keys()
+    return draws_whole_plays and not {"chat", "turn_scores", "reward_model"} & method["services"].keys()
 
 
 def test_the_comparisons_of_this_repository_name_methods_it_has() -> None:
-    for name, seeds in (("main", [0, 1, 2]), ("family", [0])):
+    for name, seeds in (("main", [0, 1, 2]), ("family", [0]), ("learned", [0, 1, 2])):
         assert settings.compare_answers(name, HOUSE)["seeds"] == seeds
     named = {path.stem: loader.load(path.stem, "laptop", HOUSE) for path in (HOUSE / "conf" / "method").glob("*.yaml")}
-    every = {name for name, method in named.items() if _pays_outcomes(method)}
+    learned = set(settings.compare_answers("learned", HOUSE)["systems"])  # And what they are compared with.
+    every = {name for name, method in named.items() if _pays_outcomes(method)} - learned
     assert settings.compare_answers("family", HOUSE)["systems"][0] == "base"
     assert set(settings.compare_answers("family", HOUSE)["systems"]) == every | {"base"}
 

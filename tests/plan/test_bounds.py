@@ -31,6 +31,7 @@ FAR_BELOW = -(10**9)
 UNBOUNDED = {
     "AnswerReward.weight": "a negative weight teaches wrong answers, and trains",
     "AnswerReward.wrong_format": "what is lost; it has an upper bound",
+    "EndedAnswer.wrong_format": "what is lost; it has an upper bound",
     "TurnRules.invalid": "what is lost; it has an upper bound",
 }
 PART_ROOMS = (
@@ -42,8 +43,8 @@ IN_NO_FILE = {
     ("rl.losses", "entropy"): {"coefficient": 0.001},
 }
 METHODS = (  # Together they have every part.
-    "dapo", "mt_ppo", "rejection_sampling", "research", "search_r1_ppo_format", "sft", "stepsearch",
-    "stepsearch_ow_sub_answer", "tips", "zerosearch",
+    "dapo", "mt_ppo", "pica", "pica_as_released", "rejection_sampling", "research", "search_r1_ppo_format", "sft",
+    "stepsearch", "stepsearch_ow_sub_answer", "tips", "zerosearch",
 )  # fmt: skip
 
 
@@ -57,6 +58,7 @@ def _read() -> Iterator[Any]:
     for kind, cls in (("data", DataConf), ("model", ModelConf), ("augment", AugmentConf), ("server", ServerConf)):
         yield from (conf.load(cls, kind, name, root=ROOT) for name in _names(kind))
     run = RunSettings(ROOT, params.read(ROOT))
+    yield from (run.reward_model(name) for name in _names("reward_model"))
     yield from (run.scale(BaseConf, "base"), run.rollout(), run.training())
     yield from (retrieval.load_settings(name, ROOT) for name in _names("retriever"))
     yield retrieval.settings_of({"backend": "generated"}, "generated")

@@ -25,7 +25,7 @@ METHODS = tuple(sorted(path.stem for path in (ROOT / "conf/method").glob("*.yaml
 
 def _planned(*names: str, **changes: Any) -> dict[str, Plan]:
     """Plans of these stages (all without a name), with changes of `params.yaml`."""
-    run = RunSettings(ROOT, replace(params.read(ROOT), **changes))
+    run = RunSettings(ROOT, params.with_models(replace(params.read(ROOT), **changes), ROOT))
     return dict(plan.plans(run, {name: stages()[name] for name in names or stages()}, SOURCES))
 
 

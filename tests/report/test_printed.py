@@ -53,6 +53,8 @@ POLICY_OF = {
     ("TIPS", "main"): "tips",
     ("ZeroSearch", "main"): "zerosearch",
     ("SFT", "main"): "sft",
+    ("PiCA", "main"): "pica",
+    ("PiCA", "vs outcome-only PPO"): "pica",
 }
 
 
@@ -64,7 +66,7 @@ def derived() -> list[list[str]]:
             policy = POLICY_OF.get((row["method"], row["variant"]))
             if row["paper"] == "R-Search" and row["method"] == "Search-R1":
                 policy = "search_r1_grpo"
-            if policy and row["value"]:
+            if policy and row["value"] and not row["metric"].startswith("relative_"):  # A share of another row.
                 lines.append([policy, *(row[name] for name in printed.COLUMNS[1:])])
     return lines
 

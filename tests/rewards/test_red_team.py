@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from tasks.generate import Call, Sampling
 from tasks.methods import loader
 from tasks.rl.method import Method
 from tasks.rl.samplers.gold_answers import GoldAnswers
-from tasks.services import Pair, Services
+from tasks.services import Pair, Probabilities, Services
+from tasks.services.rule_labeller import RuleLabeller
 from tasks.text import normalize
 from tasks.types import Action, Hit, Hop, Passage, Question, Trajectory
 from tests.tiny import Script, load_method, make_player, placed
@@ -200,9 +202,9 @@ TOOL_CALLS = [name for name in PLAYED if isinstance(load(name).grammar, ToolCall
 STEPSEARCH = [name for name in PLAYED if name.startswith("stepsearch")]
 # Rewards of the answer alone; `gated` ask for a search, too.
 GATED = ["ppo_f1", "grpo_f1"]
-OUTCOME_ONLY = [
-    name for name in PLAYED if name not in ("dapo", "mt_ppo", "tips", "search_r1_ppo_format", *STEPSEARCH, *GATED)
-]
+PICA = [name for name in PLAYED if name.startswith("pica")]
+OTHERS = ("dapo", "mt_ppo", "tips", "search_r1_ppo_format", *STEPSEARCH, *GATED, *PICA)
+OUTCOME_ONLY = [name for name in PLAYED if name not in OTHERS]
 
 
 class Reader:
@@ -215,7 +217,34 @@ class Reader:
         return [-0.5 if RIGHT in tokenizer().decode(list(context)) else -3.0 for context, _ in pairs]
 
 
-SERVICES: Services = {"log_probs": Reader()}
+class Auditor:
+    """A reward model that sees what the rule labeller sees: each pivot doubles the probability of success.
+
+    Of a hazard it says 0.1 at a pivot and 0.6 at any other search.
+    """
+
+    def __init__(self, is_hazard: bool) -> None:
+        self.is_hazard = is_hazard
+
+    def probabilities(self, trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Probabilities]:
+        return [self._of(t, question) for t, question in zip(trajectories, questions, strict=True)]
+
+    def _of(self, trajectory: Trajectory, question: Question) -> Probabilities:
+        (found,) = RuleLabeller(0.7).label([(question, trajectory.turns)])
+        labels = iter(found.labels or ())
+        after: list[float | None] = []
+        success = 0.2
+        for turn in trajectory.turns:
+            is_pivot = turn.executed and next(labels)
+            success *= 2 if is_pivot else 1
+            value = (0.1 if is_pivot else 0.6) if self.is_hazard else success
+            after.append(value if turn.executed or turn is trajectory.turns[-1] else None)
+        return Probabilities(0.2, tuple(after))
+
+
+def services_of(name: str) -> Services:
+    """Stand-ins for the services of a method."""
+    return {"log_probs": Reader(), "reward_model": Auditor(name == "pica_as_released")}
 
 
 @functools.cache
@@ -237,7 +266,7 @@ def play(name: str, cheat: str | None, top_k: int = 1) -> Trajectory:
 def earned(name: str, cheat: str | None = None, top_k: int = 1) -> float:
     """What all rewards of the method place, together."""
     t = play(name, cheat, top_k)
-    return placed([reward([t], [QUESTION], SERVICES)[0] for reward in load(name).rewards])
+    return placed([reward([t], [QUESTION], services_of(name))[0] for reward in load(name).rewards])
 
 
 # Full marks -----------------------------------------------------------------------------------------------------------
@@ -249,6 +278,8 @@ FULL_MARKS = dict.fromkeys(PLAYED, 1.0) | {
     "stepsearch_ow_key": 1.618, "stepsearch_ow_sub_answer": 1.618,
     "mt_ppo": 1.3,  # retrieval 0.3
     "tips": 1.25,  # 0.1 * (-0.5 - -3)
+    # 1.5 times the answer's F1; two pivots that double f, each 0.3 * log 2; as released two of 0.3 * (1 - 0.1 - 0.55)
+    "pica": 1.5 + 0.6 * math.log(2), "pica_w_f1": 1.5, "pica_w_f1_penalty": 1.5, "pica_as_released": 1.5 + 0.21,
 }  # fmt: skip
 
 
@@ -264,7 +295,7 @@ def test_the_honest_expert_gets_full_marks(name: str) -> None:
 def test_rewards_give_the_parts_that_they_name(name: str) -> None:
     t = play(name, None)
     for reward in load(name).rewards:
-        (score,) = reward([t], [QUESTION], SERVICES)
+        (score,) = reward([t], [QUESTION], services_of(name))
         assert set(score.components) == set(reward.components)
 
 
@@ -288,6 +319,7 @@ NEW_WAYS = [cheat for cheat in INFORMED if cheat != "hundred_queries_right"]
 UNPADDED = [
     "answer_in_thought_right", "answer_as_query", "sub_answers_upfront", "unreadable_call", "unreadable_call_first",
 ]  # fmt: skip
+LONG = ("needless_searches", "same_query_right", "unreadable_call_first")
 MALFORMED = ("forged_in_thought_right", "unreadable_call", "unreadable_call_first")
 
 
@@ -315,6 +347,12 @@ WEAKNESSES: dict[tuple[str, str], Weakness] = {
     **family(["tips"], ["forged_in_thought_right"], 1.25, READ),
     **family(["r1"], ["overlong_right", "padded_answer"], 1.0, LENGTH),
     **family(["stepsearch_ow_sub_answer"], ["sub_answers_upfront"], 1.618, SUB_ANSWER),
+    **family(["pica"], ["overlong_right", "padded_answer"], FULL_MARKS["pica"], LENGTH),
+    **family(["pica_w_f1", "pica_w_f1_penalty"], ["no_evidence"], 1.5, BLIND),
+    **family(["pica_w_f1"], NEW_WAYS, 1.5, BLIND),
+    **family(["pica_w_f1_penalty"], [cheat for cheat in NEW_WAYS if cheat not in LONG], 1.5, BLIND),
+    **family(["pica_as_released"], ["overlong_right", "padded_answer"], FULL_MARKS["pica_as_released"], LENGTH),
+    **family(["pica_as_released"], ["unreadable_call_first"], FULL_MARKS["pica_as_released"], UNREADABLE),
     **family(
         ["stepsearch_ow_penalty"],
         [cheat for cheat in NEW_WAYS if cheat not in ("same_query_right", "unreadable_call")],

@@ -165,7 +165,7 @@ def test_a_question_over_the_budget_of_a_given_model_is_found_before_training(cl
     (clone.root / "conf/model/mine.yaml").write_text(PRETRAINED.replace("prompt: tiny", "prompt: null"))
     clone.set("model", "mine")
     shutil.copytree(clone.root / "artifacts/base/0/policy", clone.root / "given")
-    clone.must(BASE, "augment", "inputs --system search_r1_grpo")
+    clone.must(BASE, "augment", "inputs --system search_r1_grpo --seed 0")
     _refused(clone, TRAIN, "questions.jsonl, question 'world/", "the budget max_prompt_tokens is 256")
 
 

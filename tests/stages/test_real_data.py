@@ -59,7 +59,7 @@ def test_real_data_goes_through_every_stage(tmp_path: Path) -> None:
     clone.set("compare_retrievers", "[bm25]")
     clone.must(
         "data", "validate", "index", "recall", "retrievers", "augment", "base --seed 0",
-        "inputs --system search_r1_grpo",
+        "inputs --system search_r1_grpo --seed 0",
         "train --system base --seed 0", "train --system search_r1_grpo --seed 0",
         "evaluate --system base --seed 0", "evaluate --system search_r1_grpo --seed 0", "report",
     )  # fmt: skip

@@ -339,7 +339,7 @@ def test_real_stages_have_fingerprints_that_resolve(monkeypatch: pytest.MonkeyPa
         "data",
         "index",
         "base@0",
-        "inputs@search_r1_grpo",
+        "inputs@search_r1_grpo-0",
         "train@search_r1_grpo-0",
         "evaluate@base-0",
         "evaluate@search_r1_ppo-1",

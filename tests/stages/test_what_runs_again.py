@@ -84,7 +84,7 @@ def test_a_reward_and_a_method_that_uses_it_run_alone(clone: Clone) -> None:
     clone.add_method("mine")
     assert _stale(clone) == set()
     clone.set("systems", f"[{', '.join(SYSTEMS)}, mine]")
-    assert _stale(clone) == _learns("mine") | {"inputs@mine"}
+    assert _stale(clone) == _learns("mine") | {"inputs@mine-0"}
     _commit(clone.root)
     clone.change(
         "tasks/rewards/mine.py", "class MyReward(AnswerReward):", "class MyReward(AnswerReward):\n    best = 1\n"

@@ -1,0 +1,76 @@
+"""The step reward of PiCA's release, whose reward model gives the chance of a first error at a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tasks.conf import require
+from tasks.rewards import Field, on_turns
+from tasks.rewards.format import follows_search_rule
+from tasks.services import NO_SERVICES, Probabilities, Role, Services
+from tasks.services.numbers import check_list, check_probabilities
+from tasks.types import Question, Scores, Trajectory
+
+_SERVICE = "services: reward_model"
+
+
+@dataclass(frozen=True)
+class HazardSteps:
+    """scale * (1 - h(t) - baseline - penalty(t)) on the last token of each search, where the format is right.
+
+    PiCA main_ppo.py:225 (novdream/PiCA@35b15c7; docs/methods/pica.md)
+
+    The k-th search costs weight * growth^(k - 3) from the fourth on. A trajectory of wrong format earns no step reward.
+    As in the paper's Table 5 the scale is 0.3; the release's in-place addition makes it 1.3.
+
+    Attributes:
+        scale, baseline, weight, growth: see above.
+    """
+
+    reads: ClassVar[tuple[Field, ...]] = ()
+    services: ClassVar[tuple[Role, ...]] = ("reward_model",)
+    components: ClassVar[tuple[str, ...]] = ("hazard", "missing_scores")
+
+    scale: float
+    baseline: float
+    weight: float
+    growth: float
+
+    def __post_init__(self) -> None:
+        for name in ("scale", "baseline", "weight", "growth"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+
+    def __call__(
+        self, trajectories: Sequence[Trajectory], questions: Sequence[Question], services: Services = NO_SERVICES
+    ) -> list[Scores]:
+        """One `Scores` per trajectory.
+
+        Raises:
+            ServiceError: the reward model cannot answer now; the step fails.
+            ValueError: it does not return a probability or null for each turn of each trajectory.
+        """
+        found = services["reward_model"].probabilities(trajectories, questions)
+        check_list(found, len(trajectories), _SERVICE, "trajectory")
+        return [self._placed(t, one) for t, one in zip(trajectories, found, strict=True)]
+
+    def _placed(self, trajectory: Trajectory, found: Probabilities) -> Scores:
+        where = f"{_SERVICE}: question {trajectory.question_id!r}"
+        check_probabilities([found.before, *found.after], len(trajectory.turns) + 1, where)
+        searched = [number for number, turn in enumerate(trajectory.turns) if turn.executed]
+        hazards = {k: found.after[number] for k, number in enumerate(searched, 1)}
+
+        is_right = follows_search_rule(trajectory)
+        earned = {searched[k - 1]: self.value(k, h) for k, h in hazards.items() if h is not None and is_right}
+        known = [h for h in hazards.values() if h is not None]
+        components = {"hazard": sum(known) / len(known)} if known else {}
+        return on_turns(trajectory, earned, missing_scores=float(len(hazards) - len(known)), **components)
+
+    def value(self, search: int, hazard: float) -> float:
+        """The reward of the k-th search, counted from 1."""
+        penalty = self.weight * self.growth ** (search - 3) if search >= 4 else 0.0
+        return self.scale * (1 - hazard - self.baseline - penalty)
+
+
+PART = HazardSteps
