@@ -8,6 +8,7 @@ the truth about a trajectory; every text field is a decoded view of them.
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -243,6 +244,34 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Note:
+    """What a part wants a reader to see beside a turn, such as a judge's score with its reason.
+
+    Notes are recorded and shown. Nothing that trains reads them.
+
+    Attributes:
+        turn: index in the trajectory's `turns`; -1 is the question, before the first turn.
+        name: what the note is about, such as `f`; the values of one name are drawn as a curve over the turns.
+        value: a finite number, None without one.
+        text: a reason, an answer, or an action.
+        taken: whether an action that was drawn here was taken; None for a note that is about no such choice.
+    """
+
+    turn: int
+    name: str
+    value: float | None
+    text: str = ""
+    taken: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.turn < -1 or not self.name.strip() or not (self.value is None or math.isfinite(self.value)):
+            raise ValueError(
+                f"note {self.name!r} of turn {self.turn}: found value {self.value!r}, expected a name, a turn of -1 or "
+                "more and a finite number or None. Mend the part that made the note."
+            )
+
+
+@dataclass(frozen=True)
 class Scores:
     """Rewards of one trajectory or sample.
 
@@ -251,8 +280,10 @@ class Scores:
         placed: (index, value) pairs; values at one index add up. An index counts the tokens of a trajectory's
             `response_ids`, or of a sample's `ids`.
         components: what the reward was computed from, by name, such as `em`; metrics and filters read them.
+        notes: for readers of the report; see `Note`.
     """
 
     outcome: float
     placed: tuple[tuple[int, float], ...]
     components: dict[str, float] = field(default_factory=dict)
+    notes: tuple[Note, ...] = ()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, Strict
 
+from tasks.conf import require
 from tasks.records.schema import Count, Number, row
-from tasks.types import ActionKind, Episode, Flag, Hops, Mode, Question, Scores, Status, Text, Trajectory, Turn
+from tasks.types import ActionKind, Episode, Flag, Hops, Mode, Note, Question, Scores, Status, Text, Trajectory, Turn
 
 Logprob = Annotated[Number, Field(le=1e-4)]  # Rounding of a log-softmax may lift a certain token a little above 0.
 
@@ -51,6 +53,17 @@ class TurnRow:
 
 
 @row
+class NoteRow:
+    """What a reader shall see beside a turn: see `tasks.types.Note`. Fields without content are left out."""
+
+    turn: Annotated[int, Strict(), Field(ge=-1)]
+    name: Text
+    value: Annotated[Number | None, Field(exclude_if=lambda value: value is None)] = None
+    text: Annotated[str, Field(min_length=0, exclude_if=lambda text: not text)] = ""
+    taken: Annotated[Flag | None, Field(exclude_if=lambda taken: taken is None)] = None
+
+
+@row
 class TrajectoryRow:
     """One played question.
 
@@ -62,6 +75,7 @@ class TrajectoryRow:
         prompt: the text that was continued, null where a system has no single one.
         outcome: the reward of the outcome; in an evaluation exact match.
         turns: in order.
+        notes: of its rewards, by turn; left out where there are none.
     """
 
     question_id: Text
@@ -79,6 +93,7 @@ class TrajectoryRow:
     prompt: Text | None
     outcome: Number
     turns: list[TurnRow]
+    notes: Annotated[list[NoteRow], Field(exclude_if=lambda notes: not notes)] = field(default_factory=list)
 
 
 def trajectory_row(
@@ -103,12 +118,16 @@ def trajectory_row(
         tokenizer: decodes the tokens of a trajectory.
         scores: rewards of training.
         advantages: one per response token.
+
+    Raises:
+        ValueError: a note names a turn that the episode does not have.
     """
     prompt = None
     if isinstance(episode, Trajectory):
         prompt = tokenizer.decode(list(episode.prompt_ids), skip_special_tokens=False)
     gold = set(question.gold_passage_ids)
     placed = dict(scores.placed) if scores else {}
+    notes = scores.notes if scores else ()
 
     return TrajectoryRow(
         question_id=question.id,
@@ -126,7 +145,16 @@ def trajectory_row(
         prompt=prompt,
         outcome=scores.outcome if scores else outcome,
         turns=[_turn_row(turn, episode, gold, tokenizer, placed, advantages) for turn in episode.turns],
+        notes=[_note_row(note, len(episode.turns)) for note in sorted(notes, key=lambda note: note.turn)],
     )
+
+
+def _note_row(note: Note, num_turns: int) -> NoteRow:
+    require(note.turn < num_turns, f"note {note.name!r}: turn", note.turn, f"-1 to {num_turns - 1}")
+    # A model's text may hold half of a surrogate pair, which no file of UTF-8 can.
+    name, text = (part.encode("utf-8", "replace").decode() for part in (note.name, note.text))
+    value = None if note.value is None else round(float(note.value), 6)
+    return NoteRow(turn=note.turn, name=name, value=value, text=text, taken=note.taken)
 
 
 def _turn_row(

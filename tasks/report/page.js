@@ -461,7 +461,73 @@
     });
     return blocks;
   }
-  const BLOCK_NAME = { think: "think", search: "search", answer: "answer", other: "outside any tag", information: "written by the policy, not retrieved" };
+  const BLOCK_NAME = { think: "think", search: "search", answer: "answer", other: "outside any tag", information: "written by the policy, not retrieved", original_evidence: "evidence" };
+
+  // What the parts of a method noted beside the turns of a trajectory; turn -1 is the question.
+
+  const notesAt = (t, k) => (t.notes || []).filter((note) => note.turn === k);
+  const isNumberAlone = (note) => known(note.value) && !note.text && note.taken === undefined;
+  // One curve for each name with values at two places or more; of alternatives, the one that was taken counts.
+  function noteCurves(t) {
+    const names = [...new Set((t.notes || []).map((note) => note.name))];
+    const drawn = names.map((name) => {
+      const at = new Map((t.notes || []).filter((note) => note.name === name && known(note.value) && note.taken !== false).map((note) => [note.turn, note.value]));
+      return { name, points: [...at].sort((a, b) => a[0] - b[0]) };
+    }).filter((one) => one.points.length > 1);
+    return drawn.length > 0 && h("div", { class: "curves" }, drawn.map((one) => h("figure", {}, h("figcaption", {}, `${one.name} over the turns`), noteCurve(one, t.turns.length))));
+  }
+  function noteCurve({ name, points }, numTurns) {
+    const width = 320, height = 110, left = 34, right = 12, top = 12, bottom = 22;
+    const values = points.map((point) => point[1]), first = points[0][0] < 0 ? -1 : 0;
+    const isShare = Math.min(...values) >= 0 && Math.max(...values) <= 1;
+    let [low, high] = isShare ? [0, 1] : [Math.min(...values), Math.max(...values)];
+    if (high - low < 1e-9) { low -= 0.5; high += 0.5; }
+    const px = (turn) => left + (width - left - right) * (numTurns - 1 > first ? (turn - first) / (numTurns - 1 - first) : 0.5);
+    const py = (value) => top + (height - top - bottom) * (1 - (value - low) / (high - low));
+    const placeName = (turn) => (turn < 0 ? "question" : `turn ${turn + 1}`);
+    const stride = Math.ceil((numTurns - first) / 8);
+    const label = `${name}: ${points.map(([turn, value]) => `${placeName(turn)} ${short(value)}`).join(", ")}`;
+    return s("svg", { class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
+      [low, (low + high) / 2, high].map((value) => [s("line", { class: "gridline", x1: left, x2: width - right, y1: py(value), y2: py(value) }), s("text", { x: left - 5, y: py(value) + 4, "text-anchor": "end" }, brief(value))]),
+      Array.from({ length: numTurns - first }, (_, i) => i + first).filter((turn, i) => i % stride === 0).map((turn) => s("text", { x: px(turn), y: height - 6, "text-anchor": "middle" }, turn < 0 ? "Q" : turn + 1)),
+      s("path", { class: "mean", d: points.map(([turn, value], i) => `${i ? "L" : "M"}${px(turn).toFixed(1)} ${py(value).toFixed(1)}`).join(""), stroke: "var(--accent)" }),
+      points.map(([turn, value]) => s("circle", { cx: px(turn), cy: py(value), r: 3.6, class: "dot", fill: "var(--accent)",
+        onpointerenter: (event) => showTip(`${name} at ${placeName(turn)}: ${value}`, event.clientX, event.clientY), onpointerleave: hideTip })));
+  }
+  function noted(t, k) {
+    const notes = notesAt(t, k).filter((note) => !isNumberAlone(note));
+    const choices = notes.filter((note) => note.taken !== undefined).sort((a, b) => (b.value ?? -Infinity) - (a.value ?? -Infinity));
+    const others = notes.filter((note) => note.taken === undefined);
+    const value = (note) => known(note.value) && h("span", { class: `value ${note.value > 0 ? "up" : note.value < 0 ? "down" : ""}` }, short(note.value));
+    return [
+      others.length > 0 && h("div", { class: "block noted" }, h("h4", {}, "notes"), others.map((note) => h("p", { class: "remark" }, h("b", {}, note.name), " ", value(note), note.text && ` ${note.text}`))),
+      choices.length > 0 && h("div", { class: "block choices" }, h("h4", {}, `${choices.length} ${choices.length === 1 ? "candidate" : "candidates"} for this turn`),
+        choices.map((note) => h("div", { class: note.taken ? "choice taken" : "choice" }, h("span", { class: "fate" }, note.taken ? "taken" : "not taken"), value(note), h("span", { class: "plain" }, note.text || note.name)))),
+    ];
+  }
+
+  // Evidence beside the passages it came from: words of one that stand in the other are marked.
+
+  const EVIDENCE = ["evidence", "original_evidence"];
+  const FILLERS = new Set("a an and are as at by for from in into is it its of on or that the their this to was were which with".split(" "));
+  const wordsOf = (text) => [...text.matchAll(/[\p{L}\p{N}]+/gu)].map((match) => ({ word: match[0].toLowerCase(), start: match.index, end: match.index + match[0].length })).filter(({ word }) => !FILLERS.has(word));
+  // Places [start, end) of the words of a text that stand in `words`.
+  const placesOf = (text, words) => wordsOf(text).filter(({ word }) => words.has(word));
+  function withMarks(text, places) {
+    const parts = [];
+    let at = 0;
+    for (const { start, end } of places) { parts.push(text.slice(at, start), h("mark", {}, text.slice(start, end))); at = end; }
+    return [...parts, text.slice(at)];
+  }
+  const markedText = (text, words) => withMarks(text, placesOf(text, words));
+  // What a policy had read before turn k.
+  const readBefore = (t, k) => t.turns.slice(0, k).flatMap((turn, i) => (turn.hits.length ? turn.hits.map((hit) => ({ turn: i, title: hit.title, text: hit.text })) : turn.executed && turn.observation.trim() ? [{ turn: i, title: "environment", text: turn.observation.trim() }] : []));
+  function sourcesOf(t, k, evidence) {
+    const words = new Set(wordsOf(evidence).map(({ word }) => word));
+    const sources = readBefore(t, k).map((source) => { const own = new Set(wordsOf(`${source.title} ${source.text}`).map(({ word }) => word)); return { ...source, share: [...words].filter((word) => own.has(word)).length / Math.max(words.size, 1) }; });
+    const best = sources.filter((source) => source.share >= 0.25).sort((a, b) => b.share - a.share).slice(0, 3);
+    return h("div", { class: "block information sources" }, h("h4", {}, "where its words stand"), best.length ? best.map((source) => h("div", { class: "doc" }, h("b", {}, markedText(source.title, words)), h("span", { class: "meta" }, `turn ${source.turn + 1}, ${percent(source.share, 0)}% of its words`), h("p", {}, markedText(source.text, words)))) : h("p", { class: "plain" }, words.size ? "In no passage that was read: fewer than a quarter of its words." : "The evidence is empty."));
+  }
 
   function viewer() {
     const rows = data.trajectories;
@@ -510,8 +576,10 @@
       const trainedTurn = t.turns.some((turn) => turn.advantages);
       return state.shade === "auto" ? (trainedTurn ? "advantage" : "none") : state.shade;
     }
-    function tokens(turn, indices, t, scale) {
+    function tokens(turn, indices, t, scale, words) {
       const shade = shadeOf(t);
+      const places = words ? placesOf(turn.pieces.join(""), words) : [];
+      const starts = turn.pieces.reduce((all, piece) => [...all, all[all.length - 1] + piece.length], [0]);
       const box = h("div", { class: "tokens" });
       let tag = false;
       for (const i of indices) {
@@ -521,11 +589,14 @@
         if (shade === "advantage" && known(advantage) && scale > 0) background = `rgba(var(--${advantage >= 0 ? "plus" : "minus"}), ${(0.72 * Math.min(1, Math.abs(advantage) / scale)).toFixed(3)})`;
         if (shade === "surprise" && known(logprob)) background = `rgba(var(--minus), ${(0.72 * Math.min(1, -logprob / 4)).toFixed(3)})`;
         tag = /^\s*<\/?\w+>\s*$/.test(token);
-        const span = h("span", { class: tag ? (background ? "tag shaded" : "tag") : null, background, "data-i": i }, token);
+        // A word may be a part of a token or run over several.
+        const inside = tag ? [] : places.filter(({ start, end }) => start < starts[i + 1] && end > starts[i]).map(({ start, end }) => ({ start: Math.max(start - starts[i], 0), end: end - starts[i] }));
+        const span = h("span", { class: tag ? (background ? "tag shaded" : "tag") : null, background, "data-i": i }, withMarks(token, inside));
         box.append(span);
       }
       box.addEventListener("pointermove", (event) => {
-        const i = event.target.getAttribute && event.target.getAttribute("data-i");
+        const token = event.target.closest && event.target.closest("[data-i]");
+        const i = token && token.getAttribute("data-i");
         if (i === null || i === undefined || !turn.tokens) { hideTip(); return; }
         const advantage = turn.advantages && turn.advantages[i], logprob = turn.logprobs && turn.logprobs[i];
         showTip([`token ${JSON.stringify(turn.tokens[i])}`, known(advantage) ? `advantage ${advantage.toFixed(4)}` : null, known(logprob) ? `logprob ${logprob.toFixed(4)}  (p = ${Math.exp(logprob).toFixed(3)})` : null].filter(Boolean).join("\n"), event.clientX, event.clientY);
@@ -540,6 +611,15 @@
       }
       return turn.observation.trim() ? h("div", { class: `block ${turn.kind === "invalid" ? "invalid" : "information"}` }, h("h4", {}, "environment"), h("p", { class: "plain" }, turn.observation.trim())) : null;
     }
+    function written(t, k, block, scale) {
+      const turn = t.turns[k], name = BLOCK_NAME[block.kind] || block.kind;
+      const isEvidence = EVIDENCE.includes(block.kind);
+      const words = isEvidence && new Set(readBefore(t, k).flatMap((source) => wordsOf(`${source.title} ${source.text}`).map(({ word }) => word)));
+      const kind = ["think", "search", "answer"].includes(block.kind) ? block.kind : isEvidence ? "evidence" : "other";
+      const box = h("div", { class: `block ${kind}` }, h("h4", {}, name), tokens(turn, block.tokens, t, scale, words));
+      const text = block.tokens.map((i) => turn.pieces[i]).join("").replace(/<\/?\w+>/g, "");
+      return isEvidence ? h("div", { class: "beside" }, box, sourcesOf(t, k, text)) : box;
+    }
     function trajectory(t) {
       const scale = Math.max(0, ...t.turns.flatMap((turn) => (turn.advantages || []).filter(known).map(Math.abs)));
       const right = t.outcome > 0;
@@ -549,8 +629,9 @@
         const advantages = (turn.advantages || []).filter(known);
         return h("div", { class: "turn" },
           h("aside", {}, h("strong", {}, `Turn ${k + 1}`), h("div", {}, turn.kind), h("div", { class: turn.reward > 0 ? "up" : turn.reward < 0 ? "down" : "" }, `reward ${short(turn.reward)}`),
-            advantages.length > 0 && h("div", {}, `adv. ${signed((advantages.reduce((a, b) => a + b, 0) / advantages.length).toFixed(2))}`), turn.tokens && h("div", {}, `${turn.tokens.length} tokens`)),
-          h("div", {}, blocksOf(turn).map((block) => h("div", { class: `block ${["think", "search", "answer"].includes(block.kind) ? block.kind : "other"}` }, h("h4", {}, BLOCK_NAME[block.kind] || block.kind), tokens(turn, block.tokens, t, scale))), retrieved(turn)));
+            advantages.length > 0 && h("div", {}, `adv. ${signed((advantages.reduce((a, b) => a + b, 0) / advantages.length).toFixed(2))}`), turn.tokens && h("div", {}, `${turn.tokens.length} tokens`),
+            notesAt(t, k).filter(isNumberAlone).map((note) => h("div", {}, `${note.name} ${short(note.value)}`))),
+          h("div", {}, blocksOf(turn).map((block) => written(t, k, block, scale)), noted(t, k), retrieved(turn)));
       });
       const siblings = rows.filter((other) => other !== t && other.question_id === t.question_id).slice(0, 12);
       return h("article", {},
@@ -562,7 +643,7 @@
           h("span", { class: "range" }, [title(t.policy), `seed ${t.seed}`, t.step !== null ? `step ${t.step}` : t.mode, t.dataset, `${t.hops} ${t.hops === 1 ? "hop" : "hops"}`, t.question_id].join(" \u00b7 "))),
         shade === "advantage" && scale > 0 && h("div", { class: "scale" }, `advantage ${signed((-scale).toFixed(2))}`, h("i", { class: "advantage" }), signed(scale.toFixed(2))),
         shade === "surprise" && h("div", { class: "scale" }, "certain", h("i", { class: "surprise" }), "surprising (p < 0.02)"),
-        t.prompt !== null && h("details", {}, h("summary", {}, "Prompt"), h("div", { class: "block prompt" }, h("p", { class: "plain" }, t.prompt))), turns,
+        t.prompt !== null && h("details", {}, h("summary", {}, "Prompt"), h("div", { class: "block prompt" }, h("p", { class: "plain" }, t.prompt))), noteCurves(t), noted(t, -1), turns,
         siblings.length > 0 && h("div", { class: "siblings" }, "Same question:", siblings.map((other) => h("button", { onclick: () => jump(other) }, swatch(other.policy),
           `${title(other.policy)}, seed ${other.seed}, ${other.step !== null ? `step ${other.step}` : other.mode} ${other.outcome > 0 ? "\u2713" : "\u2717"}`))));
     }

@@ -21,7 +21,7 @@ from typing import Any
 from tasks.data.ingest import fault_lines
 from tasks.records import schema
 from tasks.records.metrics import MetricRow
-from tasks.records.trajectories import HitRow, TrajectoryRow, TurnRow
+from tasks.records.trajectories import HitRow, NoteRow, TrajectoryRow, TurnRow
 from tasks.report.artifacts import Run
 from tasks.report.augmentation import augmentation_line, funnel
 from tasks.report.table import (
@@ -287,7 +287,15 @@ def _slim(row: TrajectoryRow, where: str) -> TrajectoryRow:
         prompt=None if row.prompt is None else _clip(row.prompt),
         outcome=_rounded(row.outcome, 4),
         turns=[_slim_turn(turn, f"{where}: turns[{i}]") for i, turn in enumerate(row.turns)],
+        notes=[_slim_note(note, len(row.turns), f"{where}: notes[{i}]") for i, note in enumerate(row.notes)],
     )
+
+
+def _slim_note(note: NoteRow, num_turns: int, where: str) -> NoteRow:
+    if note.turn >= num_turns:
+        raise DataError(f"{where}: found turn {note.turn}, expected -1 to {num_turns - 1}, a turn of the trajectory.")
+    value = None if note.value is None else _rounded(note.value, 4)
+    return replace(note, name=_clip(note.name), value=value, text=_clip(note.text))
 
 
 def _slim_turn(turn: TurnRow, where: str) -> TurnRow:

@@ -86,11 +86,12 @@ def on_turns(trajectory: Trajectory, values: Mapping[int, float], **components: 
 
 
 def total(scores: Sequence[Scores]) -> Scores:
-    """The sum of several rewards of one trajectory; values at one token add up."""
+    """The sum of several rewards of one trajectory; values at one token add up, notes stand one after another."""
     placed: dict[int, float] = {}
     components: dict[str, float] = {}
     for score in scores:
         for position, value in score.placed:
             placed[position] = placed.get(position, 0.0) + value
         components.update(score.components)
-    return Scores(sum(s.outcome for s in scores), tuple(sorted(placed.items())), components)
+    notes = tuple(note for score in scores for note in score.notes)
+    return Scores(sum(s.outcome for s in scores), tuple(sorted(placed.items())), components, notes)

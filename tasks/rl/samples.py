@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tasks.conf import require
 from tasks.types import Sample, Scores, Trajectory
@@ -36,11 +37,13 @@ def sample_from(trajectory: Trajectory, start: int, group_id: str, weight: float
 def scores_from(scores: Scores, start: int) -> Scores:
     """The scores of the sample that begins at response token `start`; rewards before it are left out.
 
+    Notes are kept whole, because they name turns of the trajectory.
+
     >>> scores_from(Scores(1.0, ((2, 0.5), (7, 1.0)), {"em": 1.0}), 5)
-    Scores(outcome=1.0, placed=((2, 1.0),), components={'em': 1.0})
+    Scores(outcome=1.0, placed=((2, 1.0),), components={'em': 1.0}, notes=())
     """
     placed = tuple((position - start, value) for position, value in scores.placed if position >= start)
-    return Scores(scores.outcome, placed, scores.components)
+    return replace(scores, placed=placed)
 
 
 def whole_groups(trajectories: Sequence[Trajectory], size: int) -> list[Trajectory]:

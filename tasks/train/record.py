@@ -85,5 +85,7 @@ def learned_trajectories(
             advantages[start : start + count] = experience.advantages[row, prefix : prefix + count].tolist()
             placed = tuple((start + position, value) for position, value in scores.placed)
             placed_scores.append(replace(scores, placed=placed))
-        learned.append((trajectory, total(placed_scores), advantages))
+        scores = total(placed_scores)
+        # Every sample of a trajectory has the notes of the whole of it.
+        learned.append((trajectory, replace(scores, notes=tuple(dict.fromkeys(scores.notes))), advantages))
     return learned

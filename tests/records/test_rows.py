@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tasks.records.scores import ScoreRow
 from tasks.records.systems import SystemRecord
 from tasks.records.trajectories import TrajectoryRow, trajectory_row
 from tasks.store import DataError, dump, write_json
-from tasks.types import Action, Cost, Episode, Hit, Question, Scores, Trajectory, Turn
+from tasks.types import Action, Cost, Episode, Hit, Note, Question, Scores, Trajectory, Turn
 
 QUESTION = Question("d/1", "d", "test", "Who?", ("Bristow",), 2, gold_passage_ids=("p1",))
 HITS = (Hit("p1", 1.23456, "Avenor", "A town."), Hit("p2", 1, "Tes", "Another."))
@@ -69,6 +70,43 @@ def test_the_row_of_a_trajectory_by_hand() -> None:
     assert [(hit["score"], hit["is_gold"]) for hit in search["hits"]] == [(1.2346, True), (1.0, False)]
     assert "text" not in search
     assert schema.parse(TrajectoryRow, tree, "x") == row
+
+
+def test_the_notes_of_a_trajectory_are_in_its_row_by_turn() -> None:
+    notes = (
+        Note(1, "judge", -1.0, "guessed \ud800"),
+        Note(-1, "f", 0.123456789),
+        Note(0, "candidate", 0.5, "<search>y</search>", taken=False),
+    )
+    scores = Scores(1.0, (), notes=notes)
+    row = trajectory_row(
+        _trajectory(), QUESTION, policy="m", seed=0, mode="sampled", tokenizer=Letters(), scores=scores
+    )
+    tree = json.loads(dump(schema.plain(row)).encode())
+    assert tree["notes"] == [
+        {"turn": -1, "name": "f", "value": 0.123457},
+        {"turn": 0, "name": "candidate", "value": 0.5, "text": "<search>y</search>", "taken": False},
+        {"turn": 1, "name": "judge", "value": -1.0, "text": "guessed ?"},
+    ]
+    assert schema.parse(TrajectoryRow, tree, "x") == row
+
+
+def test_a_row_without_notes_has_no_field_for_them() -> None:
+    row = trajectory_row(_trajectory(), QUESTION, policy="m", seed=0, mode="sampled", tokenizer=Letters())
+    assert "notes" not in schema.plain(row)
+    assert schema.parse(TrajectoryRow, schema.plain(row), "x") == row
+
+
+@pytest.mark.parametrize("fields", [(0, "f", float("nan")), (0, "f", float("inf")), (-2, "f", 0.5), (0, " ", 0.5)])
+def test_a_note_that_no_reader_could_read_is_refused(fields: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match=r"^note .* of turn .*: found value .*, expected a name, a turn"):
+        Note(*fields)
+
+
+def test_a_note_of_a_turn_that_was_not_played_is_refused() -> None:
+    scores = Scores(0.0, (), notes=(Note(2, "f", 0.5),))
+    with pytest.raises(ValueError, match="note 'f': turn=2: expected -1 to 1"):
+        trajectory_row(_trajectory(), QUESTION, policy="m", seed=0, mode="sampled", tokenizer=Letters(), scores=scores)
 
 
 def test_a_row_without_rewards_has_the_integer_0_and_no_advantages() -> None:

@@ -10,7 +10,7 @@ from tasks.rewards import on_last_token, total
 from tasks.rewards.answer import AnswerReward
 from tasks.rewards.format_answer import FormatAnswerReward
 from tasks.text import normalize
-from tasks.types import Hit, Question, Scores, Trajectory, Turn
+from tasks.types import Hit, Note, Question, Scores, Trajectory, Turn
 from tests.papers import golden
 
 GRAMMAR = SearchR1Grammar()
@@ -230,6 +230,11 @@ def test_values_at_one_token_add_up():
     assert added.placed == ((2, 0.5), (5, 1.25), (7, -1.0))
     assert added.components == {"em": 1.0, "format": 0.25}
     assert total([]) == Scores(0.0, ())
+
+
+def test_notes_of_several_rewards_stand_one_after_another():
+    a, b, c = (Note(turn, "f", turn / 4) for turn in range(3))
+    assert total([Scores(1.0, (), notes=(b,)), Scores(0.0, ()), Scores(0.5, (), notes=(c, a))]).notes == (b, c, a)
 
 
 placed = st.lists(st.tuples(st.integers(0, 5), st.integers(-4, 4).map(float)), max_size=6).map(tuple)

@@ -16,7 +16,7 @@ from tasks.rl.losses.imitation import Imitation
 from tasks.rl.samplers import Draw, draw_of_trajectories
 from tasks.rl.samples import sample_from, scores_from, whole_trajectories
 from tasks.rl.value_losses.clipped_value import ClippedValueLoss
-from tasks.types import Sample, Scores, Trajectory
+from tasks.types import Note, Sample, Scores, Trajectory
 from tests.tiny import make_loss, question
 
 MASK = (True, True, False, False, True, True, True)
@@ -44,6 +44,14 @@ def test_a_candidate_is_trained_and_its_prefix_is_not() -> None:
     advantages = GroupAdvantage()(collate([sample, sample], [scores, Scores(0.0, ())])).advantages
     assert advantages is not None
     assert advantages[0].nonzero()[:, 0].tolist() == [6, 7, 8]
+
+
+def test_a_sample_keeps_the_notes_and_what_is_trained_ignores_them() -> None:
+    noted = Scores(1.5, ((1, 0.5), (6, 1.0)), {"em": 1.0}, (Note(0, "f", 0.25), Note(1, "f", 0.75)))
+    found, plain = scores_from(noted, 4), scores_from(replace(noted, notes=()), 4)
+    assert found.notes == noted.notes
+    sample = sample_from(PLAYED, 4, "q0/turn 1")
+    assert torch.equal(collate([sample], [found]).rewards, collate([sample], [plain]).rewards)
 
 
 def test_an_observation_inside_a_sample_is_not_trained() -> None:

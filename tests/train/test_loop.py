@@ -16,12 +16,13 @@ from tasks.records.trajectories import pieces
 from tasks.retrieval import RetrievalError
 from tasks.rewards import on_last_token
 from tasks.rl.samplers import Draw, draw_of_trajectories
+from tasks.rl.samples import sample_from, scores_from
 from tasks.store import DataError
 from tasks.train.loop import Trainer
 from tasks.train.order import Order
 from tasks.train.resume import Progress
 from tasks.train.validate import validate
-from tasks.types import Action, Scores, Trajectory, Turn
+from tasks.types import Action, Note, Scores, Trajectory, Turn
 from tests.stages.clone import fork_server
 from tests.tiny import EvenFirst, Script, Shelf, hit, make_trainer, optimizer, question, train_conf
 from tests.train import killed
@@ -310,11 +311,24 @@ def fixed() -> Fixed:
     return Fixed(tuple(rows))
 
 
+@dataclass(frozen=True)
+class Halved(Fixed):
+    """Each trajectory as two samples of one token."""
+
+    def draw(self, player: Any, questions: Any, sampling: Any, score: Any) -> Draw:
+        drawn = super().draw(player, questions, sampling, score)
+        whole = list(zip(drawn.trajectories, drawn.scores, strict=True))
+        halves = [(t, s, i, start) for i, (t, s) in enumerate(whole) for start in (0, 1)]
+        samples = [sample_from(t, start, f"{t.group_id}/{start}") for t, _, _, start in halves]
+        scores = [scores_from(s, start) for _, s, _, start in halves]
+        return replace(drawn, samples=samples, scores=scores, owners=[i for _, _, i, _ in halves])
+
+
 def fixed_run(scratch: Path, sampler: Fixed, algorithm: str = "grpo", num_steps: int = 2, **changes: Any) -> Trainer:
+    changes = {"rewards": (ByNumber(),), **changes}
     trainer = make_trainer(
-        scratch, algorithm, num_steps=num_steps, sampler=sampler, rewards=(ByNumber(),), prompts_per_step=2,
-        rollouts_per_step=None, **changes,
-    )  # fmt: skip
+        scratch, algorithm, num_steps=num_steps, sampler=sampler, prompts_per_step=2, rollouts_per_step=None, **changes
+    )
     trainer.questions, trainer.validation = [question(0), question(1)], []
     trainer.run()
     return trainer
@@ -454,6 +468,31 @@ def test_recorded_rows(tmp_path: Path) -> None:
             assert len(turn["tokens"]) == len(turn["advantages"]) == len(turn["logprobs"])
     advantages = [{a for turn in row["turns"] for a in turn["advantages"]} for row in rows]
     assert all(len(own) <= 1 for own in advantages)  # one number for a whole trajectory
+
+
+@dataclass(frozen=True)
+class Noted(ByNumber):
+    """The same rewards, with a note on each turn."""
+
+    def __call__(self, trajectories: Any, questions: Any, services: Any = None) -> list[Scores]:
+        scores = super().__call__(trajectories, questions)
+        notes = [tuple(Note(turn, "f", 0.5, "why") for turn in range(len(t.turns))) for t in trajectories]
+        return [replace(score, notes=of) for score, of in zip(scores, notes, strict=True)]
+
+
+def test_notes_are_recorded_once_a_trajectory_and_change_nothing_that_is_trained(tmp_path: Path) -> None:
+    """Both halves of a trajectory are samples, and each has the notes of the whole."""
+    turns = (Turn(Action("answer", "x"), 0, 2, 2),)
+    of_two = {"turns": turns, "loss_mask": (True, True), "sampler_logprobs": (-1.0, -2.0)}
+    whole = Fixed(tuple(replace(t, response_ids=t.response_ids[:2], **of_two) for t in fixed().trajectories))
+    noted = fixed_run(tmp_path / "noted", Halved(whole.trajectories), rewards=(Noted(),))
+    plain = fixed_run(tmp_path / "plain", Halved(whole.trajectories))
+    assert all(torch.equal(t, outcome(plain)[0][name]) for name, t in outcome(noted)[0].items())
+    assert outcome(noted)[1] == outcome(plain)[1]
+
+    rows = noted.trajectories()
+    assert [row.pop("notes") for row in rows] == [[{"turn": 0, "name": "f", "value": 0.5, "text": "why"}]] * len(rows)
+    assert rows == plain.trajectories()
 
 
 def test_pieces_join_to_the_text(tokenizer: Any) -> None:
