@@ -36,6 +36,8 @@ class Experience:
         old_logprobs, ref_logprobs, values: [N, T], computed by the trainer before the first update.
         advantages, returns: [N, T].
         weights: [N] factors of each sample's part of the loss; None where all are 1.
+        question_ids: N ids of the questions that were played; empty where nothing asks for them.
+        group_tokens: [N] trained tokens of each sample's group.
     """
 
     ids: Tensor
@@ -51,6 +53,8 @@ class Experience:
     advantages: Tensor | None = None
     returns: Tensor | None = None
     weights: Tensor | None = None
+    question_ids: tuple[str, ...] = ()
+    group_tokens: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -69,7 +73,7 @@ class Experience:
             if isinstance(value, Tensor):
                 value = value[list(index)]
                 cut[field.name] = value[:, :width] if value.dim() == 2 else value
-            elif isinstance(value, tuple):
+            elif isinstance(value, tuple) and value:
                 cut[field.name] = tuple(value[i] for i in index)
         return replace(self, **cut)
 
@@ -112,7 +116,16 @@ def collate(samples: Sequence[Sample], scores: Sequence[Scores]) -> Experience:
         group_ids=tuple(sample.group_id for sample in samples),
         sampler_logprobs=sampler,
         weights=_weights(samples),
+        question_ids=tuple(sample.question_id for sample in samples),
+        group_tokens=_group_tokens(samples),
     )
+
+
+def _group_tokens(samples: Sequence[Sample]) -> Tensor:
+    counts: dict[str, int] = {}
+    for sample in samples:
+        counts[sample.group_id] = counts.get(sample.group_id, 0) + sum(sample.trained)
+    return torch.tensor([counts[sample.group_id] for sample in samples])
 
 
 def _weights(samples: Sequence[Sample]) -> Tensor | None:
@@ -121,10 +134,12 @@ def _weights(samples: Sequence[Sample]) -> Tensor | None:
     return torch.tensor(weights) if any(weight != 1 for weight in weights) else None
 
 
-def prefix_groups(experience: Experience) -> list[list[int]]:
-    """The rows, those with the same prefix together; prefixes in the order of their first rows."""
+def prefix_groups(experience: Experience, rows: Sequence[int] | None = None) -> list[list[int]]:
+    """These rows (None: all), those with the same prefix together; prefixes in the order of their first rows."""
     groups: dict[bytes, list[int]] = {}
-    for row, size in enumerate(experience.prefix_lengths.tolist()):
+    sizes = experience.prefix_lengths.tolist()
+    for row in range(len(experience)) if rows is None else rows:
+        size = sizes[row]
         groups.setdefault(experience.ids[row, :size].cpu().numpy().tobytes(), []).append(row)
     return list(groups.values())
 
@@ -153,6 +168,21 @@ def microbatches(lengths: Sequence[int], rows: Sequence[int], max_tokens: int) -
             batches.append([])
         batches[-1].append(row)
     return batches
+
+
+def question_minibatches(experience: Experience, count: int, seed: str) -> list[list[int]]:
+    """A seeded partition of the questions into `count` mini-batches, each with all rows of its questions."""
+    rows_of: dict[str, list[int]] = {}
+    for row, question in enumerate(experience.question_ids):
+        rows_of.setdefault(question, []).append(row)
+    questions = list(rows_of.values())
+    parts = minibatches(len(questions), count, seed)
+    return [[row for number in part for row in questions[number]] for part in parts]
+
+
+def shared_microbatches(experience: Experience, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Micro-batches of these rows, in which a prefix is read once for all its samples; see `shared_minibatches`."""
+    return _shared_microbatches(experience, prefix_groups(experience, rows), max_tokens)
 
 
 def shared_minibatches(experience: Experience, count: int, max_tokens: int, seed: str) -> list[list[list[int]]]:

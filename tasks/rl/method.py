@@ -65,8 +65,11 @@ class Method:
 
     @property
     def reads(self) -> tuple[Field, ...]:
-        """What the rewards together read of a question."""
-        return tuple(dict.fromkeys(name for reward in self.rewards for name in reward.reads))
+        """What the rewards and the services together read of a question."""
+        read = [name for reward in self.rewards for name in reward.reads]
+        # Most services read nothing of a question but what a reward hands them, and have no such field.
+        read += [name for kind in self.services.values() for name in getattr(kind, "reads", ())]
+        return tuple(dict.fromkeys(read))
 
     @property
     def _services_need_reference(self) -> bool:

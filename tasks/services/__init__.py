@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tasks.engine import Policy
 
 ROOM = "services"
-Role = Literal["chat", "log_probs", "turn_scores", "documents", "labeller", "reward_model"]
+Role = Literal["chat", "log_probs", "turn_scores", "documents", "labeller", "reward_model", "judge"]
 Messages = Sequence[Mapping[str, str]]
 """A conversation: objects with `role` and `content`, as chat models take them."""
 Pair = tuple[Sequence[int], Sequence[int]]
@@ -91,6 +91,53 @@ class TurnScores(Protocol):
 
     def score(self, trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[list[float]]:
         """For each trajectory, one value per turn, in order."""
+        ...
+
+
+Aspect = Literal["thought", "query", "answer"]
+"""What of an action is judged."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One thing to judge: the thought, the query or the answer of an action.
+
+    Attributes:
+        aspect: which of the three.
+        question: with its gold answers.
+        before: the turns before the action, with the passages that were found.
+        thought: of the action; empty where it has none.
+        content: the query or the answer; empty where the thought is judged.
+    """
+
+    aspect: Aspect
+    question: Question
+    before: tuple[Turn, ...]
+    thought: str
+    content: str = ""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A score of -1, 0 or 1 with its reason; `is_readable` is False where a reply gave none and 0 stands for it."""
+
+    score: int
+    reason: str
+    is_readable: bool = True
+
+    def __post_init__(self) -> None:
+        conf.require(self.score in (-1, 0, 1), "judge: score", self.score, "-1, 0 or 1")
+
+
+class Judge(Protocol):
+    """Judges single thoughts, queries and answers."""
+
+    def judge(self, items: Sequence[Judged]) -> list[Judgement]:
+        """One judgement per item, in order.
+
+        Raises:
+            ServiceError: the service cannot answer now.
+        """
         ...
 
 
@@ -166,6 +213,7 @@ class Services(TypedDict, total=False):
     documents: Documents
     labeller: Labeller
     reward_model: RewardModel
+    judge: Judge
 
 
 NO_SERVICES: Services = {}

@@ -22,6 +22,7 @@ class TrainConf:
         prompts_per_step, rollouts_per_step: exactly one is given; the other follows from the number of rollouts that
             the method's sampler plays per question.
         minibatches: updates per batch of rollouts.
+        minibatches_of: what is divided into mini-batches: single samples, or questions with all their samples.
         epochs: passes over a batch of rollouts.
         max_batch_tokens: tokens of one forward and backward, padding included.
         policy, critic: optimizers.
@@ -68,6 +69,7 @@ class TrainConf:
     collapse: CollapseConf | None = None
     max_failed_share: float = 0.5
     share_prefixes: bool = False
+    minibatches_of: Literal["samples", "questions"] = "samples"
 
     def __post_init__(self) -> None:
         require(self.num_steps >= 1, "num_steps", self.num_steps, "at least 1")

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tasks.engine import Critic, Objective, Plan, Policy, Update
-from tasks.rl.experience import Experience, collate, microbatches, minibatches, shared_minibatches
+from tasks.rl.experience import (
+    Experience,
+    collate,
+    microbatches,
+    minibatches,
+    question_minibatches,
+    shared_microbatches,
+    shared_minibatches,
+)
 from tasks.rl.losses import Normalizer
 from tasks.rl.method import Method
 from tasks.train.settings import TrainConf
@@ -50,10 +58,18 @@ class Learner:
     def _plan(self, experience: Experience, step: int) -> list[Plan]:
         """The mini-batches of a step, each divided into micro-batches."""
         count, max_tokens, seed = self.conf.minibatches, self.conf.max_batch_tokens, f"{self.seed}/minibatch/{step}"
+        if self.conf.minibatches_of == "questions":
+            return [self._microbatches(experience, rows) for rows in question_minibatches(experience, count, seed)]
         if self.conf.share_prefixes:
             return list(shared_minibatches(experience, count, max_tokens, seed))
         lengths = experience.lengths.tolist()
         return [microbatches(lengths, rows, max_tokens) for rows in minibatches(len(experience), count, seed)]
+
+    def _microbatches(self, experience: Experience, rows: Sequence[int]) -> Plan:
+        """Micro-batches of a mini-batch."""
+        if self.conf.share_prefixes:
+            return shared_microbatches(experience, rows, self.conf.max_batch_tokens)
+        return microbatches(experience.lengths.tolist(), rows, self.conf.max_batch_tokens)
 
     def _prepare(self, experience: Experience, plan: Sequence[Plan]) -> Experience:
         """Add old (and reference) logprobs, values and advantages.
@@ -106,7 +122,9 @@ class Learner:
         """One update of the policy. The first one writes its logprobs into the experience as old logprobs."""
         rows = [row for microbatch in minibatch for row in microbatch]
         loss = self.method.loss
-        objective = Objective(loss, Normalizer.of(experience.loss_mask[rows]), loss.needs_entropy_gradient, is_first)
+        questions = [experience.question_ids[row] for row in rows]
+        normalizer = Normalizer.of(experience.loss_mask[rows], questions)
+        objective = Objective(loss, normalizer, loss.needs_entropy_gradient, is_first)
         update = self.policy.update(experience, minibatch, objective)
         if update.logprobs is not None:
             assert experience.old_logprobs is not None

@@ -44,7 +44,7 @@ PRINTED = SHARED / "papers" / "results.csv"
 # Systems of other families, trained and prompted ones: each has its own work and its own test.
 OTHERS = {
     "Adaptive-RAG", "CoT", "FLARE", "IRCoT", "Iter-Retgen", "LLM w/o Search", "Naive Generation", "R-Search",
-    "RAG", "SLATE", "Search-o1", "SuRe", "Vanilla RAG",
+    "RAG", "Search-o1", "SuRe", "Vanilla RAG",
 }  # fmt: skip
 
 
@@ -146,7 +146,15 @@ def _trainer(taught: Taught, name: str, scratch: Path, log: Callable[[int, dict[
     if method.sampler.from_start:
         start = PlainGenerator(taught.policy(grammar_name)[0], tokenizer, False)
     critic = PlainCritic(model, settings.critic, settings.dtype) if method.advantage.needs_values else None
-    policy = PlainPolicy(model, tokenizer, settings.policy, LoraConf(), settings.dtype, method.needs_reference)
+    policy = PlainPolicy(
+        model,
+        tokenizer,
+        settings.policy,
+        LoraConf(),
+        settings.dtype,
+        method.needs_reference,
+        share_prefixes=settings.share_prefixes,
+    )
     generator = PlainGenerator(policy.causal_lm, tokenizer, True)
     resources = Resources(taught.folder, scratch, policy, tokenizer, settings.max_batch_tokens)
     services = taught.stack.enter_context(opened(method.services, resources))

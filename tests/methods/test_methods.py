@@ -330,7 +330,7 @@ def test_numbers_out_of_bounds(root: Path, name: str, changes: dict[str, Any], m
             ": services: log_probs: unknown service 'start_polcy'. Did",
         ),
         ("search_r1_ppo", {"services": {"log_probs": "start_policy"}}, "services: log_probs is named, but no part"),
-        ("search_r1_ppo", {"services": {"judge": "openai"}}, "unknown role 'judge'. Known: chat, log_probs,"),
+        ("search_r1_ppo", {"services": {"jury": "openai"}}, "unknown role 'jury'. Known: chat, log_probs,"),
         ("search_r1_ppo", {"services": {"chat": 3}}, ": services.chat: found 3"),
         ("zerosearch", {"search": None, "services": {"documents": "world"}}, ": search: found None"),
     ],

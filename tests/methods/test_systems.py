@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from tasks.rewards.answer import AnswerReward
 from tasks.rewards.ended_answer import EndedAnswer
 from tasks.rewards.format_answer import FormatAnswerReward
 from tasks.rewards.hazard_steps import HazardSteps
+from tasks.rewards.judged_actions import JudgedActions
 from tasks.rewards.key import KeyReward
 from tasks.rewards.overlong import OverlongPenalty
+from tasks.rewards.ruled_actions import RuledActions
 from tasks.rewards.search_turns import SearchTurnReward
 from tasks.rewards.step_penalty import StepPenalty
 from tasks.rewards.success_gain import SuccessGain
@@ -25,6 +28,7 @@ from tasks.rewards.turn_rules import TurnRules
 from tasks.rl.advantages.constant import ConstantAdvantage
 from tasks.rl.advantages.gae import TokenGae
 from tasks.rl.advantages.group import GroupAdvantage
+from tasks.rl.advantages.own_reward import OwnReward
 from tasks.rl.losses import LossSum
 from tasks.rl.losses.imitation import Imitation
 from tasks.rl.losses.policy_clip import PolicyClip
@@ -43,6 +47,16 @@ GRPO = {
 }  # fmt: skip
 GSPO = GRPO | {"loss": LossSum((SEQUENCE, ReferenceKl(0.001, "seq_mean")))}
 WIDE, IMITATION = LossSum((PolicyClip(0.2, 0.28),)), LossSum((Imitation(),))
+QUESTION = LossSum((PolicyClip(0.2, 0.2, "token", "question_mean"), ReferenceKl(0.001, "question_mean")))
+SLATE = GRPO | {
+    "advantage": GroupAdvantage(1e-6, "population"), "loss": QUESTION, "sampler": "TruncatedSteps",
+    "services": ["chat_judge"],
+}  # fmt: skip
+ALONE = {
+    "sampler": "IndependentGroup",
+    "loss": LossSum((PolicyClip(0.2, 0.2, "token", "seq_mean"), GSPO["loss"].terms[1])),
+}
+JUDGED = JudgedActions("last", 0.1, 4)
 F1, EM, SUBEM = AnswerReward("f1", gated=True), AnswerReward("em"), AnswerReward("subem")
 KEY, GAIN_AND_PENALTY = KeyReward(0.618), SearchTurnReward(1.0, 1.0)
 F1_OF_PICA, STEP_PENALTY = AnswerReward("f1", weight=1.5), StepPenalty(0.3, 0.3, 1.5, 3)
@@ -108,6 +122,15 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "sft": of(
         GRPO, EM, group=1, advantage=ConstantAdvantage(), loss=IMITATION, searches=False, sampler="GoldAnswers", lr=None
     ),
+    # docs/methods/slate.md
+    "slate": of(SLATE, JUDGED),
+    "slate_k1": of(SLATE, JUDGED, group=1, advantage=OwnReward()),
+    "slate_k3": of(SLATE, JUDGED, group=3),
+    "slate_k7": of(SLATE, JUDGED, group=7),
+    "slate_wo_bonus": of(SLATE, JudgedActions("last", 0.0, 4)),
+    "slate_wo_truncation": of(SLATE, JudgedActions("all", 0.1, 4), **ALONE),
+    "slate_wo_judge": of(SLATE, RuledActions("last", 0.1, 4), services=[]),
+    "slate_em_only": of(SLATE, EM, services=[]),
     "rejection_sampling": of(GRPO, EM, advantage=ConstantAdvantage(), loss=IMITATION, filter="Successful", frozen=True),
 }
 
@@ -158,11 +181,15 @@ def test_a_configuration_is_what_its_name_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_no_scale_changes_the_kind_of_a_part(name: str) -> None:
-    """The laptop trains the same system as the paper's scale."""
+    """The laptop trains the same system as the paper's scale; lengths and budgets of steps differ."""
 
     def kinds(scale: str) -> tuple[Any, ...]:
         m = methods.build(loaded(name, scale), TOKENIZER)
-        rewards = tuple(one for one in m.rewards if not isinstance(one, OverlongPenalty))
+        rewards = tuple(
+            replace(one, budget=4) if isinstance(one, JudgedActions | RuledActions) else one
+            for one in m.rewards
+            if not isinstance(one, OverlongPenalty)
+        )
         return (
             m.sampler,
             m.advantage,
@@ -174,3 +201,20 @@ def test_no_scale_changes_the_kind_of_a_part(name: str) -> None:
         )
 
     assert kinds("laptop") == kinds("smoke") == kinds("paper")
+
+
+@pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])
+@pytest.mark.parametrize("name", [name for name in SYSTEMS if name.startswith("slate")])
+def test_the_bonus_counts_the_steps_that_a_question_may_take(name: str, scale: str) -> None:
+    """The sampler's budget is the scale's; the reward's must be the same."""
+    tree = loaded(name, scale)
+    play = conf.merge(conf.section("scale", scale, ROOT)["rollout"], tree["rollout"])
+    budgets = [reward["budget"] for reward in tree["rewards"] if "budget" in reward]
+    assert budgets == ([] if name == "slate_em_only" else [play["max_turns"]])
+
+
+@pytest.mark.parametrize("name", [name for name in SYSTEMS if name.startswith("slate")])
+def test_slate_alone_trains_trees(name: str) -> None:
+    """All other methods keep their bits."""
+    assert loaded(name, "laptop")["train"] == {"minibatches_of": "questions", "share_prefixes": True}
+    assert not any(loaded(other, "laptop")["train"].get("share_prefixes") for other in SYSTEMS if "slate" not in other)

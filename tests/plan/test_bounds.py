@@ -44,7 +44,7 @@ IN_NO_FILE = {
 }
 METHODS = (  # Together they have every part.
     "dapo", "mt_ppo", "pica", "pica_as_released", "rejection_sampling", "research", "search_r1_ppo_format", "sft",
-    "stepsearch", "stepsearch_ow_sub_answer", "tips", "zerosearch",
+    "stepsearch", "stepsearch_ow_sub_answer", "tips", "zerosearch", "slate_k1", "slate_wo_judge",
 )  # fmt: skip
 
 

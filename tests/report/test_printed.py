@@ -55,6 +55,15 @@ POLICY_OF = {
     ("SFT", "main"): "sft",
     ("PiCA", "main"): "pica",
     ("PiCA", "vs outcome-only PPO"): "pica",
+    ("SLATE", "main"): "slate",
+    ("SLATE", "full"): "slate",
+    ("SLATE", "(a) w/o truncated sampling"): "slate_wo_truncation",
+    ("SLATE", "(b) w/o LLM-judge rewards"): "slate_wo_judge",
+    ("SLATE", "(c) truncated + EM reward only"): "slate_em_only",
+    ("SLATE", "k=1"): "slate_k1",
+    ("SLATE", "k=3"): "slate_k3",
+    ("SLATE", "k=5 (default)"): "slate",
+    ("SLATE", "k=7"): "slate_k7",
 }
 
 

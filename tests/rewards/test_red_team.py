@@ -11,6 +11,7 @@ import bisect
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from tasks.generate import Call, Sampling
 from tasks.methods import loader
 from tasks.rl.method import Method
 from tasks.rl.samplers.gold_answers import GoldAnswers
+from tasks.rl.samplers.truncated_steps import TruncatedSteps
 from tasks.services import Pair, Probabilities, Services
+from tasks.services.rule_judge import RuleJudge
 from tasks.services.rule_labeller import RuleLabeller
 from tasks.text import normalize
 from tasks.types import Action, Hit, Hop, Passage, Question, Trajectory
@@ -203,7 +206,11 @@ STEPSEARCH = [name for name in PLAYED if name.startswith("stepsearch")]
 # Rewards of the answer alone; `gated` ask for a search, too.
 GATED = ["ppo_f1", "grpo_f1"]
 PICA = [name for name in PLAYED if name.startswith("pica")]
-OTHERS = ("dapo", "mt_ppo", "tips", "search_r1_ppo_format", *STEPSEARCH, *GATED, *PICA)
+# Rewards of single actions, by a judge with the data's truth; SLATE's row (c) rewards the answer alone.
+JUDGED = [name for name in PLAYED if name.startswith("slate") and name not in ("slate_em_only", "slate_wo_judge")]
+OTHERS = (
+    "dapo", "mt_ppo", "tips", "search_r1_ppo_format", "slate_wo_judge", *STEPSEARCH, *GATED, *PICA, *JUDGED,
+)  # fmt: skip
 OUTCOME_ONLY = [name for name in PLAYED if name not in OTHERS]
 
 
@@ -244,7 +251,8 @@ class Auditor:
 
 def services_of(name: str) -> Services:
     """Stand-ins for the services of a method."""
-    return {"log_probs": Reader(), "reward_model": Auditor(name == "pica_as_released")}
+    reward_model = Auditor(name == "pica_as_released")
+    return {"log_probs": Reader(), "reward_model": reward_model, "judge": RuleJudge(0.8, 0.5)}
 
 
 @functools.cache
@@ -264,9 +272,23 @@ def play(name: str, cheat: str | None, top_k: int = 1) -> Trajectory:
 
 @functools.cache
 def earned(name: str, cheat: str | None = None, top_k: int = 1) -> float:
-    """What all rewards of the method place, together."""
+    """What all rewards of the method place, together; a sampler of single actions has each scored as it is drawn."""
     t = play(name, cheat, top_k)
-    return placed([reward([t], [QUESTION], services_of(name))[0] for reward in load(name).rewards])
+    is_truncated = isinstance(load(name).sampler, TruncatedSteps)
+    scored = [until(t, number) for number in range(1, len(t.turns) + 1)] if is_truncated else [t]
+    return placed([reward([one], [QUESTION], services_of(name))[0] for one in scored for reward in load(name).rewards])
+
+
+def until(t: Trajectory, num_turns: int) -> Trajectory:
+    """The trajectory right after its turn of this number was written, before anything is searched."""
+    turn = t.turns[num_turns - 1]
+    written = replace(turn, observation_end=turn.end, observation="", executed=False, hits=())
+    is_last = num_turns == len(t.turns)
+    return replace(
+        t, turns=(*t.turns[: num_turns - 1], written), response_ids=t.response_ids[: turn.end],
+        loss_mask=t.loss_mask[: turn.end], sampler_logprobs=t.sampler_logprobs[: turn.end],
+        answer=t.answer if is_last else None, status=t.status if is_last else "open",
+    )  # fmt: skip
 
 
 # Full marks -----------------------------------------------------------------------------------------------------------
@@ -280,6 +302,9 @@ FULL_MARKS = dict.fromkeys(PLAYED, 1.0) | {
     "tips": 1.25,  # 0.1 * (-0.5 - -3)
     # 1.5 times the answer's F1; two pivots that double f, each 0.3 * log 2; as released two of 0.3 * (1 - 0.1 - 0.55)
     "pica": 1.5 + 0.6 * math.log(2), "pica_w_f1": 1.5, "pica_w_f1_penalty": 1.5, "pica_as_released": 1.5 + 0.21,
+    # The first thought earns 0; the other two, two queries and the answer earn 1 each; the bonus is 0.1 * 2 / 5.
+    **dict.fromkeys(JUDGED, 5.04), "slate_wo_bonus": 5.0,
+    "slate_wo_judge": 1.04,
 }  # fmt: skip
 
 
@@ -314,12 +339,18 @@ REPEATS = "nothing is taken off for repeating a search"
 LENGTH = "nothing looks at the length"
 READ = "the potential reads what the policy wrote as it reads documents"
 UNREADABLE = "an unreadable call costs nothing"
+EARLY = "the bonus pays an early answer, and nothing looks at how it was found"
 SUB_ANSWER = "a sub-answer is paid wherever it was written"
 NEW_WAYS = [cheat for cheat in INFORMED if cheat != "hundred_queries_right"]
 UNPADDED = [
     "answer_in_thought_right", "answer_as_query", "sub_answers_upfront", "unreadable_call", "unreadable_call_first",
 ]  # fmt: skip
 LONG = ("needless_searches", "same_query_right", "unreadable_call_first")
+# One search less than honest play.
+EARLIER = [
+    "keyword_stuffing_right", "question_echo_right", "forged_in_thought_right", "answer_in_thought_right",
+    "answer_as_query", "sub_answers_upfront",
+]  # fmt: skip
 MALFORMED = ("forged_in_thought_right", "unreadable_call", "unreadable_call_first")
 
 
@@ -353,6 +384,11 @@ WEAKNESSES: dict[tuple[str, str], Weakness] = {
     **family(["pica_w_f1_penalty"], [cheat for cheat in NEW_WAYS if cheat not in LONG], 1.5, BLIND),
     **family(["pica_as_released"], ["overlong_right", "padded_answer"], FULL_MARKS["pica_as_released"], LENGTH),
     **family(["pica_as_released"], ["unreadable_call_first"], FULL_MARKS["pica_as_released"], UNREADABLE),
+    **family([name for name in JUDGED if name != "slate_wo_bonus"], ["overlong_right", "padded_answer"], 5.04, LENGTH),
+    **family(["slate_wo_bonus"], ["overlong_right", "padded_answer"], 5.0, LENGTH),
+    **family(["slate_wo_judge"], ["overlong_right", "padded_answer"], 1.04, LENGTH),
+    ("slate_wo_judge", "no_evidence"): (1.04, 1.08, EARLY),
+    **{("slate_wo_judge", cheat): (1.04, 1.06, EARLY) for cheat in EARLIER},
     **family(
         ["stepsearch_ow_penalty"],
         [cheat for cheat in NEW_WAYS if cheat not in ("same_query_right", "unreadable_call")],
@@ -374,7 +410,7 @@ CASES = [
 
 @pytest.mark.parametrize("name", PLAYED)
 def test_a_cheat_earns_less(name: str) -> None:
-    """Or exactly what the table says: as much, never more."""
+    """Or exactly what the table says."""
     best = earned(name)
     for cheat in [cheat for other, cheat in CASES if other == name]:
         found = earned(name, cheat)
@@ -423,6 +459,11 @@ ECHOED_F1 = 4 / 13
         ("tips", "answer_in_thought", 0.25),  # said before the search, read by the potential after it
         ("research", "overlong_thinking", 0.1),
         ("dapo", "endless_search", -1.0),
+        # Thought + query of each search (0 + 1, 0 + 1, then nothing is left to look for), and of its wrong answer.
+        ("slate", "no_evidence", 0 + 1 + 0.1 * 4 / 5),  # the answer is right, its thought names nothing
+        ("slate", "several_answers", 3 + 0 - 1 + 0.04),  # the call ended with the first, wrong one
+        ("slate", "same_query", 0 + 1 + 3 * (0 - 1) + 0 - 1),
+        ("slate_wo_judge", "endless_search", 0.0),
         ("dapo", "hundred_queries_right", 0.0),
     ],
 )

@@ -24,7 +24,7 @@ def group_normalized(
 
     GRPO Section 4.1.2 (arXiv 2402.03300; docs/methods/grpo.md)
     DSPO Eq. 10 (arXiv 2510.09255; docs/methods/dspo.md)
-    SLATE Eq. 2 (arXiv 2602.23440; docs/methods/slate.md)
+    SLATE Eq. 2, Eq. 4 (arXiv 2602.23440; docs/methods/slate.md)
     Search-R1 core_algos.py:111 (PeterGriffinJin/Search-R1@a14dc3a; docs/methods/grpo.md)
 
     Args:

@@ -5,6 +5,7 @@ Shapes: B sequences, T response tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -15,7 +16,7 @@ from tasks.conf import require
 from tasks.rl.experience import Experience
 from tasks.rl.logprobs import k3, ratios
 
-Aggregation = Literal["token_mean", "seq_mean"]
+Aggregation = Literal["token_mean", "seq_mean", "question_mean"]
 
 
 @dataclass(frozen=True)
@@ -25,16 +26,18 @@ class Normalizer:
     Attributes:
         tokens: trained tokens of the mini-batch.
         sequences: samples of the mini-batch with at least one trained token.
+        questions: different questions of the mini-batch; 0 where nobody counted them.
     """
 
     tokens: int
     sequences: int
+    questions: int = 0
 
     @staticmethod
-    def of(loss_mask: Tensor) -> Normalizer:
-        """Of a mini-batch's loss_mask [B, T]."""
+    def of(loss_mask: Tensor, question_ids: Sequence[str] = ()) -> Normalizer:
+        """Of a mini-batch's loss_mask [B, T] and the questions of its samples."""
         per_row = loss_mask.sum(-1)
-        return Normalizer(int(per_row.sum()), int((per_row > 0).sum()))
+        return Normalizer(int(per_row.sum()), int((per_row > 0).sum()), len(set(question_ids)))
 
 
 def aggregate(
@@ -43,15 +46,18 @@ def aggregate(
     how: Aggregation,
     normalizer: Normalizer | None = None,
     weights: Tensor | None = None,
+    counts: Tensor | None = None,
 ) -> Tensor:
     """Mean of a per-token quantity over trained tokens.
 
     `token_mean` is one mean over all trained tokens. `seq_mean` is the mean of the samples' own means, as the papers
-    print it. A mask without a True gives 0, not nan.
+    print it. `question_mean` is the sum of the samples' own means over the number of questions: with weights 1/k, a
+    sum over a question's steps of means over their k candidates. A mask without a True gives 0, not nan.
 
     `token_mean`: DAPO Eq. 12 (arXiv 2503.14476; docs/methods/dspo.md)
     `seq_mean`: GRPO Eq. 3 (arXiv 2402.03300; docs/methods/grpo.md),
     StepSearch Eq. 1 (arXiv 2505.15107; docs/methods/stepsearch.md)
+    `question_mean`: SLATE Eq. 7, Algorithm 1 (arXiv 2602.23440; docs/methods/slate.md)
 
     Args:
         per_token: [B, T].
@@ -59,9 +65,13 @@ def aggregate(
         how: see above.
         normalizer: of the mini-batch this micro-batch belongs to; None: this batch is all of it.
         weights: [B] factor of each sample's share of the sum; the denominator does not change. None: all are 1.
+        counts: [B] tokens over which `question_mean` takes each sample's mean; None: the sample's own.
 
     Returns:
         scalar.
+
+    Raises:
+        ValueError: `question_mean` of a mini-batch whose questions nobody counted.
     """
     total = normalizer or Normalizer.of(loss_mask)
     kept = torch.where(loss_mask, per_token, torch.zeros_like(per_token))
@@ -70,6 +80,10 @@ def aggregate(
 
     if how == "token_mean":
         return kept.sum() / max(total.tokens, 1)
+    if how == "question_mean":
+        require(total.questions > 0, "aggregation: questions", total.questions, "1 or more, counted in the mini-batch")
+        own = loss_mask.sum(-1) if counts is None else counts
+        return (kept.sum(-1) / own.clamp(min=1)).sum() / total.questions
     return (kept.sum(-1) / loss_mask.sum(-1).clamp(min=1)).sum() / max(total.sequences, 1)
 
 

@@ -30,7 +30,7 @@ class PolicyClip:
     """Clipped policy loss.
 
     One ratio a token: PPO Eq. 7 (arXiv 1707.06347; docs/methods/ppo.md),
-    DAPO Eq. 8 (arXiv 2503.14476; docs/methods/dspo.md)
+    DAPO Eq. 8 (arXiv 2503.14476; docs/methods/dspo.md), SLATE Eq. 7 (arXiv 2602.23440; docs/methods/slate.md)
     One ratio a trajectory: GSPO Eq. 5 (arXiv 2507.18071; docs/methods/dspo.md),
     DSPO Eq. 11 (arXiv 2510.09255; docs/methods/dspo.md)
 

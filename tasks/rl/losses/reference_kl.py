@@ -19,10 +19,12 @@ class ReferenceKl:
 
     GRPO Eq. 4 (arXiv 2402.03300; docs/methods/grpo.md)
     DSPO Eq. 5 (arXiv 2510.09255; docs/methods/dspo.md)
+    SLATE Algorithm 1 (arXiv 2602.23440; docs/methods/slate.md)
 
     Attributes:
         coefficient: weight of the term.
-        aggregation: over tokens or over trajectories.
+        aggregation: over tokens or over trajectories; `question_mean` is the sum over a question's groups of means
+            over each group's tokens, once a step of a question (SLATE).
     """
 
     coefficient: float
@@ -45,7 +47,11 @@ class ReferenceKl:
         """See `LossTerm`."""
         assert batch.ref_logprobs is not None
         penalty = k3(logprobs, batch.ref_logprobs, batch.loss_mask)
-        return self.coefficient * aggregate(penalty, batch.loss_mask, self.aggregation, normalizer, batch.weights), {}
+        by_group = self.aggregation == "question_mean"
+        # The tokens of a group are divided by their number, so the weight 1 / k of a candidate would count twice.
+        weights, counts = (None, batch.group_tokens) if by_group else (batch.weights, None)
+        mean = aggregate(penalty, batch.loss_mask, self.aggregation, normalizer, weights, counts)
+        return self.coefficient * mean, {}
 
 
 PART = ReferenceKl
