@@ -22,15 +22,22 @@ def load(folder: Path, is_new: bool) -> tuple[Any, Any]:
     Raises:
         DataError: the folder lacks a configuration, weights or a tokenizer, or one cannot be loaded.
     """
+    from transformers.utils import logging
+
     from tasks.pretrained import AutoModelForSequenceClassification
 
     tokenizer = load_tokenizer(folder)
     options = {"dtype": torch.float32, "local_files_only": True, "use_safetensors": True, "num_labels": 1}
-    model = loaded(
-        folder,
-        "configuration and weights",
-        lambda: AutoModelForSequenceClassification.from_pretrained(folder, **options),
-    )
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()  # A new head is no news.
+    try:
+        model = loaded(
+            folder,
+            "configuration and weights",
+            lambda: AutoModelForSequenceClassification.from_pretrained(folder, **options),
+        )
+    finally:
+        logging.set_verbosity(before)
     if is_new:
         torch.nn.init.zeros_(model.score.weight)
     return model.eval(), tokenizer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from tasks.conf import require
@@ -11,7 +11,7 @@ from tasks.rewards import Field, on_turns
 from tasks.rewards.format import follows_search_rule
 from tasks.services import NO_SERVICES, Probabilities, Role, Services
 from tasks.services.numbers import check_list, check_probabilities
-from tasks.types import Question, Scores, Trajectory
+from tasks.types import Note, Question, Scores, Trajectory
 
 _SERVICE = "services: reward_model"
 
@@ -65,7 +65,9 @@ class HazardSteps:
         earned = {searched[k - 1]: self.value(k, h) for k, h in hazards.items() if h is not None and is_right}
         known = [h for h in hazards.values() if h is not None]
         components = {"hazard": sum(known) / len(known)} if known else {}
-        return on_turns(trajectory, earned, missing_scores=float(len(hazards) - len(known)), **components)
+        scores = on_turns(trajectory, earned, missing_scores=float(len(hazards) - len(known)), **components)
+        notes = [Note(searched[k - 1], "h(t)", h) for k, h in hazards.items() if h is not None]
+        return replace(scores, notes=tuple(notes))
 
     def value(self, search: int, hazard: float) -> float:
         """The reward of the k-th search, counted from 1."""

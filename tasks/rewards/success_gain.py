@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 from pydantic import Field as Bound
@@ -14,7 +14,7 @@ from tasks.rewards import Field, on_turns
 from tasks.rewards.shaping import potential_differences
 from tasks.services import NO_SERVICES, Probabilities, Role, Services
 from tasks.services.numbers import check_list, check_probabilities
-from tasks.types import Question, Scores, Trajectory
+from tasks.types import Note, Question, Scores, Trajectory
 
 _SERVICE = "services: reward_model"
 
@@ -72,13 +72,14 @@ class SuccessGain:
         if not self.keep_final:
             gains.pop(_final(trajectory), None)
         earned = {number: self.scale * gain for number, gain in gains.items()}
-        return on_turns(
+        scores = on_turns(
             trajectory,
             earned,
             success_gain=sum(gains.values()),
             missing_scores=float(num_missing),
             start_success=found.before,
         )
+        return replace(scores, notes=_notes("f(t)", found))
 
     def gains(self, found: Probabilities) -> dict[int, float]:
         """Turn -> its gain within `limit`, of all turns that have a score."""
@@ -86,6 +87,12 @@ class SuccessGain:
         logs = [math.log(min(max(f, self.clamp), 1 - self.clamp)) for f in (found.before, *scored.values())]
         cut = [min(max(gain, -self.limit), self.limit) for gain in potential_differences(logs)]
         return dict(zip(scored, cut, strict=True))
+
+
+def _notes(name: str, found: Probabilities) -> tuple[Note, ...]:
+    """The curve of the model's probabilities over the turns; -1 is the question."""
+    values = [(-1, found.before), *enumerate(found.after)]
+    return tuple(Note(turn, name, value) for turn, value in values if value is not None)
 
 
 def _final(trajectory: Trajectory) -> int:

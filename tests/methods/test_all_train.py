@@ -7,6 +7,7 @@ answer, so that its plays earn and lose.
 from __future__ import annotations
 
 import csv
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -29,12 +30,16 @@ from tasks.data.records import read_passages, read_questions
 from tasks.engine.plain import PlainCritic, PlainPolicy
 from tasks.generate.plain import PlainGenerator
 from tasks.methods import loader
+from tasks.model import export_folder
+from tasks.reward_model.settings import Head
 from tasks.rl.filters.keep_all import KeepAll
 from tasks.services import Resources, opened
 from tasks.train.loop import Trainer
 from tasks.train.settings import TrainConf
+from tasks.trained import Trained
 from tasks.types import Action, Passage, Question
 from tests.base.small import SMALL
+from tests.reward_model.small import stored
 from tests.skips import SHARED, needs_shared
 from tests.tiny import PROMPT, make_grammar
 
@@ -90,6 +95,14 @@ class Taught:
         model = new_model(TINY, tokenizer, seed=0).eval()
         model.load_state_dict(weights)
         return model, tokenizer
+
+    @functools.cached_property
+    def models(self) -> dict[str, Trained]:
+        """Reward models whose scores are chance."""
+        model, tokenizer = self.policy("search_r1")
+        export_folder(model, tokenizer, self.folder / "start")
+        heads: dict[str, Head] = {"pica": "success", "pica_as_released": "hazard"}
+        return {name: stored(self.folder, name, 0, self.folder / "start", head) for name, head in heads.items()}
 
     def _teach(self, grammar_name: str) -> tuple[Any, dict[str, torch.Tensor]]:
         torch.set_num_threads(1)
@@ -156,7 +169,7 @@ def _trainer(taught: Taught, name: str, scratch: Path, log: Callable[[int, dict[
         share_prefixes=settings.share_prefixes,
     )
     generator = PlainGenerator(policy.causal_lm, tokenizer, True)
-    resources = Resources(taught.folder, scratch, policy, tokenizer, settings.max_batch_tokens)
+    resources = Resources(taught.folder, scratch, policy, tokenizer, settings.max_batch_tokens, taught.models)
     services = taught.stack.enter_context(opened(method.services, resources))
     search = method.search.retriever(taught.search, services)
     return Trainer(

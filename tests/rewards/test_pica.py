@@ -88,6 +88,14 @@ def test_gains_telescope(before: float, after: list[float]) -> None:
     assert all(math.isfinite(value) for value in placed.values())
 
 
+def test_a_reader_sees_the_probabilities_beside_the_turns() -> None:
+    services: Services = {"reward_model": Told(Probabilities(0.2, (0.4, None, 0.8)))}
+    (score,) = GAIN([played("sia")], [question()], services)
+    assert [(note.turn, note.name, note.value) for note in score.notes] == [
+        (-1, "f(t)", 0.2), (0, "f(t)", 0.4), (2, "f(t)", 0.8),
+    ]  # fmt: skip
+
+
 def test_the_last_turn_earns_nothing_unless_it_is_kept() -> None:
     trajectory = played("sa")
     assert scored(SuccessGain(0.3), trajectory, 0.2, 0.4, 0.9)[0] == {0: near(0.3 * math.log(2))}

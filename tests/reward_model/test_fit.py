@@ -1,0 +1,142 @@
+"""Training of a reward model: packing, exact resume after a kill, the early end, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tasks import checkpoint
+from tasks.reward_model.fit import Fit, num_steps, schedule
+from tasks.reward_model.model import load, packs, place_logits, probabilities
+from tasks.reward_model.settings import LossConf
+from tests.reward_model.small import FIT, encoded, labelled, start
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return start(tmp_path_factory.mktemp("reward_model") / "start")
+
+
+def fresh(folder: Path) -> tuple[Any, Any]:
+    """The new model with a head that says something."""
+    model, tokenizer = load(folder, is_new=True)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        model.score.weight.copy_(torch.randn(model.score.weight.shape, generator=generator) / 4)
+    return model, tokenizer
+
+
+def test_a_new_head_says_one_half(folder: Path) -> None:
+    model, tokenizer = load(folder, is_new=True)
+    assert probabilities(model, [encoded(tokenizer, 1, 2)], 500) == [[0.5] * 4]
+    assert model.score.bias is None
+
+
+def test_packed_trajectories_do_not_see_each_other(folder: Path) -> None:
+    """Read together or one by one, values and gradients are the same."""
+    model, tokenizer = fresh(folder)
+    sequences = [encoded(tokenizer, number, number % 3) for number in range(5)]
+    together = place_logits(model, sequences)
+    torch.cat(together).square().sum().backward()
+    gradient = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    alone = [place_logits(model, [one])[0] for one in sequences]
+    torch.cat(alone).square().sum().backward()
+    for a, b in zip(together, alone, strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+    for name, p in model.named_parameters():
+        if p.grad is not None:
+            assert torch.allclose(gradient[name], p.grad, atol=1e-4), name
+    other = [sequences[3], *sequences[1:]]
+    assert torch.allclose(torch.cat(place_logits(model, other)[1:]), torch.cat(together[1:]), atol=1e-5)
+
+
+def test_packs_hold_what_fits() -> None:
+    assert packs([], 8) == []
+    assert packs([9, 1, 7, 8, 1], 8) == [[0], [1, 2], [3], [4]]
+
+
+def test_trajectories_that_are_read_alone_have_the_probabilities_of_packed_ones(folder: Path) -> None:
+    model, tokenizer = fresh(folder)
+    sequences = [encoded(tokenizer, number, 2) for number in range(4)]
+    few, many = (probabilities(model, sequences, size) for size in (1, 1000))
+    assert torch.allclose(torch.tensor(few), torch.tensor(many), atol=1e-5)
+    empty = replace(sequences[0], places=(), turns=())
+    assert probabilities(model, [empty, sequences[1]], 1000)[0] == []
+
+
+class KilledError(Exception):
+    """Stands for a kill."""
+
+
+def trained(folder: Path, scratch: Path, die_at: int = 0, **changes: Any) -> tuple[dict[str, torch.Tensor], Any]:
+    model, tokenizer = fresh(folder)
+
+    def log(step: int, metrics: dict[str, float]) -> None:
+        if step == die_at:
+            raise KilledError
+
+    fit = Fit(model, LossConf(), replace(FIT, **changes), labelled(tokenizer, 12), labelled(tokenizer, 5, 1), "0",
+              scratch, log)  # fmt: skip
+    progress = fit.run()
+    return {name: p.detach().clone() for name, p in model.named_parameters()}, progress
+
+
+def test_a_killed_training_ends_with_the_same_weights(folder: Path, tmp_path: Path) -> None:
+    whole, progress = trained(folder, tmp_path / "whole")
+    assert progress.step == num_steps(12, FIT) == 6
+    for die_at in (1, 4, 5):
+        with pytest.raises(KilledError):
+            trained(folder, tmp_path / str(die_at), die_at)
+        resumed, again = trained(folder, tmp_path / str(die_at))
+        assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+        assert again == progress
+
+
+def test_a_torn_checkpoint_is_passed_over(folder: Path, tmp_path: Path) -> None:
+    whole, _ = trained(folder, tmp_path / "whole")
+    with pytest.raises(KilledError):
+        trained(folder, tmp_path / "torn", 5)
+    newest = checkpoint.latest(tmp_path / "torn")
+    assert newest is not None
+    (newest / "tensors.safetensors").write_bytes(b"torn")
+    resumed, _ = trained(folder, tmp_path / "torn")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_training_ends_early_with_the_best_weights(folder: Path, tmp_path: Path) -> None:
+    """A rate this high spoils the model: the validation loss rises at once."""
+    _, progress = trained(folder, tmp_path, lr=0.5, max_epochs=40, patience=2, validate_every=1)
+    assert progress.step < 40 * 3
+    assert progress.num_looks_since_best() == 2
+    losses = {row["step"]: row["metrics"]["validation_loss"] for row in progress.history}
+    assert losses[progress.best_step] == min(losses.values()) == progress.best_loss
+
+
+def test_a_loss_that_is_no_number_ends_the_training(folder: Path, tmp_path: Path) -> None:
+    model, tokenizer = fresh(folder)
+    with torch.no_grad():
+        model.score.weight.fill_(float("nan"))
+    fit = Fit(model, LossConf(), FIT, labelled(tokenizer, 4), labelled(tokenizer, 4), "0", tmp_path, lambda s, m: None)
+    with pytest.raises(ValueError, match="reward model: the loss or its gradient became"):
+        fit.run()
+
+
+def test_recomputed_activations_train_alike(folder: Path, tmp_path: Path) -> None:
+    kept, _ = trained(folder, tmp_path / "kept")
+    again, _ = trained(folder, tmp_path / "again", keep_activations=False)
+    assert all(torch.allclose(kept[name], again[name], atol=1e-5) for name in kept)
+
+
+def test_the_rate_rises_and_falls_to_its_floor() -> None:
+    conf = replace(FIT, warmup_share=0.1, floor=0.1)
+    rates = [schedule(step, 100, conf) for step in range(100)]
+    assert rates[:10] == pytest.approx([0.1 * (step + 1) for step in range(10)])
+    assert rates[10] == 1.0
+    assert all(a >= b for a, b in itertools.pairwise(rates[10:]))
+    assert rates[-1] == pytest.approx(0.1, abs=1e-3)
