@@ -28,6 +28,7 @@ def _without(*libraries: str) -> Iterator[None]:
 
 
 with _without("sklearn", "scipy"):
+    from transformers import AutoConfig as AutoConfig
     from transformers import AutoModelForCausalLM as AutoModelForCausalLM
     from transformers import AutoModelForSequenceClassification as AutoModelForSequenceClassification
     from transformers import AutoTokenizer as AutoTokenizer

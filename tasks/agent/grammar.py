@@ -27,7 +27,10 @@ _PAIRS = {
     True: re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL),
     False: re.compile(r"<(answer)>(.*?)</\1>", re.DOTALL),
 }
-_RESERVED = (*TAGS, "result", "warning", "tool_call", "tool_response", "tools", r"sub_question\d*", r"sub_answer\d*")
+_RESERVED = (
+    *TAGS, "result", "warning", "tool_call", "tool_response", "tools", "observation", "original_evidence",
+    r"sub_question\d*", r"sub_answer\d*",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class SearchGrammar:
         last_message: added to the observation of the last search that is executed.
         can_search: False: only answers are read, no searches.
         tags: further tags of this grammar (regular expressions), which retrieved text must not contain either.
+        literals: further strings that the tiny policy's tokenizer makes one token each.
     """
 
     reserved: tuple[str, ...] = ()
@@ -53,6 +57,7 @@ class SearchGrammar:
     last_message: str = ""
     can_search: ClassVar[bool] = True
     tags: ClassVar[tuple[str, ...]] = ()
+    literals: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         require(_shows_text(self.document_format), "document_format", self.document_format,
@@ -120,6 +125,15 @@ class SearchGrammar:
     def render(self, action: Action) -> str:
         """The text that `parse` reads back as this action."""
         return f"<{action.kind}> {action.content} </{action.kind}>" if action.kind != "invalid" else ""
+
+    @property
+    def shows_evidence(self) -> bool:
+        """Whether a demonstration copies what it has read before it answers."""
+        return False
+
+    def call(self, thought: str, action: Action, evidence: str = "") -> str:
+        """The text of a whole call of a demonstration: a thought, evidence where the grammar has it, the action."""
+        return f"<think> {thought} </think> {self.render(action)}"
 
     def complaint(self, action: Action) -> str:
         """The observation after an invalid action."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tasks.agent.grammar import SearchGrammar
@@ -25,10 +25,14 @@ from tasks.types import Action, Hop, Question
 
 @dataclass(frozen=True)
 class ScriptedTurn:
-    """One turn of a plan: a thought and an action."""
+    """One turn of a plan: a thought and an action.
+
+    `cites`: number of the earlier turn whose best passage is copied as evidence, None without evidence.
+    """
 
     think: str
     action: Action
+    cites: int | None = None
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,12 @@ def _answer(hop: Hop) -> ScriptedTurn:
     return ScriptedTurn(f"{topic(hop)} found", Action("answer", hop.answer))
 
 
+def cited(plan: Sequence[ScriptedTurn], choose: Callable[[Sequence[int]], int]) -> list[ScriptedTurn]:
+    """The plan with evidence before its answer: `choose` picks one of the numbers of its searches."""
+    searches = [number for number, turn in enumerate(plan) if turn.action.kind == "search"]
+    return [*plan[:-1], replace(plan[-1], cites=choose(searches))] if searches else list(plan)
+
+
 @dataclass
 class Renderer:
     """Turns plans into token sequences, with observations from the real retriever."""
@@ -166,7 +176,7 @@ class Renderer:
         mask: list[bool] = []
         searches = 0
         for turn, found in zip(plan, hits, strict=True):
-            written = self._encode(f"<think> {turn.think} </think> {self.grammar.render(turn.action)}")
+            written = self._encode(self.grammar.call(turn.think, turn.action, self._evidence(turn, hits)))
             observed: list[int] = []
             if found is not None:
                 searches += 1
@@ -181,6 +191,10 @@ class Renderer:
             ids += written + observed
             mask += [True] * len(written) + [False] * len(observed)
         return Example(tuple(prompt), tuple(ids), tuple(mask))
+
+    def _evidence(self, turn: ScriptedTurn, hits: Sequence[Any]) -> str:
+        passages = hits[turn.cites] if turn.cites is not None else None
+        return self.grammar.neutralize(passages[0].text) if passages else ""
 
     def _encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))

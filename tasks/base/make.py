@@ -17,10 +17,19 @@ import torch
 from tasks.agent.grammar import SearchGrammar
 from tasks.agent.prompts import PLACEHOLDER, Prompt, check_prompts
 from tasks.agent.rollout import RolloutConf
-from tasks.base.demonstrations import Example, Renderer, expert_plan, imperfect_plan, single_hops, topic
+from tasks.base.demonstrations import (
+    Example,
+    Renderer,
+    ScriptedTurn,
+    cited,
+    expert_plan,
+    imperfect_plan,
+    single_hops,
+    topic,
+)
 from tasks.base.fit import Fit
 from tasks.base.settings import BaseConf, TinyConf
-from tasks.base.tokenizer import build_tokenizer
+from tasks.base.tokenizer import LITERALS, build_tokenizer
 from tasks.data.decomposition import hops_of
 from tasks.retrieval import Retriever
 from tasks.types import Passage, Question
@@ -64,7 +73,8 @@ def make_tiny(
     """
     training = [question for question in questions if question.split == "train"]
     chosen = random.Random(f"{seed}/base/questions").sample(training, min(conf.max_questions, len(training)))
-    tokenizer = build_tokenizer(_texts(training, passages, prompt), tiny.max_vocab)
+    literals = (*LITERALS, *grammar.literals)
+    tokenizer = build_tokenizer(_texts(training, passages, prompt), tiny.max_vocab, literals)
     model = new_model(tiny, tokenizer, seed)
     grammar = grammar.fitted(tokenizer)
     check_prompts(tokenizer, prompt, questions, grammar, rollout.max_prompt_tokens)
@@ -72,12 +82,12 @@ def make_tiny(
     fit = Fit(model, scratch, conf.checkpoint_every, conf.max_batch_tokens, log)
 
     words = range(256, tokenizer.vocab_size)  # A wide pool: with few tokens, copying is learned much later.
-    fit.run("recall", conf.recall, lambda step: _recall(f"{seed}/recall/{step}", conf.recall.batch, words))
+    fit.run("recall", conf.recall, lambda step: recall_examples(f"{seed}/recall/{step}", conf.recall.batch, words))
 
     # A resumed run skips finished phases, so it does not render their demonstrations again.
     if "read" not in fit.finished:
         single = list({hop.question: hop for question in chosen for hop in single_hops(question)}.values())
-        read = _usable(renderer.render(single, [expert_plan(q) for q in single]))
+        read = _usable(renderer.render(single, _shown(grammar, [expert_plan(q) for q in single], f"{seed}/read")))
         fit.run("read", conf.read, _sampler(read, conf.read.batch, f"{seed}/read"))
 
     topics = sorted({topic(hop) for question in chosen for hop in hops_of(question)})
@@ -88,7 +98,7 @@ def make_tiny(
         if name not in fit.finished:
             rng = random.Random(f"{seed}/{name}/plans")
             plans = [imperfect_plan(question, topics, mixture, rng) for question in chosen]
-            examples = _usable(renderer.render(chosen, plans))
+            examples = _usable(renderer.render(chosen, _shown(grammar, plans, f"{seed}/{name}")))
             fit.run(name, phase, _sampler(examples, phase.batch, f"{seed}/{name}"))
 
     return TinyPolicy(model.eval(), tokenizer, fit.history)
@@ -127,7 +137,18 @@ def _texts(questions: Sequence[Question], passages: Iterable[Passage], prompt: P
             yield f" next {topic(hop)} {topic(hop)} found , {hop.queries[0]}"
 
 
-def _recall(seed: str, batch: int, tokens: Sequence[int]) -> list[Example]:
+def _shown(grammar: SearchGrammar, plans: list[list[ScriptedTurn]], seed: str) -> list[list[ScriptedTurn]]:
+    """The plans with evidence, where the grammar has it, from any of their searches.
+
+    Which passage is worth copying is left to reinforcement learning, as the ends of chains are.
+    """
+    if not grammar.shows_evidence:
+        return plans
+    rng = random.Random(f"{seed}/evidence")
+    return [cited(plan, rng.choice) for plan in plans]
+
+
+def recall_examples(seed: str, batch: int, tokens: Sequence[int]) -> list[Example]:
     """Six random segments, then the same ones in another order; the mask leaves out first tokens, which are chance."""
     rng = random.Random(seed)
     examples = []

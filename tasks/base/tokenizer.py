@@ -8,7 +8,7 @@ training did.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 END, PAD = "<|endoftext|>", "<|pad|>"
@@ -22,8 +22,11 @@ SMALLEST_VOCAB = 256 + NUM_SPECIAL + 16
 """Bytes, literals, end, padding and some words."""
 
 
-def build_tokenizer(texts: Iterable[str], max_vocab: int) -> Any:
-    """A `Qwen2Tokenizer` of at most `max_vocab` tokens, `SMALLEST_VOCAB` or more; the same texts give the same one."""
+def build_tokenizer(texts: Iterable[str], max_vocab: int, literals: Sequence[str] = LITERALS) -> Any:
+    """A `Qwen2Tokenizer` of at most `max_vocab` tokens, in which each of `literals` is one.
+
+    The same texts give the same tokenizer. Its smallest size is `SMALLEST_VOCAB` with the usual literals.
+    """
     from tokenizers import AddedToken, pre_tokenizers, trainers
 
     from tasks.pretrained import Qwen2Tokenizer
@@ -31,7 +34,7 @@ def build_tokenizer(texts: Iterable[str], max_vocab: int) -> Any:
     alphabet = {symbol: i for i, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     core = Qwen2Tokenizer(vocab=alphabet, merges=[]).backend_tokenizer
     trainer = trainers.BpeTrainer(
-        vocab_size=max_vocab - NUM_SPECIAL, min_frequency=2, initial_alphabet=list(alphabet), show_progress=False
+        vocab_size=max_vocab - len(literals) - 2, min_frequency=2, initial_alphabet=list(alphabet), show_progress=False
     )
     core.train_from_iterator(texts, trainer)
 
@@ -39,7 +42,7 @@ def build_tokenizer(texts: Iterable[str], max_vocab: int) -> Any:
     tokenizer = Qwen2Tokenizer(
         vocab=vocab, merges=merges, unk_token=None, eos_token=END, pad_token=PAD, clean_up_tokenization_spaces=False
     )
-    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in LITERALS])
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in literals])
     return tokenizer
 
 

@@ -64,8 +64,8 @@ class RunSettings:
         return tuple(getattr(self.params, f"{key}s"))
 
     def load(self, cls: type[T], kind: str, name: str) -> T:
-        """`conf/<kind>/<name>.yaml` as a dataclass."""
-        return conf.load(cls, kind, name, root=self.root)
+        """`conf/<kind>/<name>.yaml` as a dataclass, with its changes for this scale."""
+        return conf.fill(cls, extends.read(kind, name, self.params.scale, self.root), f"{conf.CONF}/{kind}/{name}.yaml")
 
     def scale(self, cls: type[T], section: str, changes: Mapping[str, Any] | None = None, where: str = "") -> T:
         """A section of the scale, with the changes that another file makes.
@@ -171,7 +171,7 @@ class RunSettings:
     def reward_model(self, name: str) -> RewardModelConf:
         """A file of `conf/reward_model/`, at this scale; it names a system and a service that exist."""
         where = f"{conf.CONF}/reward_model/{name}.yaml"
-        chosen = conf.fill(RewardModelConf, extends.read("reward_model", name, self.params.scale, self.root), where)
+        chosen = self.load(RewardModelConf, "reward_model", name)
         conf.kind_of(SYSTEMS, chosen.player, self.root, f"{where}: player")
         conf.path_of("service", chosen.labeller, self.root, f"{where}: labeller")
         return chosen

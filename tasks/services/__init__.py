@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tasks.engine import Policy
 
 ROOM = "services"
-Role = Literal["chat", "log_probs", "turn_scores", "documents", "labeller", "reward_model", "judge"]
+Role = Literal["chat", "log_probs", "turn_scores", "documents", "labeller", "reward_model", "judge", "reader"]
 Messages = Sequence[Mapping[str, str]]
 """A conversation: objects with `role` and `content`, as chat models take them."""
 Pair = tuple[Sequence[int], Sequence[int]]
@@ -141,6 +141,18 @@ class Judge(Protocol):
         ...
 
 
+class Reader(Protocol):
+    """A frozen model that answers from evidence alone."""
+
+    def answers(self, pairs: Sequence[tuple[str, str]]) -> list[str]:
+        """The whole reply to each question and its evidence, in order.
+
+        Raises:
+            ServiceError: the model cannot answer now; no answer is made up.
+        """
+        ...
+
+
 class Documents(Protocol):
     """A simulator that answers searches in place of an index: a `tasks.retrieval.Retriever`."""
 
@@ -214,6 +226,7 @@ class Services(TypedDict, total=False):
     labeller: Labeller
     reward_model: RewardModel
     judge: Judge
+    reader: Reader
 
 
 NO_SERVICES: Services = {}

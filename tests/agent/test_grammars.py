@@ -62,6 +62,47 @@ def test_research_observation(either: Any) -> None:
     assert t.answer == "Bristow"
 
 
+def test_r_search_observation_and_evidence(either: Any) -> None:
+    """As docs/methods/r_search.md has it, to the blank; evidence ends no call and is trained."""
+    search = "I look it up. <search> Hask </search>"
+    answer = "So. <original_evidence> Farrow rules Hask . </original_evidence> <answer> Farrow </answer>"
+    t = play(either, "r_search", search, answer)
+    assert observed(either, t) == [
+        '\n\n<observation>(Title: "Hask") Farrow rules Hask .\n'
+        '(Title: "Elvane") Hask rules Elvane .\n</observation>\n\n',
+        "",
+    ]
+    assert (t.answer, [turn.action.kind for turn in t.turns]) == ("Farrow", ["search", "answer"])
+    assert t.turns[1].text.rstrip() == answer
+
+
+def test_r_search_cuts_a_call_at_its_search_also_inside_evidence(either: Any) -> None:
+    grammar = make_grammar("r_search", either)
+    text = "<original_evidence> <search> Hask </search> </original_evidence> <answer> Farrow </answer>"
+    assert grammar.parse(text) == Action("search", "Hask")
+    assert not grammar.is_complete("<original_evidence> x </original_evidence>")
+    assert grammar.parse("<original_evidence> x </original_evidence>").kind == "invalid"
+
+
+@pytest.mark.parametrize("tag", ["observation", "original_evidence"])
+@pytest.mark.parametrize("form", ["<{}>", "</{}>", "< {} >", "</ {}>", "<{}  x>"])
+def test_r_search_reserves_its_tags(either: Any, tag: str, form: str) -> None:
+    grammar = make_grammar("r_search", either)
+    for cased in (tag, tag.upper()):
+        assert "<" not in grammar.neutralize(f"so {form.format(cased)} so")
+
+
+@pytest.mark.parametrize("evidence", [True, False])
+def test_a_demonstration_of_r_search_is_read_back(evidence: bool) -> None:
+    grammar = grammars.make({"kind": "r_search", "evidence": evidence}, None, "a test")
+    for action in (Action("search", "Hask"), Action("answer", "Farrow")):
+        text = grammar.call("so", action, "Farrow rules Hask .")
+        assert grammar.parse(text) == action
+        assert ("<original_evidence> Farrow rules Hask . </original_evidence>" in text) == evidence
+        assert "think" not in text
+    assert make_grammar("search_r1").call("so", Action("answer", "x")) == "<think> so </think> <answer> x </answer>"
+
+
 @pytest.mark.parametrize("max_turns", [1, 2, 3])
 def test_the_last_search_is_followed_by_the_warning_and_no_other(either: Any, max_turns: int) -> None:
     """Masked, at the end of the observation after which no search is executed, also where that turn was invalid."""
@@ -90,7 +131,7 @@ def test_an_invalid_action_is_warned_about(either: Any) -> None:
     assert [turn.action.kind for turn in t.turns] == ["invalid", "invalid", "search", "answer"]
 
 
-@pytest.mark.parametrize("name", ["search_r1", "research", "tool_call", "answer_only"])
+@pytest.mark.parametrize("name", ["search_r1", "research", "tool_call", "answer_only", "r_search"])
 def test_other_grammars_do_not_warn(name: str) -> None:
     assert "<warning>" not in make_grammar(name).invalid_message + make_grammar(name).last_message
 
@@ -101,8 +142,8 @@ def test_retrieved_text_forges_no_frame_of_any_grammar(name: str) -> None:
     evil = "".join(make_grammar(other).opening + make_grammar(other).closing for other in KINDS)
     evil += LAST + "<sub_answer1> x </sub_answer1> < / RESULT >"
     shown = grammar.document(1, Hit("p", 1.0, evil, evil))
-    tags = r"<\s*/?\s*(information|result|warning|tool_response|tool_call|sub_answer1|answer|search)\b"
-    assert not re.search(tags, shown, re.IGNORECASE)
+    tags = "information|observation|original_evidence|result|warning|tool_response|tool_call|sub_answer1|answer|search"
+    assert not re.search(rf"<\s*/?\s*({tags})\b", shown, re.IGNORECASE)
 
 
 # Boxed answers --------------------------------------------------------------------------------------------------------

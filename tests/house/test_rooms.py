@@ -42,6 +42,7 @@ ORDER = (
     "generate",
     "agent",
     "base",
+    "reader",
     "services",
     "reward_model",
     "rewards",

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import csv
 import functools
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +18,12 @@ from typing import Any
 import pytest
 import torch
 
-from tasks import conf, methods, retrieval
+from tasks import conf, extends, methods, parts, retrieval, trained
+from tasks.agent import grammars
+from tasks.agent.grammar import SearchGrammar
+from tasks.agent.grammars.search_r1 import SearchR1Grammar
 from tasks.agent.rollout import Player, RolloutConf
-from tasks.base.demonstrations import Renderer, ScriptedTurn, expert_plan
+from tasks.base.demonstrations import Renderer, ScriptedTurn, cited, expert_plan
 from tasks.base.fit import Fit, PhaseConf
 from tasks.base.make import new_model
 from tasks.base.settings import LoraConf, TinyConf
@@ -31,9 +35,13 @@ from tasks.engine.plain import PlainCritic, PlainPolicy
 from tasks.generate.plain import PlainGenerator
 from tasks.methods import loader
 from tasks.model import export_folder
+from tasks.reader.card import write_card
+from tasks.reader.make import make_reader
+from tasks.reader.settings import ReaderConf
 from tasks.reward_model.settings import Head
 from tasks.rl.filters.keep_all import KeepAll
 from tasks.services import Resources, opened
+from tasks.store import digest, sha256
 from tasks.train.loop import Trainer
 from tasks.train.settings import TrainConf
 from tasks.trained import Trained
@@ -41,15 +49,15 @@ from tasks.types import Action, Passage, Question
 from tests.base.small import SMALL
 from tests.reward_model.small import stored
 from tests.skips import SHARED, needs_shared
-from tests.tiny import PROMPT, make_grammar
+from tests.tiny import PROMPT
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
 PRINTED = SHARED / "papers" / "results.csv"
 # Systems of other families, trained and prompted ones: each has its own work and its own test.
 OTHERS = {
-    "Adaptive-RAG", "CoT", "FLARE", "IRCoT", "Iter-Retgen", "LLM w/o Search", "Naive Generation", "R-Search",
-    "RAG", "Search-o1", "SuRe", "Vanilla RAG",
+    "Adaptive-RAG", "CoT", "FLARE", "IRCoT", "Iter-Retgen", "LLM w/o Search", "Naive Generation", "RAG", "Search-o1",
+    "SuRe", "Vanilla RAG",
 }  # fmt: skip
 
 
@@ -87,11 +95,12 @@ class Taught:
         golds = tuple(p for p in self.passages if p.id in question.gold_passage_ids)
         return replace(question, decomposition=tuple(hops_of(question)), gold_passages=golds)
 
-    def policy(self, grammar_name: str) -> tuple[Any, Any]:
-        """(model, tokenizer), a fresh copy each time."""
-        if grammar_name not in self.made:
-            self.made[grammar_name] = self._teach(grammar_name)
-        tokenizer, weights = self.made[grammar_name]
+    def policy(self, tree: Mapping[str, Any]) -> tuple[Any, Any]:
+        """(model, tokenizer) taught in this grammar, a fresh copy each time."""
+        name = json.dumps(tree)
+        if name not in self.made:
+            self.made[name] = self._teach(tree)
+        tokenizer, weights = self.made[name]
         model = new_model(TINY, tokenizer, seed=0).eval()
         model.load_state_dict(weights)
         return model, tokenizer
@@ -99,25 +108,42 @@ class Taught:
     @functools.cached_property
     def models(self) -> dict[str, Trained]:
         """Reward models whose scores are chance."""
-        model, tokenizer = self.policy("search_r1")
+        model, tokenizer = self.policy(parts.plain(SearchR1Grammar()))
         export_folder(model, tokenizer, self.folder / "start")
         heads: dict[str, Head] = {"pica": "success", "pica_as_released": "hazard"}
         return {name: stored(self.folder, name, 0, self.folder / "start", head) for name, head in heads.items()}
 
-    def _teach(self, grammar_name: str) -> tuple[Any, dict[str, torch.Tensor]]:
+    def reader(self, name: str, tree: Mapping[str, Any]) -> dict[str, Trained]:
+        """A reader that has learned the answers to its evidence by heart."""
+        folder = self.folder / trained.FOLDER / name
+        if not folder.exists():
+            torch.set_num_threads(1)
+            learned = {"max_steps": 120, "batch": 12, "lr": 4e-3, "decay": False}
+            made = conf.fill(ReaderConf, conf.merge(tree, {"read": learned, "check_every": 60}), name)
+            passages = {passage.id: passage for passage in self.passages}
+            few = [*self.questions, replace(self.questions[0], split="dev")]
+            reader = make_reader(made, few, "dev", passages, 0, self.folder / "reader", lambda step, metrics: None)
+            folder.mkdir(parents=True)
+            export_folder(reader.model, reader.tokenizer, folder)
+            write_card(folder, name, 0, made.habits, reader.quality)
+            trained.seal(folder, {})
+        relative = folder.relative_to(self.folder)
+        return {name: Trained(str(relative), sha256(folder / trained.MANIFEST))}
+
+    def _teach(self, tree: Mapping[str, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
         torch.set_num_threads(1)
-        plans = [plan for question in self.questions for plan in _plans(question, grammar_name)]
+        plain = grammars.make(tree, None, "a test")
+        plans = [plan for question in self.questions for plan in _plans(question, plain)]
         questions = [question for question in self.questions for _ in range(2)]
-        plain = make_grammar(grammar_name)
         texts = [f" {p.title} {p.text}" for p in self.passages] + [
-            f"<think> {step.think} </think> {plain.render(step.action)}" for plan in plans for step in plan
+            plain.call(step.think, step.action) for plan in plans for step in plan
         ]
         tokenizer = build_tokenizer([*texts, plain.invalid_message, plain.opening, plain.closing] * 2, 900)
         model = new_model(TINY, tokenizer, seed=0)
-        renderer = Renderer(BUDGET, tokenizer, self.search, make_grammar(grammar_name, tokenizer), PROMPT)
+        renderer = Renderer(_budget(plain), tokenizer, self.search, plain.fitted(tokenizer), PROMPT)
         examples = renderer.render(questions, plans)
         assert all(any(example.loss_mask) for example in examples)
-        fit = Fit(model, self.folder / grammar_name, 10_000, 4096, lambda step, metrics: None)
+        fit = Fit(model, self.folder / digest(tree), 10_000, 4096, lambda step, metrics: None)
         fit.run("heart", PhaseConf(250, 12, 4e-3, False, 0.04), lambda step: examples)
         return tokenizer, {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
@@ -129,11 +155,18 @@ BUDGET = RolloutConf(
 )  # fmt: skip
 
 
-def _plans(question: Question, grammar_name: str) -> list[list[ScriptedTurn]]:
+def _budget(grammar: SearchGrammar) -> RolloutConf:
+    """Evidence is a passage: it takes as many tokens as an observation."""
+    return replace(BUDGET, max_call_tokens=100, max_total_tokens=900) if grammar.shows_evidence else BUDGET
+
+
+def _plans(question: Question, grammar: SearchGrammar) -> list[list[ScriptedTurn]]:
     """The expert's plan, and the same with a wrong answer; without searches where the grammar has none."""
     plan = expert_plan(question)
-    wrong = ScriptedTurn(plan[-1].think, Action("answer", question.decomposition[0].question.split()[2]))
-    if grammar_name == "answer_only":
+    if grammar.shows_evidence:
+        plan = cited(plan, max)
+    wrong = replace(plan[-1], action=Action("answer", question.decomposition[0].question.split()[2]))
+    if not grammar.can_search:
         plan = plan[-1:]
     return [plan, [*plan[:-1], wrong]]
 
@@ -149,15 +182,14 @@ def _trainer(taught: Taught, name: str, scratch: Path, log: Callable[[int, dict[
     """As the stage `train` puts it together, at the smoke scale and with ten steps."""
     tree = conf.section("scale", "smoke", ROOT)["train"]
     resolved = loader.load(name, "smoke", ROOT, PROMPT)
-    grammar_name = resolved["grammar"]["kind"]
-    model, tokenizer = taught.policy(grammar_name)
+    model, tokenizer = taught.policy(resolved["grammar"])
     method = methods.build(resolved, tokenizer)
     ten = {"num_steps": 10, "rollouts_per_step": 15, "validate_every": 5, "checkpoint_every": 10, "collapse": None}
     settings = conf.fill(TrainConf, conf.merge(conf.merge(tree, resolved["train"]), {**ten, "select": "last"}), name)
-    budget = replace(BUDGET, **resolved["rollout"])
+    budget = replace(_budget(method.grammar), **resolved["rollout"])
     start = None
     if method.sampler.from_start:
-        start = PlainGenerator(taught.policy(grammar_name)[0], tokenizer, False)
+        start = PlainGenerator(taught.policy(resolved["grammar"])[0], tokenizer, False)
     critic = PlainCritic(model, settings.critic, settings.dtype) if method.advantage.needs_values else None
     policy = PlainPolicy(
         model,
@@ -169,7 +201,9 @@ def _trainer(taught: Taught, name: str, scratch: Path, log: Callable[[int, dict[
         share_prefixes=settings.share_prefixes,
     )
     generator = PlainGenerator(policy.causal_lm, tokenizer, True)
-    resources = Resources(taught.folder, scratch, policy, tokenizer, settings.max_batch_tokens, taught.models)
+    needs_reader, reader = "reader" in resolved["services"], extends.read("reader", "tiny_llama", "smoke", ROOT)
+    models = taught.reader("tiny_llama", reader) if needs_reader else taught.models
+    resources = Resources(taught.folder, scratch, policy, tokenizer, settings.max_batch_tokens, models)
     services = taught.stack.enter_context(opened(method.services, resources))
     search = method.search.retriever(taught.search, services)
     return Trainer(

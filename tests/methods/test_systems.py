@@ -15,6 +15,8 @@ from tasks.methods import loader
 from tasks.parts import kind_of
 from tasks.rewards.answer import AnswerReward
 from tasks.rewards.ended_answer import EndedAnswer
+from tasks.rewards.evidence import EvidenceReward
+from tasks.rewards.evidence_format import EvidenceFormatReward
 from tasks.rewards.format_answer import FormatAnswerReward
 from tasks.rewards.hazard_steps import HazardSteps
 from tasks.rewards.judged_actions import JudgedActions
@@ -62,6 +64,7 @@ KEY, GAIN_AND_PENALTY = KeyReward(0.618), SearchTurnReward(1.0, 1.0)
 F1_OF_PICA, STEP_PENALTY = AnswerReward("f1", weight=1.5), StepPenalty(0.3, 0.3, 1.5, 3)
 GAIN_IN_SUCCESS = SuccessGain(0.3, keep_final=False, clamp=1e-4, limit=1.0)
 TURNS = PPO | {"group": 5, "advantage": TokenGae(1.0, 1.0, 0.001, per="turn")}
+EVIDENCE = EvidenceReward(1.0)
 GAIN, PENALTY = SearchTurnReward(1.0, 0.0), SearchTurnReward(0.0, 1.0)
 
 
@@ -113,6 +116,10 @@ SYSTEMS: dict[str, dict[str, Any]] = {
         lr=7e-7,
         services=["reward_model"],
     ),
+    # docs/methods/r_search.md
+    "r_search": of(GRPO, AnswerReward("f1"), EVIDENCE, EvidenceFormatReward(0.2, 0.2), services=["model_reader"]),
+    "r_search_ppo": of(PPO, AnswerReward("f1"), EVIDENCE, EvidenceFormatReward(0.2, 0.2), services=["model_reader"]),
+    "r_search_wo_evidence": of(GRPO, AnswerReward("f1"), EvidenceFormatReward(0.0, 0.2)),
     # the pages of r1, research, mt_ppo, tips, zerosearch, sft
     "r1": of(PPO, EM, searches=False),
     "research": of(GRPO, "F1OrFormat"),

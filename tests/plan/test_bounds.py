@@ -20,6 +20,7 @@ from tasks.base.settings import BaseConf, ModelConf
 from tasks.data.settings import DataConf
 from tasks.methods import loader
 from tasks.plan.run_settings import RunSettings
+from tasks.reader.settings import ReaderConf
 from tasks.rl.method import Method
 from tasks.rl.samplers.independent_group import IndependentGroup
 from tasks.server.settings import Settings as ServerConf
@@ -43,8 +44,8 @@ IN_NO_FILE = {
     ("rl.losses", "entropy"): {"coefficient": 0.001},
 }
 METHODS = (  # Together they have every part.
-    "dapo", "mt_ppo", "pica", "pica_as_released", "rejection_sampling", "research", "search_r1_ppo_format", "sft",
-    "stepsearch", "stepsearch_ow_sub_answer", "tips", "zerosearch", "slate_k1", "slate_wo_judge",
+    "dapo", "mt_ppo", "pica", "pica_as_released", "r_search", "rejection_sampling", "research", "search_r1_ppo_format",
+    "sft", "stepsearch", "stepsearch_ow_sub_answer", "tips", "zerosearch", "slate_k1", "slate_wo_judge",
 )  # fmt: skip
 
 
@@ -59,6 +60,7 @@ def _read() -> Iterator[Any]:
         yield from (conf.load(cls, kind, name, root=ROOT) for name in _names(kind))
     run = RunSettings(ROOT, params.read(ROOT))
     yield from (run.reward_model(name) for name in _names("reward_model"))
+    yield from (run.load(ReaderConf, "reader", name) for name in _names("reader"))
     yield from (run.scale(BaseConf, "base"), run.rollout(), run.training())
     yield from (retrieval.load_settings(name, ROOT) for name in _names("retriever"))
     yield retrieval.settings_of({"backend": "generated"}, "generated")

@@ -44,6 +44,11 @@ POLICY_OF = {
     (STEPS, "ow info gain"): "stepsearch_ow_info_gain",
     (STEPS, "ow steps reward"): "stepsearch_ow_steps",
     (STEPS, "ow sub-answer"): "stepsearch_ow_sub_answer",
+    ("R-Search", "main"): "r_search",
+    ("R-Search", "GRPO"): "r_search",
+    ("R-Search", "GRPO, full"): "r_search",
+    ("R-Search", "GRPO, w/o evidence"): "r_search_wo_evidence",
+    ("R-Search", "PPO"): "r_search_ppo",
     ("DSPO", "full"): "dspo",
     ("DSPO", "w/o dynamic filter (= GSPO)"): "gspo",
     ("DSPO", "w/o sequence-level opt. (= DAPO)"): "dapo",
@@ -100,8 +105,9 @@ def test_every_average_is_that_of_its_row():
     assert len(whole) > 20
     misprints = []
     for key, values in whole.items():
-        average = values.pop("Avg")
-        if average != pytest.approx(statistics.mean(values.values()), abs=0.0011):
+        average = values["Avg"]
+        cells = [value for dataset, value in values.items() if not dataset.startswith("Avg")]
+        if cells and average != pytest.approx(statistics.mean(cells), abs=0.0011):
             misprints.append((key[1], average))
     # Printed so: the means of these rows' numbers are 0.3836, 0.4059, 0.3757 and 0.309.
     assert misprints == [("PiCA", 0.385), ("DSPO", 0.396), ("DSPO", 0.385), ("DSPO", 0.313)]

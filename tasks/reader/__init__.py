@@ -1,0 +1,1 @@
+"""A frozen model that answers from evidence alone: how it reads, and how the laptop's tiny one is trained."""
