@@ -10,6 +10,9 @@
 #   make ui                     Prefect and MLflow on this machine (PORT_PREFECT=4200 PORT_MLFLOW=5000)
 #   make serve                  deployments on that Prefect: on demand, and a nightly evaluation
 #   make search-server          INDEX=artifacts/index over HTTP on PORT=8000, for RETRIEVER=remote and Search-R1's clients
+#   make evidence-server        POLICY=artifacts/train/r_search-0: a trained agent's evidence in place of passages, likewise
+#   make mcp-server             the same agent as a tool of the Model Context Protocol, on this machine (PORT=8765)
+#   make measure-tool           does that evidence help another model (READER=artifacts/models/tiny_llama-1)?
 #   make upload                 records that no MLflow server has taken yet
 #   make test | check | lint    every test | lint and the fast tests | format, lint and types (ARGS= goes to pytest)
 #   make format                 what ruff can mend
@@ -36,6 +39,8 @@ UV := 0.13.8
 PORT_PREFECT ?= 4200
 PORT_MLFLOW ?= 5000
 INDEX ?= artifacts/index
+POLICY ?= artifacts/train/r_search-0
+READER ?= artifacts/models/tiny_llama-1
 
 # A file of tests stays in one process: its fixtures are made once. Long files come first (tests/conftest.py). One
 # process more than processors (nproc heeds OMP_NUM_THREADS), because many tests wait for what they have started.
@@ -50,7 +55,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 # Every variable of the command line that is not the Makefile's own is a setting; flows.reproduce knows which there are.
-OWN := VENV REQUIREMENTS UV PYTEST PORT_PREFECT PORT_MLFLOW INDEX PORT ARGS STUDY PARALLEL \
+OWN := VENV REQUIREMENTS UV PYTEST PORT_PREFECT PORT_MLFLOW INDEX POLICY READER PORT ARGS STUDY PARALLEL \
   DO_NOT_TRACK HF_HUB_OFFLINE OMP_NUM_THREADS UV_LINK_MODE PIP_FIND_LINKS PIP_INDEX_URL
 GIVEN = $(strip $(foreach name,$(filter-out $(OWN),$(.VARIABLES)),$(if $(filter command,$(origin $(name))),$(name))))
 SETTINGS = $(foreach name,$(GIVEN),$(if $($(name)),--set '$(name)=$($(name))')) \
@@ -61,7 +66,7 @@ $(error $(GIVEN): only run, smoke and compare take settings, and $(MAKECMDGOALS)
 endif
 endif
 
-.PHONY: help setup run smoke compare test lint check format bench bench-retrieval ui serve search-server report upload clean
+.PHONY: help setup run smoke compare test lint check format bench bench-retrieval ui serve search-server evidence-server mcp-server measure-tool report upload clean
 
 help:
 	@sed --quiet -e '/^$$/q' -e 's/^# \{0,1\}//p' Makefile
@@ -150,6 +155,16 @@ serve: $(STAMP)
 
 search-server: $(STAMP)
 	@exec $(BIN)/python -m tasks.server --index '$(INDEX)' $(if $(PORT),--port '$(PORT)') $(ARGS)
+
+evidence-server: $(STAMP)
+	@exec $(BIN)/python -m tasks.tool --policy '$(POLICY)' --index '$(INDEX)' $(if $(PORT),--port '$(PORT)') $(ARGS)
+
+mcp-server: $(STAMP)
+	@exec $(BIN)/python -m tasks.tool.mcp_server --http --policy '$(POLICY)' --index '$(INDEX)' \
+	  $(if $(PORT),--port '$(PORT)') $(ARGS)
+
+measure-tool: $(STAMP)
+	@$(BIN)/python -m tasks.tool.measure --policy '$(POLICY)' --reader '$(READER)' --index '$(INDEX)' $(ARGS)
 
 upload: $(STAMP)
 	@$(BIN)/python -m tasks.runner.tracking upload

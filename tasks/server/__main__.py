@@ -15,12 +15,21 @@ import resource
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from tasks import conf
 from tasks.retrieval.remote import KEY_VARIABLE
 from tasks.server.settings import Settings
+
+if TYPE_CHECKING:
+    from tasks.server.app import SearchService
+
+    Changed = Callable[[SearchService], None]
+    Make = Callable[[argparse.Namespace, Settings, Changed], SearchService]
+    """Makes what is served, which calls `Changed` when it is ready or has failed."""
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _FILES = 65_536
@@ -29,14 +38,24 @@ _SWITCH_S = 0.0005  # By default a search thread would keep the event loop waiti
 
 def main(words: list[str] | None = None) -> int:
     """Read the command line and serve; returns the exit status."""
-    given = _parser().parse_args(words)
+    return serve(parser("python -m tasks.server", __doc__ or "").parse_args(words), _index_service)
+
+
+def serve(given: argparse.Namespace, make: Make) -> int:
+    """Serve what `make` gives, as the words of the command line want it; returns the exit status."""
     try:
         settings = _settings(given)
         key = api_key(settings.host, given.without_key)
         with _listening(settings) as listener:
-            return _serve(given, settings, key, listener)
+            return _serve(given, settings, key, listener, make)
     except ValueError as error:
         return _tell(error)
+
+
+def _index_service(given: argparse.Namespace, settings: Settings, changed: Changed) -> SearchService:
+    from tasks.server.app import SearchService
+
+    return SearchService(given.index, settings, given.corpus, changed)
 
 
 def api_key(host: str, without_key: bool) -> str | None:
@@ -70,8 +89,9 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tasks.server", description=(__doc__ or "").partition(";")[0])
+def parser(program: str, about: str) -> argparse.ArgumentParser:
+    """The words of a server's command line; `about` says what it is for, up to its first semicolon."""
+    parser = argparse.ArgumentParser(prog=program, description=about.partition(";")[0])
     parser.add_argument("--index", type=Path, required=True, help="folder of the index, such as artifacts/index")
     parser.add_argument("--corpus", type=Path, help="refuse an index that was built from another corpus")
     parser.add_argument("--settings", default="default", help="name of a file of conf/server (default)")
@@ -115,7 +135,7 @@ def _listening(settings: Settings) -> contextlib.closing[socket.socket]:
     return contextlib.closing(listener)
 
 
-def _serve(given: argparse.Namespace, settings: Settings, key: str | None, listener: socket.socket) -> int:
+def _serve(given: argparse.Namespace, settings: Settings, key: str | None, listener: socket.socket, make: Make) -> int:
     threads = settings.encoder_threads or len(os.sched_getaffinity(0))
     for variable in _THREADS:  # Libraries read these variables at import.
         os.environ[variable] = str(threads)
@@ -123,7 +143,7 @@ def _serve(given: argparse.Namespace, settings: Settings, key: str | None, liste
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import uvicorn
 
-    from tasks.server.app import SearchService, make_app
+    from tasks.server.app import make_app
     from tasks.server.guard import bounded_protocol
 
     _allow_many_connections()
@@ -149,7 +169,7 @@ def _serve(given: argparse.Namespace, settings: Settings, key: str | None, liste
                 flush=True,
             )
 
-    service = SearchService(given.index, settings, given.corpus, changed)
+    service = make(given, settings, changed)
     config = uvicorn.Config(
         make_app(service, settings, key),
         http=bounded_protocol(settings),

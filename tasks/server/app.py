@@ -181,17 +181,21 @@ class SearchService:
         self.metrics.drops.set(0 if self._cache is None else self._cache.num_drops)
         return self.metrics.text()
 
+    def load(self) -> tuple[Retriever, dict[str, Any]]:
+        """What answers the searches, and what `/health` says of it; called once, in a thread of its own."""
+        retriever = self._opened or open_retriever(self._index_dir, self._corpus, self._settings.num_threads)
+        manifest = manifests.read(self._index_dir)
+        return retriever, {
+            "backend": manifest.backend,
+            "index_sha256": store.sha256(self._index_dir / manifests.NAME),
+            "corpus_sha256": manifest.corpus_sha256,
+            "num_passages": manifest.num_passages,
+        }
+
     def _open(self, loop: asyncio.AbstractEventLoop) -> None:
         result: tuple[Retriever, Health] | Exception
         try:
-            retriever = self._opened or open_retriever(self._index_dir, self._corpus, self._settings.num_threads)
-            manifest = manifests.read(self._index_dir)
-            served = {
-                "backend": manifest.backend,
-                "index_sha256": store.sha256(self._index_dir / manifests.NAME),
-                "corpus_sha256": manifest.corpus_sha256,
-                "num_passages": manifest.num_passages,
-            }
+            retriever, served = self.load()
             health = self.health.model_copy(update=served)
             first = retriever.search([""], 1)[0][0]
             # Libraries load and compile now instead of in the first request.

@@ -48,6 +48,8 @@ PARAMS = (
     "tests/pipeline/test_flow.py::test_a_setting_re_executes_what_depends_on_it_and_one_for_this_run_only_is_put_back"
 )
 SCALE = "tests/benchmarks/test_bench_retrieval.py::test_every_step_of_the_scale_benchmark_runs"
+EVIDENCE = "tests/tool/test_serving.py::test_the_client_of_the_search_server_gets_evidence"
+MEASURED = "tests/tool/test_agent.py::test_the_command_prints_and_writes_a_table"
 
 RUN_BY = {
     "make run": PIPELINE,
@@ -88,6 +90,15 @@ RUN_BY = {
     'make search-server INDEX=.scratch/served-index ARGS="--host 0.0.0.0 --without-key"': (
         "tests/server/test_server.py::test_what_keeps_it_from_listening_to_others"
     ),
+    "make run METHODS=r_search MODEL=tiny_r_search": TRAINED,
+    "make evidence-server POLICY=artifacts/train/r_search-0": EVIDENCE,
+    "make evidence-server POLICY=artifacts/train/r_search-0 PORT=8001": EVIDENCE,
+    "make mcp-server POLICY=artifacts/train/r_search-0": "tests/tool/test_serving.py::test_a_client_talks_over_http",
+    "python -m tasks.tool.mcp_server --policy artifacts/train/r_search-0 --index artifacts/index": (
+        "tests/tool/test_serving.py::test_a_client_starts_the_tool_and_talks_over_stdio"
+    ),
+    "make measure-tool READER=artifacts/models/tiny_llama-1": MEASURED,
+    "make measure-tool POLICY=artifacts/train/r_search-0 READER=artifacts/models/tiny_llama-1": MEASURED,
     "cp -r artifacts/index .scratch/served-index": f"{HERE}::test_a_served_copy_answers",
     "make test": LINTED,
     "make lint": LINTED,
@@ -189,7 +200,11 @@ def test_a_dry_run_calls_the_module_that_the_tests_run() -> None:
     calls = {
         "run": "flows.reproduce", "smoke": "flows.reproduce --once --set scale=smoke", "ui": "flows.ui",
         "compare": "flows.reproduce --compare 'main'", "serve": "flows.serve",
-        "search-server": "tasks.server --index 'artifacts/index'", "upload": "tasks.runner.tracking upload",
+        "search-server": "tasks.server --index 'artifacts/index'",
+        "evidence-server": "tasks.tool --policy 'artifacts/train/r_search-0' --index 'artifacts/index'",
+        "mcp-server": "tasks.tool.mcp_server --http --policy 'artifacts/train/r_search-0'",
+        "measure-tool": "tasks.tool.measure --policy 'artifacts/train/r_search-0'",
+        "upload": "tasks.runner.tracking upload",
         "bench": "tests.benchmarks.bench_trl", "bench-retrieval": "tests.benchmarks.bench_server", "test": "pytest",
     }  # fmt: skip
     for target, module in calls.items():

@@ -55,6 +55,7 @@ ORDER = (
     "train",
     "systems",
     "evaluate",
+    "tool",
     "report",
     "runner",
     "params",

@@ -1,0 +1,132 @@
+"""Opens a trained policy that writes evidence, and lets it search for questions."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from tasks import generate, parts, retrieval, store, systems
+from tasks.agent import grammars
+from tasks.model import weights_sha256
+from tasks.retrieval import RetrievalError, Retriever
+from tasks.rewards.blocks import evidence_of
+from tasks.store import DataError
+from tasks.systems import System
+from tasks.types import Hit, Question, Trajectory
+
+_SEED = 0  # Greedy play draws nothing.
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the agent found for one question.
+
+    Attributes:
+        evidence: what it wrote as evidence after a search; empty without any.
+        queries: what it searched, in order.
+        passages: the passages that it read, in order, each once.
+    """
+
+    evidence: str
+    queries: tuple[str, ...]
+    passages: tuple[Hit, ...]
+
+
+@dataclass
+class EvidenceAgent:
+    """Plays questions greedily; threads may share it.
+
+    Attributes:
+        system: the trained policy with its prompt, grammar and budgets.
+        retriever: the search engine that it uses.
+        identity: hash of policy and settings.
+    """
+
+    system: System
+    retriever: Retriever
+    identity: str
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def find(self, questions: Sequence[str]) -> list[Found]:
+        """What the agent found for each question, in order.
+
+        Raises:
+            RetrievalError: a search failed, or the agent cannot take a question, such as one that is too long.
+        """
+        found: list[Found] = []
+        asked = [Question(f"asked-{i}", "asked", "test", text, ("",), 1) for i, text in enumerate(questions)]
+        with self._lock:
+            for first in range(0, len(asked), self.system.batch_questions):
+                found += self._played(asked[first : first + self.system.batch_questions])
+        return found
+
+    def _played(self, questions: Sequence[Question]) -> list[Found]:
+        try:
+            episodes = self.system.play(questions, "greedy", _SEED)
+            return [_found(cast(Trajectory, episode)) for episode in episodes]
+        except DataError as error:
+            raise RetrievalError(f"the agent cannot take this question: {error}") from error
+
+
+def _found(trajectory: Trajectory) -> Found:
+    if trajectory.status == "failed":
+        raise RetrievalError(f"a search of the agent failed: {trajectory.error}")
+    searched = [turn for turn in trajectory.turns if turn.executed]
+    passages = {hit.passage_id: hit for turn in searched for hit in turn.hits}
+    queries = tuple(query for turn in searched for query in turn.action.searches)
+    return Found(evidence_of(trajectory), queries, tuple(passages.values()))
+
+
+@contextlib.contextmanager
+def opened(
+    trained: Path, retriever: Retriever, generator: str = "plain", root: Path = Path(".")
+) -> Iterator[EvidenceAgent]:
+    """The agent of a folder that stage `train` wrote, such as `artifacts/train/r_search-0`.
+
+    Args:
+        trained: the folder, with `policy/` and `summary.json`.
+        retriever: the search engine.
+        generator: file of `conf/generator/` that writes the policy's text.
+        root: root of the clone.
+
+    Raises:
+        DataError: no such folder, or a policy that writes no evidence.
+    """
+    tree = _playing(trained)
+    kind: systems.Kind = parts.make("systems", tree, f"{trained}/summary.json")
+    writer = generate.load(generator, root)
+    policy = trained / "policy"
+    resources = systems.Resources(policy, retriever, 0, lambda folder: writer.start(folder, "float32"), {})
+    with kind.opened(resources) as system:
+        yield EvidenceAgent(system, retriever, store.digest(weights_sha256(policy), tree))
+
+
+def _playing(trained: Path) -> dict[str, Any]:
+    """Kind and settings of the system that plays the policy."""
+    path = trained / "summary.json"
+    if not path.is_file():
+        raise DataError(
+            f"{path}: the file is missing. Expected a folder that a run has trained, such as "
+            "artifacts/train/r_search-0; make one with `make run METHODS=r_search`."
+        )
+    settings = store.read_json(path).get("settings", {})
+    method = settings.get("method", {})
+    tree = {parts.KIND: "policy", **{key: method.get(key) for key in ("prompt", "grammar")}}
+    grammar = grammars.make(tree["grammar"], None, f"{path}: settings: method: grammar")
+    if not grammar.shows_evidence:
+        raise DataError(
+            f"{path}: grammar {parts.kind_of(grammar)!r}: this policy writes no evidence. Expected one that was "
+            "trained with R-Search's grammar, such as artifacts/train/r_search-0."
+        )
+    return {**tree, "rollout": settings.get("rollout")}
+
+
+def open_search(index: Path, corpus: Path | None) -> Retriever:
+    """The index in a folder; `corpus`, if given, must be the one it was built from."""
+    return retrieval.open_retriever(index, corpus)
