@@ -745,7 +745,7 @@
   // Tables made elsewhere, of text; a column with words is set to the left.
 
   const VERDICT = { reproduced: "up", "(reproduced)": "up", "not reproduced": "down", "(not reproduced)": "down", harms: "down", "(harms)": "down" };
-  const FOLDED = ["printed"];  // Long, and no result of this run.
+  const FOLDED = ["printed", "audit", "reward-models-turns"];  // Long, or no result of this run.
   function extra(id) {
     const one = data.sections.find((found) => found.id === id);
     if (!one) return;
@@ -772,6 +772,7 @@
   extra("claims");
   if (trained.length) learning();
   extra("budget");
+  for (const id of ["reward-models", "reward-models-turns", "reward-models-later", "audit"]) extra(id);
   viewer();
   if (trained.length) health();
   extra("health-table");

@@ -92,6 +92,7 @@ class Section:
         header, rows: the table; every cell is text.
         series: lines of a chart on the page, one a policy: {"policy", "points": [[x, mean, low, high], ...]}.
         axes: names of the chart's axes.
+        is_on_page_only: whether the Markdown file leaves it out, because it is long.
     """
 
     id: str
@@ -101,6 +102,7 @@ class Section:
     rows: Sequence[Sequence[str]]
     series: Sequence[Row] = ()
     axes: tuple[str, str] = ("", "")
+    is_on_page_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -412,9 +414,13 @@ def markdown(results: Results) -> str:
         "## Augmentation",
         augmentation_line(results.augmentation),
         _markdown_table(*funnel(results.augmentation)),
-        *(p for s in results.sections for p in (f"## {s.title}", s.lead, _markdown_table(s.header, s.rows))),
+        *(part for section in results.sections if not section.is_on_page_only for part in _markdown_of(section)),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _markdown_of(section: Section) -> tuple[str, str, str]:
+    return f"## {section.title}", section.lead, _markdown_table(section.header, section.rows)
 
 
 def asked(results: Results) -> str:

@@ -12,7 +12,7 @@ from tasks.reward_model.quality import Quality
 from tasks.reward_model.settings import Head
 from tasks.store import read_json, write_json
 
-READING, CARD, QUALITY = "reading.json", "README.md", "quality.json"
+READING, CARD = "reading.json", "README.md"
 
 
 @dataclass(frozen=True)

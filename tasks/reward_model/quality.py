@@ -12,6 +12,7 @@ from pydantic import Field
 
 from tasks.records.schema import Count, Number, Share, row
 
+QUALITY = "quality.json"
 NUM_BINS = 10
 Auc = Annotated[Number | None, Field(ge=0, le=1)]
 """Chance that a positive case has the larger score; null where there is no positive or no negative one."""

@@ -1,7 +1,7 @@
 """Stage `plan`: checks all settings and writes what each stage depends on into `artifacts/plan/`. See `tasks.plan`.
 
-It also lists in `artifacts/models/plan.json` which models are trained for services, so that the folder of these models
-is there even if it stays empty, and other stages can depend on it.
+It also lists in `artifacts/models/plan.json` and `artifacts/quality/plan.json` which models are trained for services,
+so that these folders are there even if they stay empty, and other stages can depend on them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from tasks.runner import Context, planned, run
 
 NO_STAGES = ("__init__", "plan")
 MODELS = "plan.json"
+QUALITY = Path("artifacts/quality")
 
 
 def stages() -> dict[str, ModuleType]:
@@ -24,10 +25,11 @@ def stages() -> dict[str, ModuleType]:
 
 
 def body(ctx: Context[None]) -> None:
-    """Write `artifacts/plan/` and `artifacts/models/plan.json`."""
+    """Write `artifacts/plan/` and the lists of models."""
     run = plan.RunSettings(ctx.root, params.read(ctx.root))
     names = plan.write(ctx.root / planned.FOLDER, run, stages())
-    store.write_json(ctx.root / trained.FOLDER / MODELS, run.users_of_models)
+    for folder in (trained.FOLDER, QUALITY):
+        store.write_json(ctx.root / folder / MODELS, run.users_of_models)
     print(f"{len(names)} stages and items planned", flush=True)
 
 

@@ -8,12 +8,12 @@ CSV and Markdown are functions of the artifacts, and DVC's outputs. The page sho
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.records import systems
-from tasks.report import page, printed, study, table
+from tasks.report import page, printed, reward_models, study, table
 from tasks.runner import Context, ledger, main, planned, tracking
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Settings:
         num_bootstrap: resamples behind each interval.
         facts: names of data, model, retriever and scale, for the page.
         validation_split: the split whose questions are played during training.
+        reward_models: reward model that this run trains -> the systems that learn from it.
     """
 
     titles: dict[str, str]
@@ -44,6 +45,7 @@ class Settings:
     num_bootstrap: int
     facts: dict[str, str]
     validation_split: str
+    reward_models: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def settings(run: RunSettings) -> Settings:
@@ -51,7 +53,8 @@ def settings(run: RunSettings) -> Settings:
     params = run.params
     facts = {"data": params.data, "model": params.model, "retriever": params.retriever, "scale": params.scale}
     evaluate, split = params.evaluate, run.data.validation_split
-    return Settings(run.titles, params.seeds, evaluate.reference, evaluate.num_bootstrap, facts, split)
+    users = {name: tuple(run.users_of_models[name]) for name in params.reward_models}
+    return Settings(run.titles, params.seeds, evaluate.reference, evaluate.num_bootstrap, facts, split, users)
 
 
 def results(settings: Settings, root: Path = Path()) -> table.Results:
@@ -59,7 +62,9 @@ def results(settings: Settings, root: Path = Path()) -> table.Results:
     names, artifacts = list(settings.titles), root / ARTIFACTS
     found = table.build(artifacts, names, settings.seeds, settings.reference, settings.num_bootstrap, settings.titles)
     found = replace(found, validation_split=settings.validation_split)
-    return study.complete(found, artifacts, settings.num_bootstrap, printed.read(root / PAPERS))
+    found = study.complete(found, artifacts, settings.num_bootstrap, printed.read(root / PAPERS))
+    models = reward_models.read(artifacts, list(settings.reward_models), settings.seeds)
+    return replace(found, sections=(*found.sections, *reward_models.sections(found, models, settings.reward_models)))
 
 
 def write(settings: Settings, root: Path = Path()) -> table.Results:

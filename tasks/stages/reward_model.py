@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from tasks import conf, trained
 from tasks.records import schema
 from tasks.records.played import LABELS, SAMPLES, SUMMARY, LabelRow, Part
-from tasks.reward_model.card import QUALITY, Card, write_card
+from tasks.reward_model.card import Card, write_card
 from tasks.reward_model.fit import Fit, Labelled, num_steps
-from tasks.reward_model.quality import Judged, Quality, measure
+from tasks.reward_model.quality import QUALITY, Judged, Quality, measure
 from tasks.reward_model.reading import encode, placeholder_id
 from tasks.reward_model.settings import FitConf, LossConf
 from tasks.runner import Context, main
