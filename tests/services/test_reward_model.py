@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tasks import parts
+from tasks import conf, parts
 from tasks.reward_model.model import load, place_logits
 from tasks.reward_model.reading import encode
-from tasks.services import Resources
+from tasks.services import Resources, ServiceError
+from tasks.services.remote_reward_model import RemoteRewardModel
 from tasks.services.reward_model import FrozenRewardModel, InProcessRewardModel
 from tasks.store import DataError
 from tasks.trained import Trained
 from tasks.types import Action, Question, Trajectory, Turn
 from tests.reward_model.small import start, stored
+from tests.services.completions import Completions, completion, serving
+
+ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 
 QUESTION = Question("q", "toy", "train", "Who is 1 ?", ("Hask",), 1)
 SEARCH = Turn(Action("search", "x"), text=" look 1", observation=" found", executed=True)
@@ -73,3 +84,72 @@ def test_a_model_that_was_exchanged_is_refused(root: Path, model: Trained) -> No
 def test_it_names_a_model() -> None:
     with pytest.raises(ValueError, match="model='': expected the name of a file of conf/reward_model/"):
         parts.make("services", {"kind": "reward_model", "model": ""}, "x")
+
+
+# Over HTTP ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def server(root: Path) -> Iterator[tuple[str, str]]:
+    """`python -m tasks.reward_model` in a process of its own: its address and the name of its model."""
+    command = [sys.executable, "-m", "tasks.reward_model", "--model", "small", "--seed", "3", "--port", "0"]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True, env=ENV) as process:
+        assert process.stdout is not None
+        found = re.fullmatch(r"ready: model (\S+) at (\S+)\. Ctrl-C ends it\.\n", process.stdout.readline())
+        assert found is not None
+        try:
+            yield found[2], found[1]
+        finally:
+            process.terminate()
+            assert process.wait(30) == 0
+
+
+def test_a_server_gives_the_same_probabilities(root: Path, model: Trained, tmp_path: Path) -> None:
+    plays = [played(SEARCH, INVALID, SEARCH, ANSWER), played(ANSWER), played(SEARCH)]
+    here = opened(root, model).probabilities(plays, [QUESTION] * 3)
+    with server(root) as (url, name):
+        settings = Completions.conf(SimpleNamespace(url=url), model=name, retries=0, request={})  # type: ignore[arg-type]
+        with RemoteRewardModel(settings).opened(Resources(tmp_path, tmp_path)) as service:
+            there = service.probabilities(plays, [QUESTION] * 3)
+            for a, b in zip(here, there, strict=True):
+                assert [f is None for f in a.after] == [f is None for f in b.after]
+                assert [a.before, *filter(None, a.after)] == pytest.approx([b.before, *filter(None, b.after)], abs=1e-6)
+        other = replace(settings, model="small-3@other", max_refused_in_a_row=9)
+        with (
+            RemoteRewardModel(other).opened(Resources(tmp_path, tmp_path)) as service,
+            pytest.raises(ServiceError, match="refuses to score it: status 400: found model 'small-3@other', expected"),
+        ):
+            service.probabilities(plays[:1], [QUESTION])
+    again = RemoteRewardModel(settings)  # The server is gone; kept answers are not asked for again.
+    with again.opened(Resources(tmp_path, tmp_path)) as service:
+        assert service.probabilities(plays, [QUESTION] * 3) == there
+        with pytest.raises(ServiceError, match="ConnectError"):
+            service.probabilities([played(SEARCH, ANSWER)], [QUESTION])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"before": 0.5, "after": [0.5]}', "found probabilities of 1 turns, expected 2"),
+        ('{"before": 0.5, "after": [0.5, 1.5]}', "no probabilities (wrong_schema: "),
+        ('{"before": null, "after": [0.5, 0.5]}', "no probabilities (wrong_schema: "),
+        ('{"before": 0.5, "after": [0.5, NaN]}', "no probabilities (wrong_schema: "),
+        ("0.5", "no probabilities (wrong_schema: "),
+        ("half", "no probabilities (not_json: "),
+    ],
+)
+def test_an_answer_that_is_no_list_of_probabilities_ends_the_step(tmp_path: Path, content: str, message: str) -> None:
+    with serving() as running:
+        running.answer = lambda body: (200, completion(content))
+        with (
+            RemoteRewardModel(running.conf()).opened(Resources(tmp_path, tmp_path)) as service,
+            pytest.raises(ServiceError) as caught,
+        ):
+            service.probabilities([played(SEARCH, ANSWER)], [QUESTION])
+    assert str(caught.value).startswith(f"services: reward_model: question 'q': {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_remote_model_of_the_house_can_be_built() -> None:
+    house = Path(__file__).parents[2]
+    assert parts.make("services", conf.section("service", "remote_pica", house), "x").role == "reward_model"
