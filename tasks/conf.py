@@ -49,7 +49,7 @@ CONF = Path("conf")
 MAX_NODES = 20_000
 """Most nodes of a YAML file with its aliases replaced by what they stand for; our largest file has a few hundred."""
 
-IN_COMMANDS = ("method", "system", "reward_model", "reader")
+IN_COMMANDS = ("method", "system", "reward_model", "reader", "start")
 """Folders whose names stand in the commands of `dvc.yaml`, in names of folders and in `extends`."""
 PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

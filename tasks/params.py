@@ -21,10 +21,10 @@ from tasks.conf import CONF, PARAMS, require
 
 SYSTEMS = ("system", "method")
 """Folders of `conf/` whose files can be evaluated: systems that do not learn, and methods that train a policy."""
-TRAINED = {"reward_model": "reward_models", "reader": "readers"}
-"""Folders of `conf/` with the models that this pipeline trains for services -> the key that lists those of a run.
+TRAINED = {"reward_model": "reward_models", "reader": "readers", "start": "starts"}
+"""Folders of `conf/` with the models that this pipeline trains for systems -> the key that lists those of a run.
 
-A service of such a kind names its model by the key `model`."""
+A service of such a kind names its model by the key `model`; a method names its start policy by the key `start`."""
 Seed = Annotated[int, Field(ge=0, le=999_999)]
 """Seeds of draws are made of it and of two counters by multiplication, and fit into 64 bits."""
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -92,6 +92,9 @@ class Params:
     ] = ()
     readers: Annotated[
         tuple[str, ...], FileOf(("reader",)), Field(description="likewise: models that read evidence")
+    ] = ()
+    starts: Annotated[
+        tuple[str, ...], FileOf(("start",)), Field(description="likewise: start policies with tags of their own")
     ] = ()
 
     def __post_init__(self) -> None:
@@ -169,7 +172,7 @@ def check(tree: Mapping[str, Any], root: Path = Path(".")) -> Params:
 
 
 def models_of(system: str, scale: str, root: Path = Path(".")) -> list[tuple[str, str]]:
-    """Folder of `conf/` and name of each model that this pipeline trains for the services of a system.
+    """Folder of `conf/` and name of each model that this pipeline trains for a system: its services, its start policy.
 
     Raises:
         ValueError: an unknown name, a file that cannot be read, or a model's name that both folders have.
@@ -189,11 +192,16 @@ def models_of(system: str, scale: str, root: Path = Path(".")) -> list[tuple[str
             conf.path_of(str(folder), model, root, place)
             conf.kind_of(tuple(TRAINED), model, root, place)
             found.append((str(folder), model))
+
+    if isinstance(start := tree.get("start"), str):
+        conf.path_of("start", start, root, f"{where}: start")
+        conf.kind_of(tuple(TRAINED), start, root, f"{where}: start")
+        found.append(("start", start))
     return list(dict.fromkeys(found))
 
 
 def models_of_all(systems: Sequence[str], scale: str, root: Path = Path(".")) -> dict[str, tuple[str, ...]]:
-    """The lists `reward_models` and `readers` that these systems need, in the order of the systems."""
+    """The lists `reward_models`, `readers` and `starts` that these systems need, in the order of the systems."""
     needed = dict.fromkeys(model for system in systems for model in models_of(system, scale, root))
     return {key: tuple(name for folder, name in needed if TRAINED[folder] == key) for key in TRAINED.values()}
 

@@ -45,7 +45,7 @@ def test_models_follow_from_the_services_of_systems(clone: Path) -> None:
     assert params.models_of("neither", "laptop", clone) == []
     assert params.models_of("asks", "laptop", clone) == [("reader", "eyes")]
     found = params.models_of_all(["base", "asks", "both", "scored"], "laptop", clone)
-    assert found == {"reward_models": ("small",), "readers": ("eyes",)}
+    assert found == {"reward_models": ("small",), "readers": ("eyes",), "starts": ()}
 
 
 def test_what_chooses_systems_fills_in_their_models_and_takes_them_out_again(clone: Path) -> None:

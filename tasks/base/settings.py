@@ -43,6 +43,20 @@ class PretrainedConf:
 
 
 @dataclass(frozen=True)
+class StartConf:
+    """One file of `conf/start/`: a tiny policy with a grammar of its own, for the methods that name it.
+
+    Attributes:
+        prompt, grammar: of its demonstrations and of play: a file of `conf/prompt/`, and kind and settings.
+        tiny: its size.
+    """
+
+    prompt: str
+    grammar: dict[str, Any]
+    tiny: TinyConf
+
+
+@dataclass(frozen=True)
 class ModelConf:
     """One file of `conf/model/`.
 

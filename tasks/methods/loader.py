@@ -34,6 +34,8 @@ class MethodFile:
         value_loss: the part that trains the critic where the advantage needs one, else null.
         sampling: temperature and top_p of rollouts.
         services: role -> a file of `conf/service/`, for each role that the parts call; null takes one away.
+        start: a file of `conf/start/`, the policy that training begins with where the run makes its policy itself; null
+            takes that of the run.
         train, rollout: changes to the sections of `conf/scale/<name>.yaml`.
         paper_rows: [method, variant] pairs that name its rows in the papers' tables (`conf/papers/printed.csv`).
     """
@@ -50,6 +52,7 @@ class MethodFile:
     sampling: SamplingConf
     search: dict[str, Any] = field(default_factory=lambda: {"kind": "index"})
     services: dict[str, str | None] = field(default_factory=dict)
+    start: str | None = None
     train: dict[str, Any] = field(default_factory=dict)
     rollout: dict[str, Any] = field(default_factory=dict)
     paper_rows: tuple[tuple[str, ...], ...] = ()

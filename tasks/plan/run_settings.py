@@ -13,7 +13,7 @@ from tasks.agent import grammars, prompts
 from tasks.agent.grammar import SearchGrammar
 from tasks.agent.prompts import Prompt
 from tasks.agent.rollout import RolloutConf
-from tasks.base.settings import ModelConf
+from tasks.base.settings import ModelConf, StartConf
 from tasks.conf import Tree
 from tasks.data.settings import DataConf
 from tasks.methods import loader
@@ -194,14 +194,28 @@ class RunSettings:
         return prompt, grammar
 
     @_once
+    def start(self, method: str) -> str | None:
+        """The file of `conf/start/` that a method begins with; None where it takes the run's own policy."""
+        tree = {} if self.model.tiny is None else extends.read("method", method, self.params.scale, self.root)
+        return tree.get("start")
+
+    @_once
+    def start_prompting(self, name: str) -> tuple[Prompt, SearchGrammar]:
+        """Prompt and grammar of a file of `conf/start/`."""
+        start, where = self.load(StartConf, "start", name), f"{conf.CONF}/start/{name}.yaml"
+        return prompts.load(start.prompt, where, self.root), grammars.make(start.grammar, None, f"{where}: grammar")
+
+    @_once
     def is_method(self, system: str) -> bool:
         """Whether a name of `systems` stands for a method, which trains a policy."""
         return conf.kind_of(SYSTEMS, system, self.root) == "method"
 
     @_once
     def method(self, name: str) -> Tree:
-        """A file of `conf/method/`, resolved; prompt and grammar of the model's file take the place of the method's."""
-        return loader.load(name, self.params.scale, self.root, *self.model_prompting)
+        """A file of `conf/method/`, resolved; prompt and grammar that its policy was taught replace the method's."""
+        start = self.start(name)
+        prompting = self.start_prompting(start) if start else self.model_prompting
+        return loader.load(name, self.params.scale, self.root, *prompting)
 
     @_once
     def reads(self, system: str) -> tuple[str, ...] | None:
@@ -238,13 +252,14 @@ class RunSettings:
         """The services of a kind by role, each from its file of `conf/service/`."""
         expected = f"{{{', '.join(f'{role}: <a file of conf/service/>' for role in kind.services)}}}"
         if not isinstance(called, Mapping) or set(called) != set(kind.services):
-            name = parts.kind_of(kind)
-            raise ValueError(f"{where}: services={called!r}: kind {name!r} calls others, expected {expected}.")
+            raise ValueError(
+                f"{where}: services={called!r}: kind {parts.kind_of(kind)!r} calls others, expected {expected}."
+            )
+        loaded: dict[services.Role, services.Kind] = {}
         for role in kind.services:
             conf.path_of("service", str(called[role]), self.root, f"{where}: services: {role}")
-        loaded = {role: services.load(role, str(called[role]), self.root) for role in kind.services}
-        for role, service in loaded.items():
-            if service.needs_reference:
+            loaded[role] = services.load(role, str(called[role]), self.root)
+            if loaded[role].needs_reference:
                 raise ValueError(
                     f"{where}: services: {role}={called[role]!r}: it needs the start policy of a training, and a "
                     "system is evaluated without one. Name another file of conf/service/."
@@ -253,23 +268,8 @@ class RunSettings:
 
     @functools.cached_property
     def titles(self) -> dict[str, str]:
-        """Display name of each system, in order: key `title` of its file, else its plain name.
-
-        Raises:
-            ValueError: a title that is no line of text, or two systems with the same one.
-        """
-        owners: dict[str, str] = {}
-        for name in self.params.systems:
-            kind = conf.kind_of(SYSTEMS, name, self.root)
-            where, tree = f"{conf.CONF}/{kind}/{name}.yaml", conf.section(kind, name, self.root)
-            title = conf.fill(_Titled, {"title": tree.get("title", name)}, where).title
-            if title in owners:
-                raise ValueError(
-                    f"{where}: title={title!r}: system {owners[title]!r} has the same, expected another one for each "
-                    "system of a run, because tables tell them apart by it."
-                )
-            owners[title] = name
-        return {name: title for title, name in owners.items()}
+        """Display name of each system, in order; see `_titles`."""
+        return _titles(self)
 
     def _played(self, name: str) -> Tree:
         """Prompt, grammar and budgets of a method's policy."""
@@ -296,3 +296,23 @@ class RunSettings:
     def service(self, role: services.Role, name: str) -> Tree:
         """Kind and settings of a file of `conf/service/` that plays this role."""
         return parts.plain(services.load(role, name, self.root))
+
+
+def _titles(run: RunSettings) -> dict[str, str]:
+    """Display name of each system, in order: key `title` of its file, else its plain name.
+
+    Raises:
+        ValueError: a title that is no line of text, or two systems with the same one.
+    """
+    owners: dict[str, str] = {}
+    for name in run.params.systems:
+        kind = conf.kind_of(SYSTEMS, name, run.root)
+        where, tree = f"{conf.CONF}/{kind}/{name}.yaml", conf.section(kind, name, run.root)
+        title = conf.fill(_Titled, {"title": tree.get("title", name)}, where).title
+        if title in owners:
+            raise ValueError(
+                f"{where}: title={title!r}: system {owners[title]!r} has the same, expected another one for each "
+                "system of a run, because tables tell them apart by it."
+            )
+        owners[title] = name
+    return {name: title for title, name in owners.items()}

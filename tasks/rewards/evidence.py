@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from tasks import text
@@ -12,7 +12,7 @@ from tasks.rewards import Field, on_last_token
 from tasks.rewards.blocks import evidence_of
 from tasks.services import NO_SERVICES, Role, Services
 from tasks.services.numbers import check_list
-from tasks.types import Question, Scores, Trajectory
+from tasks.types import Note, Question, Scores, Trajectory
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,21 @@ class EvidenceReward:
 
     def _scored(self, trajectory: Trajectory, question: Question, answer: str | None, evidence: str) -> Scores:
         value = text.f1(None if answer is None else answer.strip(), question.answers)
-        return on_last_token(
+        score = on_last_token(
             trajectory,
             self.weight * value,
             evidence_f1=value,
             has_evidence=float(bool(evidence)),
             evidence_copied=copied_share(trajectory, evidence),
         )
+        return score if answer is None else replace(score, notes=_notes(trajectory, evidence, answer, value))
+
+
+def _notes(trajectory: Trajectory, evidence: str, answer: str, value: float) -> tuple[Note, ...]:
+    """The evidence and the reader's answer to it, beside the turn that wrote it."""
+    turn = max(number for number, turn in enumerate(trajectory.turns) if evidence in turn.text)
+    shown = f"{answer.strip()} (from: {evidence})"
+    return (Note(turn, "reader's answer", value, shown),)
 
 
 def copied_share(trajectory: Trajectory, evidence: str) -> float:

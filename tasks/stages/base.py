@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks import conf, parts, retrieval
 from tasks.agent import grammars
+from tasks.agent.grammar import SearchGrammar
 from tasks.agent.prompts import Prompt
 from tasks.agent.rollout import RolloutConf
 from tasks.base.settings import BaseConf, PretrainedConf, TinyConf
@@ -78,10 +79,13 @@ def settings(run: RunSettings, seed: int) -> Settings:
 
 def loads(settings: Settings) -> Any:
     """The grammar, and the settings of the backend."""
-    if settings.made is None:
-        return ()
-    grammar = grammars.make(settings.made.grammar, None, "grammar")
-    return grammar, retrieval.settings_of(settings.made.retriever, "retriever")
+    return () if settings.made is None else parts_of(settings.made)
+
+
+def parts_of(made: Made) -> tuple[SearchGrammar, Any]:
+    """The grammar of the demonstrations, and the settings of the backend."""
+    grammar = grammars.make(made.grammar, None, "grammar")
+    return grammar, retrieval.settings_of(made.retriever, "retriever")
 
 
 def body(ctx: Context[Settings]) -> None:
@@ -93,7 +97,7 @@ def body(ctx: Context[Settings]) -> None:
         model, tokenizer = load_policy(ctx.root / ctx.settings.pretrained.folder)
         history = []  # Nothing was trained here.
     else:
-        made = _make(ctx, ctx.settings.made)
+        made = teach(ctx, ctx.settings.made, ctx.settings.seed)
         model, tokenizer, history = made.model, made.tokenizer, made.history
 
     folder = OUT / str(ctx.settings.seed)
@@ -104,7 +108,8 @@ def body(ctx: Context[Settings]) -> None:
     ctx.track_outcome(folder, ())
 
 
-def _make(ctx: Context[Settings], settings: Made) -> TinyPolicy:
+def teach(ctx: Context[Any], settings: Made, seed: int) -> TinyPolicy:
+    """A policy made from random weights."""
     from tasks.base.make import make_tiny
     from tasks.device import use_threads
 
@@ -113,7 +118,7 @@ def _make(ctx: Context[Settings], settings: Made) -> TinyPolicy:
     questions = list(read_questions(ctx.root / DATA / "questions.jsonl"))
     ctx.track_data("training", sum(question.split == "train" for question in questions))
 
-    grammar, _ = loads(ctx.settings)
+    grammar, _ = parts_of(settings)
     corpus = ctx.root / DATA / "corpus.jsonl"
     search = retrieval.open_retriever(ctx.root / INDEX, corpus)
     phases = (settings.training.recall, settings.training.read, settings.training.wasteful, settings.training.lazy)
@@ -127,7 +132,7 @@ def _make(ctx: Context[Settings], settings: Made) -> TinyPolicy:
         questions,
         read_passages(corpus),
         search,
-        ctx.settings.seed,
+        seed,
         ctx.scratch,
         bar.log,
     )

@@ -46,6 +46,7 @@ class Learning:
         method: the resolved method, see `tasks.methods.build`.
         train, rollout: budgets of training and of play.
         lora: adapters.
+        start: name of the trained model that the policy begins with; null takes the run's start policy.
         checks_prompts: whether all prompts are checked before training, because a given model has its own tokenizer.
         engine, generator: kind and settings of the engine and of the generator.
         retriever: settings of the backend that opens the index.
@@ -55,6 +56,7 @@ class Learning:
     train: TrainConf
     rollout: RolloutConf
     lora: LoraConf
+    start: str | None
     checks_prompts: bool
     engine: dict[str, Any]
     generator: dict[str, Any]
@@ -90,6 +92,7 @@ def settings(run: RunSettings, system: str, seed: int) -> Settings:
         train=run.training(method["train"], where),
         rollout=run.rollout(method["rollout"], where),
         lora=run.model.lora,
+        start=run.start(system),
         checks_prompts=run.model.pretrained is not None,
         engine=run.engine(),
         generator=run.generator(),
@@ -171,13 +174,16 @@ def train(ctx: Context[Settings], learning: Learning) -> None:
     from tasks.model import load_tokenizer
     from tasks.train.loop import Trainer
 
+    folder = _inputs(ctx)
+    made_here = trained.read(folder)
     start = ctx.root / BASE / str(ctx.settings.seed) / "policy"
+    if learning.start is not None:
+        start = made_here[learning.start].checked(ctx.root)
     tokenizer = load_tokenizer(start)
     loaded = cast(Loaded, loads(ctx.settings, tokenizer))
     method, settings = loaded.method, learning.train
     use_threads(settings.num_threads)
 
-    folder = _inputs(ctx)
     given = inputs.read(folder)
     num_validation = settings.validate_questions
     validation = choose(given.validation, sorted({question.split for question in given.validation}), num_validation)
@@ -192,9 +198,7 @@ def train(ctx: Context[Settings], learning: Learning) -> None:
     search = retrieval.open_retriever(ctx.root / INDEX, ctx.root / DATA / "corpus.jsonl")
 
     with _models(ctx, start, learning, loaded) as models:
-        resources = Resources(
-            ctx.root, ctx.scratch, models.policy, tokenizer, settings.max_batch_tokens, trained.read(folder)
-        )
+        resources = Resources(ctx.root, ctx.scratch, models.policy, tokenizer, settings.max_batch_tokens, made_here)
         with opened(method.services, resources) as services:
             searched = method.search.retriever(search, services)
             rollout, prompt, grammar = learning.rollout, method.prompt, method.grammar

@@ -90,7 +90,7 @@ RUN_BY = {
     'make search-server INDEX=.scratch/served-index ARGS="--host 0.0.0.0 --without-key"': (
         "tests/server/test_server.py::test_what_keeps_it_from_listening_to_others"
     ),
-    "make run METHODS=r_search MODEL=tiny_r_search": TRAINED,
+    "make run METHODS=r_search": TRAINED,
     "make evidence-server POLICY=artifacts/train/r_search-0": EVIDENCE,
     "make evidence-server POLICY=artifacts/train/r_search-0 PORT=8001": EVIDENCE,
     "make mcp-server POLICY=artifacts/train/r_search-0": "tests/tool/test_serving.py::test_a_client_talks_over_http",

@@ -244,7 +244,7 @@ def test_a_wrong_comparison_changes_nothing(
 def _pays_outcomes(method: dict[str, Any]) -> bool:
     """Whether a method is of the outcome-reward family: it draws whole plays, and no model judges them."""
     draws_whole_plays = method["sampler"]["kind"] in ("independent_group", "gold_answers")
-    return draws_whole_plays and not {"chat", "turn_scores", "reward_model"} & method["services"].keys()
+    return draws_whole_plays and not {"chat", "turn_scores", "reward_model", "reader"} & method["services"].keys()
 
 
 def test_the_comparisons_of_this_repository_name_methods_it_has() -> None:

@@ -19,7 +19,7 @@ from tasks.rewards.evidence import EvidenceReward, copied_share
 from tasks.rewards.evidence_format import EvidenceFormatReward
 from tasks.rl.advantages.group import group_normalized
 from tasks.services import ServiceError
-from tasks.types import Action, Hit, Question, Trajectory, Turn
+from tasks.types import Action, Hit, Note, Question, Trajectory, Turn
 from tests.papers import golden
 from tests.tiny import make_tokenizer, play_script, question
 
@@ -218,6 +218,12 @@ def test_equal_pairs_are_read_once_and_scored_each() -> None:
     scores = EVIDENCE([same, blank, same, same], [ASKED, ASKED, ASKED, other], {"reader": reader})
     assert reader.read == [(ASKED.question, "bought on July 1, 2008")]
     assert [score.outcome for score in scores] == [0.5, 0.0, 0.5, 1.0]
+
+
+def test_the_viewer_gets_the_readers_answer_beside_the_turn_of_the_evidence() -> None:
+    (score,) = EVIDENCE([played(SEARCH, SOME, answered("so"))], [ASKED], {"reader": Reader(" 2008 ")})
+    assert score.notes == (Note(1, "reader's answer", 0.5, "2008 (from: bought on July 1, 2008)"),)
+    assert EVIDENCE([played(SEARCH, "so")], [ASKED], {"reader": Reader()})[0].notes == ()
 
 
 @pytest.mark.parametrize("reply", ["  2008 \n", "2008"])
