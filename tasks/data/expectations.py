@@ -561,7 +561,7 @@ def _add_failure(tally: _Tally, result: Any, rows: dict[Place, Row]) -> None:
             tally.examples.append((place, " and ".join(found)))
 
 
-_DERIVED = frozenset({"unknown_passage_id", "unknown_field", "hop_fault", "turn_fault", "schema_fault"})
+_DERIVED = frozenset({"unknown_passage_id", "unknown_field", "hop_fault", "label_fault", "turn_fault", "schema_fault"})
 
 
 def _cell(value: object, is_derived: bool) -> str:

@@ -32,8 +32,16 @@ PLAYED: Row = {
 }  # fmt: skip
 HOP: Row = {"question": "Who?", "answer": "X", "support_passage_id": None, "queries": ["who", "which one"]}
 HOPS: Row = {"question_id": "d/1", "hops": [HOP, HOP | {"support_passage_id": "p1", "queries": []}]}
+SEARCH: Row = {
+    "kind": "search", "content": "x", "queries": [], "text": "so", "observation": "y", "executed": True,
+}  # fmt: skip
+LABELLED: Row = {
+    "question_id": "d/1", "question": "Who?", "copy": 0, "part": "train", "status": "answered", "answer": "X",
+    "is_right": True, "hops": 2, "labels": ["+", "-"], "reason": "", "turns": [SEARCH, SEARCH],
+}  # fmt: skip
 VALID: dict[Kind, Row] = {
     "questions": question(1), "passages": passage(1), "augmented": HOPS, "results": SCORE, "trajectories": PLAYED,
+    "labels": LABELLED,
 }  # fmt: skip
 
 
@@ -254,3 +262,28 @@ def test_real_data_passes(real_data: Path, tmp_path: Path) -> None:
     assert passages["rows"] == manifest["files"]["corpus.jsonl"]["rows"]
     assert asked["rows"] == manifest["files"]["questions.jsonl"]["rows"]
     assert str(real_data) not in json.dumps([passages, asked])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"labels": ["+"]}, "column 'label_fault': found '1 labels for 2 searches', expected as many labels as"),
+        ({"labels": ["+", "yes"]}, "column 'schema_fault': found \"labels[1]: found 'yes', expected '+' or '-'\""),
+        ({"labels": ["+", "+"], "hops": 1}, "column 'hops/pivots': found "),
+        ({"answer": None, "is_right": False}, "column 'answer': found None, expected an answer where status is"),
+        ({"answer": None, "status": "open"}, "column 'label_fault': found 'is_right without an answer'"),
+        ({"status": "failed"}, "column 'status': found 'failed'"),
+        ({"part": "test"}, "column 'schema_fault': found "),
+    ],
+)
+def test_a_wrong_label_is_found(
+    run_check: Callable[..., dict[str, Any]], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        run_check("labels", [LABELLED, LABELLED | {"copy": 1} | changes])
+    assert f"labels.jsonl: row 2: {message}" in str(caught.value)
+
+
+def test_a_play_is_labelled_once(run_check: Callable[..., dict[str, Any]]) -> None:
+    with pytest.raises(DataError, match=r"column 'question_id/copy': found .*, expected no value twice in the file"):
+        run_check("labels", [LABELLED, LABELLED])

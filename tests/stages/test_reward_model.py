@@ -1,0 +1,115 @@
+"""The stages of a reward model in a clone of the house: killed and resumed to the same bytes, and its users."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks import params
+from tests.stages.clone import Clone
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ITEM = "--reward_model pica --seed 0"
+STAGES = tuple(f"{stage} {ITEM}" for stage in ("trajectories", "labels", "reward_model"))
+MADE = ("artifacts/trajectories", "artifacts/labels", "artifacts/models/pica-0")
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Clone:
+    """Everything that a reward model needs; not to be changed."""
+    clone = Clone.make(tmp_path_factory.mktemp("reward_model") / "clone")
+    clone.set("systems", "[base, pica]")
+    clone.set("reward_models", "[pica]")
+    clone.must("data", "validate", "index", "recall", "augment", "base --seed 0")
+    return clone
+
+
+@pytest.fixture(scope="module")
+def made(started: Clone, tmp_path_factory: pytest.TempPathFactory) -> Clone:
+    """With the reward model of an undisturbed run."""
+    clone = started.copy(tmp_path_factory.mktemp("made") / "clone")
+    clone.must(*STAGES)
+    return clone
+
+
+def test_the_model_is_an_ordinary_folder_with_card_figures_and_samples(made: Clone) -> None:
+    folder = made.root / MADE[2]
+    names = {path.name for path in folder.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md", "quality.json", "manifest.json"} < names
+    quality = json.loads((folder / "quality.json").read_text())
+    labels = json.loads((made.root / "artifacts/labels/pica-0/summary.json").read_text())
+    assert quality["facts"]["labels"] == labels
+    assert labels["read"] == labels["kept"] == 40
+    assert quality["num_trajectories"] == 8
+    rows = [json.loads(line) for line in (made.root / "artifacts/labels/pica-0/labels.jsonl").read_text().splitlines()]
+    by_part = {part: {row["question_id"] for row in rows if row["part"] == part} for part in ("train", "held_out")}
+    assert not by_part["train"] & by_part["held_out"]
+    assert all("train" in row["question_id"] for row in rows)  # Training questions only.
+
+
+def _wait_for(folder: Path, pattern: str) -> None:
+    deadline = time.monotonic() + 100
+    while not list(folder.glob(pattern)):
+        assert time.monotonic() < deadline, f"{folder} has no {pattern}"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("stage", "sign"),
+    [("trajectories", "trajectories@*/0000-*.jsonl"), ("reward_model", "reward_model@*/fit/step-*/manifest.json")],
+)
+def test_a_killed_stage_goes_on_to_the_same_bytes(
+    started: Clone, made: Clone, tmp_path: Path, stage: str, sign: str
+) -> None:
+    clone = started.copy(tmp_path / "clone")
+    clone.must(*STAGES[: [line.split()[0] for line in STAGES].index(stage)])
+    process = clone.start(f"tasks.stages.{stage}", *ITEM.split())
+    _wait_for(clone.root / ".scratch/work", sign)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    clone.must(*STAGES)
+    assert clone.files(*MADE) == made.files(*MADE)
+
+
+def test_its_users_get_it_and_refuse_another_one(made: Clone, tmp_path: Path) -> None:
+    clone = made.copy(tmp_path / "clone")
+    clone.must("inputs --system pica --seed 0", "inputs --system base --seed 0")
+    models = {name: json.loads((clone.root / f"artifacts/inputs/{name}-0/models.json").read_text())
+              for name in ("base", "pica")}  # fmt: skip
+    assert models["base"] == {}
+    assert models["pica"]["pica"]["folder"] == "artifacts/models/pica-0"
+    clone.must("train --system base --seed 0", "train --system pica --seed 0")
+    rows = [json.loads(line) for line in (clone.root / "artifacts/train/pica-0/trajectories.jsonl").open()]
+    notes = [note for row in rows for note in row.get("notes", [])]
+    assert any(note["name"] == "f(t)" for note in notes)
+
+    clone.must(*(f"evaluate --system {name} --seed 0" for name in ("base", "pica")), f"reward_quality {ITEM}")
+    later = json.loads((clone.root / "artifacts/quality/pica-0/quality.json").read_text())
+    assert later.keys() == {"base", "pica"}
+    clone.must("retrievers", "report")
+    page = (clone.root / "reports/index.html").read_text()
+    assert all(f'"id":"{one}"' in page for one in ("reward-models", "reward-models-later", "audit"))
+    assert "## Reward models" in (clone.root / "reports/results.md").read_text()
+    assert "Labels to audit" not in (clone.root / "reports/results.md").read_text()
+
+    weights = clone.root / MADE[2] / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\1")
+    done = clone.stage("train --system pica --seed 0")
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert "artifacts/models/pica-0/model.safetensors: missing, or another file than manifest.json names" in line
+
+
+def test_a_list_of_models_that_does_not_fit_ends_the_plan(started: Clone, tmp_path: Path) -> None:
+    clone = started.copy(tmp_path / "clone")
+    clone.set("reward_models", "[]")
+    assert params.read(clone.root).reward_models == ()
+    done = clone.stage("plan")
+    assert done.returncode == 1
+    assert "Write `reward_models: [pica]`." in done.stderr
