@@ -672,7 +672,12 @@
   function cost() {
     const rows = data.costs.map((c) => row([[swatch(c.policy), title(c.policy)], duration(c.seconds), ...["steps", "num_trajectories", "generated_tokens", "prefill_tokens", "searches"].map((name) => { const cell = find(c.policy, name, { mode: "training" }); return cell ? number(cell, short(cell.value)) : "\u2013"; }), duration(c.evaluate_seconds)]));
     section("cost", "Cost", "Means over seeds. Seconds were measured where this page was made and are left out where a stage's result came from a cache; of a stage that was killed and went on they cover its last attempt.",
-      h("div", { class: "card" }, sortable(table(["policy", "making it", "steps", "trajectories", "generated tokens", "prefilled tokens", "searches", "evaluating it"], rows))));
+      h("div", { class: "card" }, sortable(table(["policy", "making it", "steps", "trajectories", "generated tokens", "prefilled tokens", "searches", "evaluating it"], rows))), costOfServices());
+  }
+  function costOfServices() {
+    const rows = data.costs.flatMap((c) => c.services.map((used) => row([[swatch(c.policy), title(c.policy)], h("td", { class: "left" }, used.role.replaceAll("_", " ")), ...["calls", "tokens", "failures", "hits"].map((name) => short(used[name])), duration(used.seconds)])));
+    return rows.length > 0 && h("div", { class: "card services" }, h("h3", {}, "Services: models that rewards call"), sortable(table(["policy", h("span", { class: "left" }, "service"), "calls", "tokens", "failures", "from a cache", "waited"], rows)),
+      h("p", { class: "note" }, "In training. A failure is an answer that could not be used; what a method does then stands on its page. Cache and seconds were measured where this page was made."));
   }
   function looksFine(value) { return value === true ? h("span", { class: "up" }, "\u2713 passed") : value === false ? h("span", { class: "down" }, "\u2717 failed") : null; }
   function validation() {

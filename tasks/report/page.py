@@ -22,6 +22,7 @@ from tasks.data.ingest import fault_lines
 from tasks.records import schema
 from tasks.records.metrics import MetricRow
 from tasks.records.trajectories import HitRow, NoteRow, TrajectoryRow, TurnRow
+from tasks.records.usage import PROCESS, WORK
 from tasks.report.artifacts import Run
 from tasks.report.augmentation import augmentation_line, funnel
 from tasks.report.table import (
@@ -205,7 +206,25 @@ def _cost(results: Results, policy: str, ledger: Mapping[str, Row]) -> Row:
         "policy": policy,
         **{name: cell.value if cell else None for name, cell in cells.items()},
         "seconds": making_seconds(results, policy, ledger),
+        "services": _services(results, policy, ledger),
         "evaluate_seconds": sum(known) / len(known) if known and len(known) == len(evaluations) else None,
+    }
+
+
+def _services(results: Results, policy: str, ledger: Mapping[str, Row]) -> list[Row]:
+    """What each service did in training, as means over seeds; `PROCESS` only where the ledger has every seed."""
+    runs = [run for run in results.runs if run.policy == policy and (run.training or {}).get("services")]
+    work = [(run.training or {})["services"] for run in runs]
+    measured = [ledger.get(run.made_by, {}).get("services", {}) for run in runs]
+    roles = dict.fromkeys(role for services in work for role in services)
+    return [{"role": role} | _means(work, role, WORK) | _means(measured, role, PROCESS) for role in roles]
+
+
+def _means(by_run: Sequence[Mapping[str, Row]], role: str, names: Sequence[str]) -> Row:
+    counts = [services.get(role, {}) for services in by_run]
+    return {
+        name: sum(count[name] for count in counts) / len(counts) if all(name in count for count in counts) else None
+        for name in names
     }
 
 

@@ -97,7 +97,7 @@ def run(
         seconds, peak_rss_mb = time.monotonic() - started, process.peak_rss_mb()
         run_id = context.track.end(status, seconds) if context is not None else None
         if status == "FINISHED" and context is not None:
-            ledger.write(root, name, made, code, seconds, peak_rss_mb, run_id)
+            ledger.write(root, name, {**context.measured, **made}, code, seconds, peak_rss_mb, run_id)
             if clean:
                 for folder in context._scratch:
                     shutil.rmtree(folder, ignore_errors=True)

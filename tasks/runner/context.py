@@ -34,6 +34,7 @@ class Context(Generic[S]):
         settings: what the stage's plan says; see `tasks.runner.planned`.
         data: the name under which tracking knows the data, as in `params.yaml`.
         track: the tracking handle (`log_params`, `log_inputs`, `log_artifact`, `log_table`, ...); it never raises.
+        measured: facts of this execution that another one would not repeat, for the stage's ledger.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Context(Generic[S]):
     settings: S
     data: str
     track: Track
+    measured: dict[str, store.Row] = field(default_factory=dict)
     _scratch: list[Path] = field(default_factory=list, repr=False)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:

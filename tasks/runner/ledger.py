@@ -34,7 +34,7 @@ def write(
     Args:
         root: root of the clone.
         name: stage and matrix item.
-        made: `hashes` when the body had ended.
+        made: `hashes` when the body had ended, and what the body measured.
         code: the commit at which the stage started.
         seconds, peak_rss_mb: what it cost.
         run_id: of MLflow, None where it is not known yet.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, cast
 
 from tasks import conf, parts
+from tasks.records.usage import Usage
 from tasks.trained import Trained
 from tasks.types import Hit, Question, Trajectory, Turn
 
@@ -55,6 +56,11 @@ class Chat(Protocol):
     @property
     def model(self) -> str:
         """Its name, for records."""
+        ...
+
+    @property
+    def usage(self) -> Usage:
+        """What it did so far; a caller adds the replies that it could not use to the failures."""
         ...
 
     def replies(

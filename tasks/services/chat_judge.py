@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tasks.conf import require
+from tasks.records.usage import Usage
 from tasks.services import Chat, Judged, Judgement, Messages, Refusal, Reply, Resources, Role
 from tasks.services.endpoint import Endpoint
-from tasks.services.replies import UnusableError, check_prompt, filled
+from tasks.services.replies import UnusableError, check_prompt, filled, inert
 from tasks.types import Hit, Turn
 
 _SCORE = re.compile(r"<score>((?:(?!<score>).)*?)</score>", re.DOTALL)
@@ -80,6 +81,11 @@ class ModelJudge:
     num_repeated: int = 0
     num_unreadable: int = 0
 
+    @property
+    def usage(self) -> Usage:
+        """That of `chat`, whose failures include replies without a score, also those that were asked for again."""
+        return self.chat.usage
+
     def judge(self, items: Sequence[Judged]) -> list[Judgement]:
         """See `tasks.services.Judge`."""
         prompts = [self._prompt(item) for item in items]
@@ -97,8 +103,12 @@ class ModelJudge:
 
     def _ask(self, prompts: Sequence[str], request: Mapping[str, Any]) -> dict[str, Judgement]:
         conversations: list[Messages] = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        judged = {}
         with closing(self.chat.replies(conversations, request)) as replies:
-            return dict(zip(prompts, map(read_judgement, replies), strict=True))
+            for prompt, reply in zip(prompts, replies, strict=True):
+                judged[prompt] = read_judgement(reply)
+                self.usage.failures += isinstance(reply, Reply) and not judged[prompt].is_readable
+        return judged
 
     def _prompt(self, item: Judged) -> str:
         values = {
@@ -109,8 +119,8 @@ class ModelJudge:
             "{answer}": item.content or "(empty)",
             "{golds}": " / ".join(item.question.answers),
         }
-        inert = {name: _FORM.sub("‹", value) for name, value in values.items()}
-        return filled(getattr(self.conf, item.aspect), inert)
+        # No data may end its marks or look like the form of a reply.
+        return filled(getattr(self.conf, item.aspect), {name: inert(_FORM.sub("‹", v)) for name, v in values.items()})
 
 
 def _shown_turn(turn: Turn) -> str:

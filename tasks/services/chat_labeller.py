@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from tasks.data.decomposition import hops_of
+from tasks.records.usage import Usage
 from tasks.services import Chat, Messages, Refusal, Reply, Resources, Role, StepLabels
 from tasks.services.endpoint import Endpoint
-from tasks.services.replies import UnusableError, check_prompt, filled, read_json
+from tasks.services.replies import UnusableError, check_prompt, filled, inert, read_json
 from tasks.types import Question, Turn
 
 PLACEHOLDERS = ("{answer}", "{hops}", "{num_hops}", "{trajectory}", "{num_searches}")
@@ -65,6 +66,11 @@ class ModelLabeller:
     chat: Chat
     prompt: str
 
+    @property
+    def usage(self) -> Usage:
+        """That of `chat`, whose failures include replies without usable labels."""
+        return self.chat.usage
+
     def label(self, played: Iterable[tuple[Question, Sequence[Turn]]]) -> Iterator[StepLabels]:
         """See `tasks.services.Labeller`. A trajectory without a search needs no reply."""
         waiting: deque[int] = deque()
@@ -80,7 +86,9 @@ class ModelLabeller:
             for reply in replies:
                 while waiting and waiting[0] == 0:
                     yield _nothing(waiting)
-                yield _labels(reply, waiting.popleft())
+                labels = _labels(reply, waiting.popleft())
+                self.usage.failures += isinstance(reply, Reply) and labels.labels is None
+                yield labels
         while waiting:
             yield _nothing(waiting)
 
@@ -94,7 +102,7 @@ class ModelLabeller:
             "{trajectory}": "".join(turn.text + turn.observation for turn in turns),
             "{num_searches}": str(count),
         }
-        return filled(self.prompt, values)
+        return filled(self.prompt, {name: inert(value) for name, value in values.items()})
 
 
 def _nothing(waiting: deque[int]) -> StepLabels:

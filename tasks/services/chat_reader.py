@@ -14,8 +14,10 @@ from typing import ClassVar
 from pydantic import PositiveInt
 
 from tasks.reader.reading import Pair, check_prompt, filled
+from tasks.records.usage import Usage
 from tasks.services import Chat, Refusal, Resources, Role, ServiceError
 from tasks.services.endpoint import Endpoint
+from tasks.services.replies import one_paragraph
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,20 @@ class ChatAnswers:
     chat: Chat
     conf: ChatReader
 
+    @property
+    def usage(self) -> Usage:
+        """That of `chat`."""
+        return self.chat.usage
+
     def answers(self, pairs: Sequence[Pair]) -> list[str]:
         """See `Reader`.
 
         Raises:
             ServiceError: the server cannot answer now, or refuses a question.
         """
-        prompts = [filled(self.conf.prompt, q, evidence[: self.conf.max_evidence_chars]) for q, evidence in pairs]
+        # The prompt of the paper has no marks, so evidence is kept from opening a paragraph with a question of its own.
+        cut = [(one_paragraph(q), one_paragraph(evidence)[: self.conf.max_evidence_chars]) for q, evidence in pairs]
+        prompts = [filled(self.conf.prompt, q, evidence) for q, evidence in cut]
         found: list[str] = []
         with closing(self.chat.replies([{"role": "user", "content": prompt}] for prompt in prompts)) as replies:
             for (question, _), reply in zip(pairs, replies, strict=True):

@@ -31,8 +31,10 @@ from urllib.parse import urlsplit
 
 from tasks import store
 from tasks.conf import require
+from tasks.records.usage import Usage
 from tasks.services import Messages, Refusal, Reply, Resources, Role, ServiceError
-from tasks.store import DataError, Row, dump
+from tasks.services.recording import Recording, request_sha256
+from tasks.store import DataError, Row, dump, sha256
 
 CACHE = Path(".scratch/replies")
 """Replies of models and the count of their costs. Nothing deletes them, because they were paid for."""
@@ -82,6 +84,10 @@ class Endpoint:
             ends.
         max_requests: budget over all runs of this endpoint and model, repetitions included.
         max_total_tokens: budget of prompts and replies over all such runs; replies in flight may exceed it.
+        recorded: a JSONL file, from the root of the clone: every reply is recorded there, and a request whose reply it
+            holds is not sent. Empty: no recording.
+        replayed_sha256: the hash of that file. Nothing is sent then, so that the run is repeated to the byte without
+            the server; a request that the file lacks ends the run. Empty: ask the server.
     """
 
     role: ClassVar[Role] = "chat"
@@ -100,6 +106,8 @@ class Endpoint:
     max_refused_in_a_row: int
     max_requests: int
     max_total_tokens: int
+    recorded: str = ""
+    replayed_sha256: str = ""
 
     def __post_init__(self) -> None:
         url = urlsplit(self.base_url)
@@ -110,6 +118,10 @@ class Endpoint:
         is_name = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*|", self.key_variable)
         shown = self.key_variable if is_name else "..."  # It may be the key itself, pasted in the wrong place.
         require(bool(is_name), "key_variable", shown, "the name of an environment variable, never a key")
+
+        is_hash = re.fullmatch(r"[0-9a-f]{64}|", self.replayed_sha256)
+        require(bool(is_hash), "replayed_sha256", self.replayed_sha256, "64 hex digits, or empty to ask the server")
+        require(bool(self.recorded or not self.replayed_sha256), "recorded", self.recorded, "the file to replay")
 
         for field in _OWN_FIELDS:
             require(field not in self.request, "request", field, "fields that the service does not set itself")
@@ -126,10 +138,15 @@ class Endpoint:
     @contextlib.contextmanager
     def opened(self, resources: Resources) -> Iterator[ChatEndpoint]:
         """Open connections to the server and close them; starting the server is the user's task."""
-        with closing(ChatEndpoint(self, resources.root / CACHE)) as chat:
+        recording = Recording(resources.root / self.recorded, self.replayed_sha256) if self.recorded else None
+        with closing(ChatEndpoint(self, resources.root / CACHE, recording)) as chat:
             yield chat
             print(
-                f"{chat.address}: {chat.num_asked} requests sent, {chat.num_cached} replies from the cache", flush=True
+                f"{chat.address}: {chat.num_asked} requests sent, {chat.usage.hits} replies from the cache", flush=True
+            )
+        if recording is not None and not recording.is_replay:
+            print(
+                f"{self.recorded}: to repeat the run without the model, set replayed_sha256: {sha256(recording.path)}"
             )
 
 
@@ -152,9 +169,9 @@ class _Batch:
     def __init__(self, request: Mapping[str, Any]) -> None:
         self.request = request
         self.stopped = threading.Event()
-        self.error: ServiceError | None = None
+        self.error: ValueError | None = None
 
-    def stop(self, error: ServiceError | None = None) -> None:
+    def stop(self, error: ValueError | None = None) -> None:
         """Send nothing more; threads that would send raise the first error that was given here."""
         self.error = self.error or error
         self.stopped.set()
@@ -170,17 +187,19 @@ class ChatEndpoint:
 
     Attributes:
         num_asked: requests sent by this object, repetitions included.
-        num_cached: replies found in the cache.
+        usage: see `tasks.records.usage`; hits are replies found in the cache.
     """
 
-    def __init__(self, conf: Endpoint, cache: Path) -> None:
-        """Keep replies in a folder of `cache`; this sends no request and reads no key."""
+    def __init__(self, conf: Endpoint, cache: Path, recording: Recording | None = None) -> None:
+        """Keep replies in a folder of `cache` and in `recording`; this sends no request and reads no key."""
         import httpx
 
         self.conf = conf
         self.address = conf.base_url.rstrip("/") + _PATH
         self.folder = cache / store.digest(self.address, conf.model)
-        self.num_asked = self.num_cached = 0
+        self.num_asked = 0
+        self._recording = recording
+        self.usage = Usage()
         self._refused_in_a_row = 0
         self._lock = threading.Lock()
 
@@ -212,37 +231,66 @@ class ChatEndpoint:
             for messages in conversations:
                 waiting.append(self._pool.submit(self._answer, messages, batch))
                 if len(waiting) >= _AHEAD * self.conf.max_in_flight:
-                    yield waiting.popleft().result()
+                    yield self._counted(waiting.popleft())
             while waiting:
-                yield waiting.popleft().result()
+                yield self._counted(waiting.popleft())
         finally:
             batch.stop()
             for future in waiting:
                 future.cancel()
             wait(waiting)  # Requests in flight are paid for, so their replies should reach the cache.
 
+    def _counted(self, future: Future[Reply | Refusal]) -> Reply | Refusal:
+        """The answer, waited for and counted by the caller's thread, because answers come in the order of requests."""
+        started = time.monotonic()
+        answer = future.result()
+        tokens = answer.tokens if isinstance(answer, Reply) else 0
+        with self._lock:  # Searches of several questions ask at the same time.
+            self.usage.add(Usage(1, tokens, int(isinstance(answer, Refusal)), seconds=time.monotonic() - started))
+        return answer
+
     def _answer(self, messages: Messages, batch: _Batch) -> Reply | Refusal:
+        body = {**batch.request, "model": self.conf.model, "messages": list(messages)}
         try:
-            return self._complete(messages, batch)
+            return self._complete(body, batch) if self._recording is None else self._replayed(body, batch)
         except _RefusedError as error:
             return Refusal(str(error))
-        except ServiceError as error:
+        except (ServiceError, DataError) as error:
             # Here, because this thread would send its next conversation before anybody reads the error.
             batch.stop(error)
             raise
 
-    def _complete(self, messages: Messages, batch: _Batch) -> Reply:
-        """The reply to these messages.
+    def _replayed(self, body: Row, batch: _Batch) -> Reply | Refusal:
+        """The recorded answer to a request; a new one is recorded."""
+        recording = self._recording
+        assert recording is not None
+        request = request_sha256(body)
+        if (answer := recording.get(request)) is not None:
+            with self._lock:
+                self.usage.hits += 1
+            return answer
+        if recording.is_replay:
+            raise ServiceError(
+                f"{self.conf.recorded}: no reply to {str(body['messages'][-1])[-60:]!r}, expected one for every "
+                f"request, because replayed_sha256 of {WHERE} is set. Take settings, data and seed of the recorded run,"
+                " or empty replayed_sha256 to ask the server."
+            )
+        try:
+            return recording.add(request, self._complete(body, batch))
+        except _RefusedError as error:
+            return recording.add(request, Refusal(str(error)))
+
+    def _complete(self, body: Row, batch: _Batch) -> Reply:
+        """The reply to this request.
 
         Raises:
             _RefusedError: the server refuses this request.
             ServiceError: as `replies`.
         """
-        body = {**batch.request, "model": self.conf.model, "messages": list(messages)}
         path = self.folder / f"{hashlib.sha256(dump([self.address, body]).encode()).hexdigest()}.json"
         if (cached := _cached(path)) is not None:
             with self._lock:
-                self.num_cached += 1
+                self.usage.hits += 1
             return cached
 
         key = self._key()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tasks.conf import require
+from tasks.records.usage import Usage
 from tasks.retrieval.generated import Document, GeneratedRetriever, Request
 from tasks.services import Chat, Messages, Refusal, Reply, Resources, Role
 from tasks.services.endpoint import Endpoint
@@ -47,10 +48,22 @@ class EndpointDocuments:
         check_prompt(self.prompt, PLACEHOLDERS)
 
     @contextlib.contextmanager
-    def opened(self, resources: Resources) -> Iterator[GeneratedRetriever]:
+    def opened(self, resources: Resources) -> Iterator[Simulator]:
         """Open and close the connections to the server."""
         with self.chat.opened(resources) as chat:
-            yield GeneratedRetriever(ModelWriter(chat, self))
+            simulator = Simulator(ModelWriter(chat, self))
+            simulator.usage = chat.usage
+            yield simulator
+
+
+class Simulator(GeneratedRetriever):
+    """A retriever whose documents a model writes.
+
+    Attributes:
+        usage: what the model did.
+    """
+
+    usage: Usage
 
 
 @dataclass(frozen=True)
@@ -91,6 +104,7 @@ class ModelWriter:
                 try:
                     written[number] = _documents(reply, top_k)
                 except UnusableError as error:
+                    self.chat.usage.failures += isinstance(reply, Reply)
                     problems[number] = ": ".join(map(str, error.args))
 
         for number, (query, _) in enumerate(requests):

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tasks.reader.reading import Pair, Reading
+from tasks.records.usage import Usage
 from tasks.services import ServiceError
 from tasks.store import DataError, digest
 
@@ -21,6 +22,7 @@ class KeptAnswers:
 
     Attributes:
         num_asked, num_cached: pairs that the model read, and pairs whose answer was known.
+        usage: pairs are its calls, and tokens those of their prompts.
     """
 
     def __init__(self, reading: Reading, identity: str, path: Path) -> None:
@@ -33,6 +35,8 @@ class KeptAnswers:
         """
         self.reading, self.path = reading, path
         self.num_asked = self.num_cached = 0
+        self.usage = Usage()
+        self._lengths: dict[Pair, int] = {}
         self._identity = digest(identity, reading.habits.prompt, reading.habits.max_new_tokens, reading.window)
         self._known: dict[str, str] = {}
         self._read()
@@ -47,11 +51,20 @@ class KeptAnswers:
         self.num_asked += len(missing)
         self.num_cached += len(pairs) - len(missing)
         try:
-            for chunk, replies in self.reading.batches(missing):
-                self._keep({self._key(pair): reply for pair, reply in zip(chunk, replies, strict=True)})
+            with self.usage.waiting():
+                for chunk, replies in self.reading.batches(missing):
+                    self._keep({self._key(pair): reply for pair, reply in zip(chunk, replies, strict=True)})
+            # Of every pair, so that a resumed run, which finds answers on the disk, counts the same.
+            tokens = sum(map(self._length, pairs))
         except DataError as error:
             raise ServiceError(f"services: reader: {error}") from error
+        self.usage.add(Usage(len(pairs), tokens, hits=len(pairs) - len(missing)))
         return [self._known[self._key(pair)] for pair in pairs]
+
+    def _length(self, pair: Pair) -> int:
+        if pair not in self._lengths:
+            self._lengths[pair] = len(self.reading.prompt_ids(*pair))
+        return self._lengths[pair]
 
     def _key(self, pair: Pair) -> str:
         return digest(self._identity, *pair)

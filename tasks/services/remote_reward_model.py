@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import ClassVar
 
+from tasks.records.usage import Usage
 from tasks.reward_model.wire import Answer, request
 from tasks.services import Chat, Messages, Probabilities, Refusal, Reply, Resources, Role, ServiceError
 from tasks.services.endpoint import Endpoint
@@ -44,6 +45,11 @@ class AskedRewardModel:
     """See `tasks.services.RewardModel`."""
 
     chat: Chat
+
+    @property
+    def usage(self) -> Usage:
+        """That of `chat`."""
+        return self.chat.usage
 
     def probabilities(self, trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Probabilities]:
         """See `tasks.services.RewardModel`."""

@@ -13,6 +13,7 @@ from tasks.services import Reply
 
 T = TypeVar("T")
 _FENCED = re.compile(r"\s*```(?:json)?[ \t]*\n(.*?)\n?[ \t]*```\s*", re.DOTALL | re.IGNORECASE)
+_MARKS = re.compile("={3,}|<{3,}|>{3,}")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -29,6 +30,20 @@ def check_prompt(prompt: str, placeholders: Iterable[str]) -> None:
 def filled(prompt: str, values: Mapping[str, str]) -> str:
     """The prompt with its placeholders replaced, in one pass, so that a placeholder inside a value stays text."""
     return re.sub("|".join(map(re.escape, values)), lambda placeholder: values[placeholder[0]], prompt)
+
+
+def inert(value: str) -> str:
+    """Data that cannot end the marks (`===`, `<<<`, `>>>`) between which a prompt shows it: two of the signs are left.
+
+    >>> inert("x\\n=== end ===\\n>>>> y")
+    'x\\n== end ==\\n>> y'
+    """
+    return _MARKS.sub(lambda mark: mark[0][:2], value)
+
+
+def one_paragraph(value: str) -> str:
+    """Data that cannot end the paragraph in which a prompt shows it: each run of white space becomes one blank."""
+    return " ".join(value.split())
 
 
 def read_json(reply: Reply, schema: type[T]) -> T:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from tasks.conf import require
 from tasks.model import pick_device
+from tasks.records.usage import Usage
 from tasks.reward_model.card import Card, read_card
 from tasks.reward_model.model import load, probabilities
 from tasks.reward_model.reading import encode
@@ -51,11 +52,13 @@ class FrozenRewardModel:
     Attributes:
         model, tokenizer: as they were stored.
         card: how the model reads.
+        usage: trajectories are its calls.
     """
 
     model: Any
     tokenizer: Any
     card: Card
+    usage: Usage = field(default_factory=Usage)
 
     def probabilities(self, trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Probabilities]:
         """See `tasks.services.RewardModel`."""
@@ -64,7 +67,8 @@ class FrozenRewardModel:
             encode(self.tokenizer, card.placeholder_id, question.question, trajectory.turns, card.max_tokens)
             for trajectory, question in zip(trajectories, questions, strict=True)
         ]
-        found = probabilities(self.model, sequences, card.max_pack_tokens)
+        with self.usage.waiting(len(sequences), sum(map(len, sequences))):
+            found = probabilities(self.model, sequences, card.max_pack_tokens)
 
         scored = []
         for trajectory, sequence, values in zip(trajectories, sequences, found, strict=True):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from tasks.engine import Policy
+from tasks.records.usage import Usage
 from tasks.rl.experience import collate, microbatches
 from tasks.services import Pair, Resources, Role
 from tasks.types import Sample, Scores
@@ -35,11 +36,13 @@ class ReferenceLogProbs:
         policy: whose frozen reference computes the log-probabilities.
         tokenizer: the policy's.
         max_batch_tokens: tokens of one forward, padding included.
+        usage: pairs are its calls.
     """
 
     policy: Policy
     tokenizer: Any
     max_batch_tokens: int
+    usage: Usage = field(default_factory=Usage)
 
     def encode(self, text: str) -> list[int]:
         """See `LogProbs`."""
@@ -49,6 +52,10 @@ class ReferenceLogProbs:
         """See `LogProbs`; pairs of similar length share a micro-batch."""
         if not pairs:
             return []
+        with self.usage.waiting(len(pairs), sum(len(context) + len(ids) for context, ids in pairs)):
+            return self._means(pairs)
+
+    def _means(self, pairs: Sequence[Pair]) -> list[float]:
         samples = [
             Sample("", str(i), tuple(context), tuple(ids), (True,) * len(ids), (0.0,) * len(ids))
             for i, (context, ids) in enumerate(pairs)

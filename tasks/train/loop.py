@@ -17,6 +17,7 @@ from typing import Any
 from tasks.agent.rollout import Player
 from tasks.engine import Critic, DivergedError, Policy
 from tasks.generate import Generator
+from tasks.records.usage import PROCESS, named_by_role, usages
 from tasks.rl.method import Method
 from tasks.services import NO_SERVICES, Services
 from tasks.train.order import Order, Refill
@@ -106,6 +107,7 @@ class Trainer:
     def _advance(self, step: int) -> None:
         """One step, then validation, reports and checkpoints that are due after it."""
         progress, before = self.progress, self.progress.cost.generated
+        used_before = {role: usage.copy() for role, usage in usages(self.services).items()}
         try:
             metrics = self._step(step)
         except DivergedError as error:
@@ -114,6 +116,8 @@ class Trainer:
             progress.stopped = str(error)
             metrics = {"generated_tokens_total": progress.cost.generated}
         progress.step = step
+        used = {role: usage.since(used_before[role]) for role, usage in usages(self.services).items()}
+        metrics |= progress.use(used)
 
         is_validated = progress.is_due(self.conf, before) or progress.is_over(self.conf)
         if is_validated:
@@ -124,7 +128,7 @@ class Trainer:
             log.warning("stopped at step %d: %s", step, progress.stopped)
             # Validate once more, so that the curve includes the final step.
             metrics |= {} if is_validated else self._validate(step)
-        self._report(step, metrics)
+        self._report(step, metrics, named_by_role(used, PROCESS))
 
         # Also whenever the best policy changes; otherwise a resumed run would point to a deleted folder.
         if step % self.conf.checkpoint_every == 0 or progress.is_over(self.conf) or progress.selected_step == step:
@@ -167,10 +171,11 @@ class Trainer:
             self.progress.selected_step = step
         return metrics
 
-    def _report(self, step: int, metrics: dict[str, float]) -> None:
+    def _report(self, step: int, metrics: dict[str, float], of_process: dict[str, float] | None = None) -> None:
+        """Keep the metrics, and log them with those that another process would not repeat."""
         if metrics:
             self.progress.history.append({"step": step, "metrics": metrics})
-            self.log(step, metrics)
+            self.log(step, metrics | (of_process or {}))
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint if there is one, and let the player count in the run's progress."""

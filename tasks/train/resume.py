@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +15,7 @@ from tasks import checkpoint
 from tasks.agent.rollout import RolloutCost
 from tasks.conf import plain
 from tasks.engine import Critic, Policy
+from tasks.records.usage import WORK, Usage, named_by_role
 from tasks.rl.method import Method
 from tasks.store import DataError
 from tasks.train.settings import TrainConf
@@ -31,6 +33,7 @@ class Progress:
         num_draws: draws so far, which number the next one.
         stopped: why the run was stopped, None if it was not.
         selected_step: the step whose policy is the best so far, None where the last one is taken.
+        usage: role -> what its service did in the steps so far.
     """
 
     step: int = 0
@@ -41,6 +44,7 @@ class Progress:
     num_draws: int = 0
     stopped: str | None = None
     selected_step: int | None = None
+    usage: dict[str, Usage] = field(default_factory=dict)
 
     def is_over(self, conf: TrainConf) -> bool:
         """Whether the budget is spent or the run was stopped."""
@@ -52,6 +56,12 @@ class Progress:
         if every and self.cost.generated:
             return self.cost.generated // every > before // every
         return self.step % conf.validate_every == 0
+
+    def use(self, used: Mapping[str, Usage]) -> dict[str, float]:
+        """Add what the services did in a step; returns its metrics."""
+        for role, usage in used.items():
+            self.usage.setdefault(role, Usage()).add(usage)
+        return named_by_role(used, WORK)
 
     def share_done(self, conf: TrainConf) -> float:
         """How far the run is, by the budget that ends it first; 0 to 1."""

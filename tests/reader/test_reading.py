@@ -149,7 +149,7 @@ class Counting:
     def __init__(self, reading: Reading, killed_in: int = -1) -> None:
         self.reading, self.killed_in = reading, killed_in
         self.chunks: list[list[Pair]] = []
-        self.habits, self.window = reading.habits, reading.window
+        self.habits, self.window, self.prompt_ids = reading.habits, reading.window, reading.prompt_ids
 
     def batches(self, pairs: Sequence[Pair]) -> Any:
         for chunk, replies in self.reading.batches(pairs):
@@ -165,6 +165,12 @@ def test_equal_pairs_are_read_once_and_counted(reading: Reading, tmp_path: Path)
     first = kept.answers([PAIRS[0], PAIRS[1], PAIRS[0]])
     assert first[0] == first[2]
     assert (kept.num_asked, kept.num_cached) == (2, 1)
+    lengths = [len(reading.prompt_ids(*pair)) for pair in PAIRS]
+    assert kept.usage.named(("calls", "tokens", "hits")) == {
+        "calls": 3,
+        "tokens": 2 * lengths[0] + lengths[1],
+        "hits": 1,
+    }
     assert kept.answers([PAIRS[1]]) == first[1:2]
     assert (kept.num_asked, kept.num_cached, len(counting.chunks)) == (2, 2, 1)
     other = KeptAnswers(counting, "another model", tmp_path / "kept.jsonl")  # type: ignore[arg-type]

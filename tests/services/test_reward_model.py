@@ -111,6 +111,7 @@ def test_a_server_gives_the_same_probabilities(root: Path, model: Trained, tmp_p
         settings = Completions.conf(SimpleNamespace(url=url), model=name, retries=0, request={})  # type: ignore[arg-type]
         with RemoteRewardModel(settings).opened(Resources(tmp_path, tmp_path)) as service:
             there = service.probabilities(plays, [QUESTION] * 3)
+            assert (service.usage.calls, service.usage.failures, service.usage.hits) == (3, 0, 0)
             for a, b in zip(here, there, strict=True):
                 assert [f is None for f in a.after] == [f is None for f in b.after]
                 assert [a.before, *filter(None, a.after)] == pytest.approx([b.before, *filter(None, b.after)], abs=1e-6)

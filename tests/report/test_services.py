@@ -1,0 +1,58 @@
+"""The cost of services in the report: work from the training's summary, seconds and hits from the ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tasks.report.page import page_data
+from tasks.report.table import build
+from tasks.store import read_json, write_json
+from tests.report.browser import Browser
+from tests.report.fake_artifacts import ledger, write_artifacts
+from tests.skips import needs_chromium
+
+METHOD = "search_r1_grpo"
+
+
+def _artifacts(root: Path) -> Path:
+    """Two seeds of a method with a judge."""
+    artifacts = write_artifacts(root, (0, 1), num_questions=6, steps=4, methods=(METHOD,))
+    for seed in (0, 1):
+        path = artifacts / "train" / f"{METHOD}-{seed}" / "summary.json"
+        used = {"judge": {"calls": 100 + 20 * seed, "tokens": 9000, "failures": seed}}
+        write_json(path, read_json(path) | {"services": used})
+    return artifacts
+
+
+def test_work_is_a_mean_over_seeds_and_seconds_need_every_seed(tmp_path: Path) -> None:
+    artifacts = _artifacts(tmp_path)
+    results = build(artifacts, ("base", METHOD), (0, 1), "base", 50)
+    entries = ledger((0, 1))
+    for seed, hits in ((0, 10), (1, 30)):
+        entries[f"train@{METHOD}-{seed}"]["services"] = {"judge": {"hits": hits, "seconds": 2.0 + seed}}
+
+    base, method = page_data(results, artifacts, entries, {}, 2)["costs"]
+    assert base["services"] == []
+    assert method["services"] == [
+        {"role": "judge", "calls": 110.0, "tokens": 9000.0, "failures": 0.5, "hits": 20.0, "seconds": 2.5}
+    ]
+    del entries[f"train@{METHOD}-1"]
+    (judge,) = page_data(results, artifacts, entries, {}, 2)["costs"][1]["services"]
+    assert (judge["calls"], judge["hits"], judge["seconds"]) == (110.0, None, None)
+
+
+@needs_chromium
+def test_the_cost_table_of_services_is_drawn_where_there_are_any(tmp_path: Path) -> None:
+    from tasks.report.page import write_page
+
+    artifacts = _artifacts(tmp_path)
+    write_page(tmp_path / "x.html", build(artifacts, ("base", METHOD), (0, 1), "base", 50), artifacts)
+    write_page(tmp_path / "none.html", build(artifacts, ("base",), (0, 1), "base", 50), artifacts)
+    with Browser(375, 900) as browser:
+        browser.open(tmp_path / "x.html")
+        cells = "[...document.querySelectorAll('.services tbody td')].map(c => c.textContent)"
+        assert browser.run(cells) == [METHOD, "judge", "110", "9.0k", "0.500", "\u2013", "\u2013"]
+        assert browser.run("document.documentElement.scrollWidth") <= 375
+        browser.open(tmp_path / "none.html")
+        assert browser.run("document.querySelectorAll('.services').length") == 0
+        assert browser.problems == []

@@ -1,0 +1,151 @@
+"""Recorded replies of a real server: what is written, that nothing is sent in a replay, and what a bad file says."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.services import Refusal, Reply, Resources, ServiceError
+from tasks.services.endpoint import Endpoint
+from tasks.services.recording import Recording, request_sha256
+from tasks.store import DataError, sha256
+from tests.services.completions import completion, serving
+
+FILE = "recordings/chat.jsonl"
+ASKED = [[{"role": "user", "content": f"question {i} of\u2028lines\n"}] for i in range(6)]
+
+
+def _answer(body: dict[str, Any]) -> tuple[int, Any]:
+    """A refusal for every third question, a reply with a line break and half a surrogate pair for the others."""
+    content = body["messages"][0]["content"]
+    number = int(content.split()[1])
+    return (
+        (400, {"error": "not this one"}) if number % 3 == 2 else (200, completion(f"a\n{number} \ud83d", 10 + number))
+    )
+
+
+def _asked(conf: Endpoint, root: Path, asked: Any = ASKED) -> tuple[list[Reply | Refusal], Any]:
+    with conf.opened(Resources(root, root)) as chat:
+        return list(chat.replies(asked, {"temperature": 0.5})), chat.usage
+
+
+def test_a_recorded_run_is_repeated_without_the_server(tmp_path: Path, capsys: Any) -> None:
+    with serving() as server:
+        server.answer = _answer
+        conf = server.conf(recorded=FILE, max_in_flight=1)
+        first, used = _asked(conf, tmp_path / "a")
+        assert len(server.asked) == 6
+        again, _ = _asked(conf, tmp_path / "a")
+        assert (again, len(server.asked)) == (first, 6)  # Refusals, too, are not asked for again.
+    digits = sha256(tmp_path / "a" / FILE)
+    assert f"set replayed_sha256: {digits}" in capsys.readouterr().out
+
+    moved = tmp_path / "b" / FILE  # Without the cache of replies, and without the server.
+    moved.parent.mkdir(parents=True)
+    moved.write_bytes((tmp_path / "a" / FILE).read_bytes())
+    replay = Endpoint(**{**vars(conf), "replayed_sha256": digits, "base_url": "http://127.0.0.1:9/v1"})
+    found, replayed = _asked(replay, tmp_path / "b")
+    assert found == first
+    assert replayed.named(("calls", "tokens", "failures", "hits")) == {
+        "calls": 6,
+        "tokens": 48,
+        "failures": 2,
+        "hits": 6,
+    }
+    assert used.named(("calls", "tokens", "failures", "hits")) == {"calls": 6, "tokens": 48, "failures": 2, "hits": 0}
+    assert sha256(moved) == digits
+    assert sorted(path.name for path in (tmp_path / "b").rglob("*") if path.is_file()) == ["chat.jsonl"]
+
+
+def test_replies_that_came_from_the_cache_are_recorded(tmp_path: Path) -> None:
+    with serving() as server:
+        plain, _ = _asked(server.conf(), tmp_path)
+        recorded, _ = _asked(server.conf(recorded=FILE), tmp_path)
+        assert len(server.asked) == 6
+    assert plain == recorded
+    assert len((tmp_path / FILE).read_text().splitlines()) == 6
+
+
+def test_a_request_that_was_not_recorded_ends_a_replay_in_one_line(tmp_path: Path) -> None:
+    with serving() as server:
+        _asked(server.conf(recorded=FILE), tmp_path, ASKED[:2])
+        replay = server.conf(recorded=FILE, replayed_sha256=sha256(tmp_path / FILE))
+        num_sent = len(server.asked)
+        with pytest.raises(
+            ServiceError, match=r"recordings/chat.jsonl: no reply to .*question 2.*, expected one"
+        ) as caught:
+            _asked(replay, tmp_path)
+        assert "\n" not in str(caught.value)
+        assert len(server.asked) == num_sent
+
+
+@pytest.mark.parametrize("content", [None, b"", b'{"request": "x"}\n'])
+def test_a_replayed_file_is_the_one_that_was_named(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "replies.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ServiceError, match=r"replies.jsonl: found .*, expected sha256 0{64}, which replayed_sha256"):
+        Recording(path, "0" * 64)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "[]", "{}", '{"request": "x"}', '{"request": 1, "refusal": "no"}', '{"request": "x", "refusal": null}',
+     '{"request": "x", "reply": {"content": "a"}}', '{"request": "x", "reply": {"content": 1, "tokens": 1}}',
+     '{"request": "x", "refusal": "a", "reply": {}}', "{" * 9000],
+)  # fmt: skip
+def test_a_row_of_another_form_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "replies.jsonl"
+    path.write_text(f'{{"request": "a", "refusal": "no"}}\n{line}\n')
+    with pytest.raises(DataError, match=r"replies.jsonl: row 2 from byte 0: found b.*, expected {") as caught:
+        Recording(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_half_a_line_of_a_killed_process_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "replies.jsonl"
+    Recording(path).add("a", Reply("x", "stop", 3))
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:20])
+    recording = Recording(path)
+    assert recording.get("a") == Reply("x", "stop", 3)
+    recording.add("b", Refusal("no"))
+    assert [json.loads(line)["request"] for line in path.read_text().splitlines()] == ["a", "b"]
+
+
+def test_the_first_of_two_answers_counts_for_both_processes(tmp_path: Path) -> None:
+    one, other = Recording(tmp_path / "x.jsonl"), Recording(tmp_path / "x.jsonl")
+    assert one.add("a", Reply("first", "stop", 1)) == Reply("first", "stop", 1)
+    assert other.add("a", Reply("second", "stop", 1)) == Reply("first", "stop", 1)
+    assert len((tmp_path / "x.jsonl").read_text().splitlines()) == 1
+
+
+def test_the_hash_of_a_request_holds_all_its_fields() -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "q"}], "temperature": 0.3}
+    assert request_sha256(body) == request_sha256(dict(reversed(body.items())))
+    for changed in ({"model": "n"}, {"temperature": 0.0}, {"messages": []}):
+        assert request_sha256(body | changed) != request_sha256(body)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"replayed_sha256": "0" * 64}, "recorded='': expected the file to replay"),
+        ({"recorded": FILE, "replayed_sha256": "yes"}, "replayed_sha256='yes': expected 64 hex digits"),
+    ],
+)
+def test_settings_that_say_nothing_whole_are_refused(changes: dict[str, str], message: str) -> None:
+    with serving() as server, pytest.raises(ValueError, match=message):
+        server.conf(**changes)
+
+
+def test_a_replay_reads_no_key(tmp_path: Path) -> None:
+    with serving() as server:
+        _asked(server.conf(recorded=FILE), tmp_path)
+        digits = sha256(tmp_path / FILE)
+        assert "NO_SUCH_KEY" not in os.environ
+        _asked(server.conf(recorded=FILE, replayed_sha256=digits, key_variable="NO_SUCH_KEY"), tmp_path)
