@@ -48,11 +48,19 @@ UNDECIDED, NOT_MEASURED = "undecided at this scale", "not measured in this run"
 NOT_TESTABLE = "not testable with this start policy"
 
 Side = Literal["more", "less", "no gain"]
-Written = Literal["before the first run", "before the first run, its rule later", "after the first run"]
+Written = Literal[
+    "before the first run",
+    "before the first run, its rule later",
+    "after a run of one seed, whose results were not looked at",
+    "after the first run",
+]
 
-PLAYED = ("f1", "em", "subem")  # Paired on seed and question.
+SEARCHES, HOPS_GAIN = "searches", "f1_gain_of_hops"
+PLAYED = ("f1", "em", "subem", SEARCHES)  # Paired on seed and question.
 STOPPED, SPREAD = "stopped_share", "em_spread"
 NAMES = {
+    SEARCHES: "searches per question",
+    HOPS_GAIN: "F1 gain with two hops or more, minus that with one",
     "f1": "F1",
     "em": "EM",
     "subem": "subEM",
@@ -101,6 +109,7 @@ def _all(side: Side, *names: str) -> tuple[Measure, ...]:
 
 OURS = "no paper; a question of this project"
 STEPSEARCH, DSPO = "StepSearch (arXiv:2505.15107)", "DSPO (arXiv:2510.09255)"
+PICA, SLATE, R_SEARCH = "PiCA (arXiv:2605.09287)", "SLATE (arXiv:2602.23440)", "R-Search (arXiv:2506.04185)"
 
 _DAPO = "beside its ratios, DAPO has another clip range, a mean over tokens, no KL term and a length penalty"
 
@@ -198,6 +207,114 @@ CLAIMS = (
         (*_all("less", curves.DROP, STOPPED), Measure("em", "more"), Measure(SPREAD, "less")),
         "before the first run",
     ),
+    Claim(
+        "reward_model_against_outcome",
+        f"{PICA}, section 5.3 and Table 3",
+        "Step rewards of a reward model answer better than the answer's reward alone.",
+        "pica",
+        "pica_w_f1",
+        _all("more", "f1", "em", curves.AT_BUDGET),
+        "after a run of one seed, whose results were not looked at",
+    ),
+    Claim(
+        "step_penalty_shortens",
+        f"{PICA}, section 5.3 and Figure 3",
+        "The step penalty alone shortens trajectories (here: fewer searches).",
+        "pica_w_f1_penalty",
+        "pica_w_f1",
+        _all("less", SEARCHES),
+        "before the first run",
+    ),
+    Claim(
+        "step_penalty_collapses",
+        f"{PICA}, section 5.3 and Figure 3",
+        "The step penalty alone then collapses; with the reward model training stays stable.",
+        "pica_w_f1_penalty",
+        "pica",
+        _all("more", curves.DROP, STOPPED),
+        "before the first run",
+    ),
+    Claim(
+        "five_candidates",
+        f"{SLATE}, section A.13 and Table 3",
+        "Five candidates a step answer better than one.",
+        "slate",
+        "slate_k1",
+        _all("more", "em", "f1", curves.AT_BUDGET),
+        "before the first run",
+    ),
+    Claim(
+        "seven_candidates",
+        f"{SLATE}, section A.13 and Table 3",
+        f"Seven candidates give little more than five (no difference of {100 * MARGIN:.0f} points, a limit of ours).",
+        "slate_k7",
+        "slate",
+        _all("no gain", "em", "f1"),
+        "before the first run",
+    ),
+    Claim(
+        "truncation_adds",
+        f"{SLATE}, Table 2 (a)",
+        "Truncated sampling answers better than complete trajectories with the same rewards.",
+        "slate",
+        "slate_wo_truncation",
+        _all("more", "em", "f1", curves.AT_BUDGET),
+        "before the first run",
+    ),
+    Claim(
+        "dense_rewards_add",
+        f"{SLATE}, Table 2 (c)",
+        "A judge's rewards of steps answer better than exact match alone, both with truncated sampling.",
+        "slate",
+        "slate_em_only",
+        _all("more", "em", "f1", curves.AT_BUDGET),
+        "before the first run",
+    ),
+    Claim(
+        "judge_against_rule",
+        f"{SLATE}, Table 2 (b)",
+        "A judge's rewards of steps answer better than rewards by rule (the rule is ours: the paper gives none).",
+        "slate",
+        "slate_wo_judge",
+        _all("more", "em", "f1", curves.AT_BUDGET),
+        "before the first run",
+    ),
+    Claim(
+        "early_bonus",
+        f"{SLATE}, section A.11",
+        "The bonus for an early answer saves searches.",
+        "slate",
+        "slate_wo_bonus",
+        (Measure(SEARCHES, "less"), *_all("no gain", "em")),
+        "before the first run",
+    ),
+    Claim(
+        "evidence",
+        f"{R_SEARCH}, Table 3",
+        "Evidence and its rewards answer better than none.",
+        "r_search",
+        "r_search_wo_evidence",
+        _all("more", "f1", "em", curves.AT_BUDGET),
+        "before the first run",
+    ),
+    Claim(
+        "evidence_with_hops",
+        f"{R_SEARCH}, Table 3",
+        "Evidence helps more where a question has several hops.",
+        "r_search",
+        "r_search_wo_evidence",
+        _all("more", HOPS_GAIN),
+        "before the first run",
+    ),
+    Claim(
+        "grpo_against_ppo",
+        f"{R_SEARCH}, section 5.2 and Table 4",
+        "R-Search answers better with GRPO than with PPO.",
+        "r_search",
+        "r_search_ppo",
+        _all("more", "f1", "em", curves.AT_BUDGET),
+        "before the first run",
+    ),
 )
 
 
@@ -260,6 +377,8 @@ def _difference(
         return None
     if name in PLAYED:
         return _played(_runs(results, claim.policy), _runs(results, claim.against), name, num_resamples)
+    if name == HOPS_GAIN:
+        return _hops_gain(_runs(results, claim.policy), _runs(results, claim.against))
     if name == SPREAD:
         value = _spread(_runs(results, claim.policy)) - _spread(_runs(results, claim.against))
         return Interval(value, math.nan, math.nan, len(results.seeds))
@@ -280,10 +399,27 @@ def _played(ours: Mapping[int, Run], theirs: Mapping[int, Run], name: str, num_r
     """The difference of two policies, paired on seed and question."""
     columns = [differences(_scores(ours[seed], name), _scores(theirs[seed], name)) for seed in sorted(ours)]
     table = [[column[question] for column in columns] for question in sorted(columns[0])]
-    found = bootstrap_means(table, num_resamples, over=[range(len(columns))], bounds=[(-1.0, 1.0)])[0]
+    scores = [value for run in (*ours.values(), *theirs.values()) for value in _scores(run, name).values()]
+    limit = max([1.0, *(value for value in scores if value is not None)])  # Searches are counts, the others shares.
+    found = bootstrap_means(table, num_resamples, over=[range(len(columns))], bounds=[(-limit, limit)])[0]
     if not any(_answers(run, name) for run in (*ours.values(), *theirs.values())):
         return replace(found, low=math.nan, high=math.nan)  # No policy answers anything, so nothing is decided.
     return found
+
+
+def _hops_gain(ours: Mapping[int, Run], theirs: Mapping[int, Run]) -> Interval | None:
+    """By how much the gain in F1 is larger with several hops than with one; a number for each seed."""
+    values = []
+    for seed in sorted(ours):
+        hops = {row.question_id: row.hops for row in ours[seed].scores["greedy"]}
+        gains = differences(_scores(ours[seed], "f1"), _scores(theirs[seed], "f1"))
+        by_kind = [
+            [g for q, g in gains.items() if not math.isnan(g) and (hops[q] > 1) == many] for many in (True, False)
+        ]
+        if not all(by_kind):
+            return None
+        values.append(statistics.fmean(by_kind[0]) - statistics.fmean(by_kind[1]))
+    return over_seeds(values, (-2.0, 2.0))
 
 
 def _scores(run: Run, name: str) -> dict[str, float | None]:
@@ -317,7 +453,7 @@ def cells(results: Results, found: Iterable[Finding]) -> Iterable[Cell]:
         low, high = curves.ends(i)
         count = i.num_questions if name in PLAYED else None
         runs = [run for policy in pair for run in _runs(results, policy).values()]
-        mode = "greedy" if name in (*PLAYED, SPREAD) else "training"
+        mode = "greedy" if name in (*PLAYED, SPREAD, HOPS_GAIN) else "training"
         behind = origin(runs, is_training=mode == "training")
         yield Cell(" - ".join(pair), ALL, ALL, ALL, mode, name, i.mean, low, high, count, *behind)
 

@@ -17,11 +17,16 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Given:
-    """One run: exact match by question (a digit each), the metrics of its steps, and more of its summary."""
+    """One run: exact match by question (a digit each), the metrics of its steps, and more of its summary.
+
+    `searches` and `hops` have a digit a question, too; where they are empty every digit is 1.
+    """
 
     ems: str
     steps: Sequence[Row] = ()
     summary: Mapping[str, Any] = field(default_factory=dict)
+    searches: str = ""
+    hops: str = ""
 
 
 def validations(*points: tuple[int, float]) -> list[Row]:
@@ -40,12 +45,12 @@ def small(
     write_json(artifacts / "augment" / "summary.json", augmentation())
     write_json(artifacts / "validation.json", {})
     length = len(next(iter(runs.values())).ems)
-    base = {f"base-{seed}": Given("0" * length) for seed in seeds}
+    base = {f"base-{seed}": Given("0" * length, hops=next(iter(runs.values())).hops) for seed in seeds}
     for name, given in {**base, **runs}.items():
         policy, _, seed = name.rpartition("-")
         own = {"seed": int(seed), "data_sha256": "d", "policy_sha256": f"hash of {name}", "settings": {}, **CONFIG}
         folder = artifacts / "evaluate" / name
-        write_jsonl(folder / "scores.jsonl", [_score(i, float(digit)) for i, digit in enumerate(given.ems)])
+        write_jsonl(folder / "scores.jsonl", [_score(i, given) for i in range(len(given.ems))])
         write_json(folder / "summary.json", own | {"policy": policy})
         write_system(artifacts, policy, int(seed), is_trained=name in runs, policy_sha256=f"hash of {name}")
         if name in runs:
@@ -79,9 +84,11 @@ def answer(*queries: str, said: str = "x", step: int | None = None, question: st
     }  # fmt: skip
 
 
-def _score(number: int, em: float) -> Row:
+def _score(number: int, given: Given) -> Row:
+    em = float(given.ems[number])
+    hops, searches = (int(digits[number]) if digits else 1 for digits in (given.hops, given.searches))
     return {
-        "question_id": f"q{number:03d}", "dataset": "world", "split": "test", "hops": 1, "type": None,
-        "mode": "greedy", "em": em, "f1": em, "subem": em, "searches": 1, "actions": 1, "valid_actions": 1,
+        "question_id": f"q{number:03d}", "dataset": "world", "split": "test", "hops": hops, "type": None,
+        "mode": "greedy", "em": em, "f1": em, "subem": em, "searches": searches, "actions": 1, "valid_actions": 1,
         "recall": None, "status": "answered", "generated_tokens": 1, "prefill_tokens": 1, "answer": "x",
     }  # fmt: skip

@@ -155,6 +155,37 @@ def test_a_penalty_that_helps_refutes_that_it_does_not(tmp_path: Path):
     assert found["penalty_alone", "f1"] == NOT_REPRODUCED
 
 
+def test_searches_are_compared_by_their_counts(tmp_path: Path):
+    """Each question takes 1 search instead of 4: of 20 equal differences of -3 in [-4, 4] the mean is below -1.6."""
+    right = "1" * 20
+    given = {f"slate-{s}": Given(right, searches="1" * 20) for s in SEEDS}
+    given |= {f"slate_wo_bonus-{s}": Given(right, searches="4" * 20) for s in SEEDS}
+    results, trainings = small(tmp_path, given, SEEDS)
+    found = {f.measure.name: f for f in findings(results, trainings, 200, [BY_ID["early_bonus"]])}
+    fewer = found["searches"].difference
+    assert fewer is not None
+    assert (fewer.mean, found["searches"].verdict) == (-3.0, REPRODUCED)
+    assert -4.0 <= fewer.low < -3.0 < fewer.high < -1.0
+    assert found["em"].verdict == UNDECIDED  # 20 equal answers may hide a difference of 2 points.
+
+
+def test_a_gain_that_grows_with_hops_by_hand(tmp_path: Path):
+    """Of 4 questions with 1 hop and 4 with 3 hops one more and 3, 4, 3 more are right: .5, .75, .5."""
+    hops = "1111" + "3333"
+    ours = ("1000" + "1110", "1000" + "1111", "1000" + "1110")
+    given = {f"r_search-{s}": Given(ems, hops=hops) for s, ems in enumerate(ours)}
+    given |= {f"r_search_wo_evidence-{s}": Given("0" * 8, hops=hops) for s in SEEDS}
+    results, trainings = small(tmp_path, given, SEEDS)
+    (one,) = findings(results, trainings, 200, [BY_ID["evidence_with_hops"]])
+    assert one.difference is not None
+    # Mean .58333, deviation .14434: 4.303 * .14434 / sqrt(3) = .35857.
+    assert (one.difference.mean, one.difference.low) == pytest.approx((0.58333, 0.22476), abs=1e-4)
+    assert one.verdict == REPRODUCED
+    single = {name: replace(run, hops="1" * 8) for name, run in given.items()}
+    results, trainings = small(tmp_path / "single", single, SEEDS)
+    assert findings(results, trainings, 200, [BY_ID["evidence_with_hops"]])[0].verdict == NOT_MEASURED
+
+
 def test_one_seed_decides_nothing(tmp_path: Path):
     given = {"dspo-0": Given("1" * 20), "gspo-0": Given("0" * 20)}
     assert verdicts(tmp_path, given, (0,))["filter", "subem"] == UNDECIDED
@@ -324,6 +355,8 @@ def test_a_claim_written_after_the_first_run_of_its_policies_says_so(tmp_path: P
     """Git's history has the dates; nothing else about a claim tells them."""
     late = {"penalty_with_gain", "sequence_ratios", "token_ratios_collapse"}
     assert {claim.id for claim in CLAIMS if claim.written == "after the first run"} == late
+    seen = {claim.id for claim in CLAIMS if claim.written.startswith("after a run of one seed")}
+    assert seen == {"reward_model_against_outcome"}
     assert BY_ID["penalty_alone"].written == "before the first run, its rule later"
     results, _ = small(tmp_path, runs(dspo="1" * 20, gspo="0" * 20, dapo="0" * 20), SEEDS)
     section = complete(results, tmp_path / "artifacts", 200).sections[0]
@@ -377,13 +410,25 @@ def test_a_claim_stands_in_the_paper_it_is_said_to_be_of():
         "sequence_ratios": "ablating sequence-level optimization",
         "token_ratios_collapse": "suffer from catastrophic policy collapse early in training",
         "high_rate": None,
+        "reward_model_against_outcome": "relative improvement over the outcome-only PPO baseline",
+        "step_penalty_shortens": "the model curtails response length to minimize costs",
+        "step_penalty_collapses": "performance collapse observed in the w/ F1+penalty model",
+        "five_candidates": "Performance improves steadily from k=1k=1 to k=5k=5",
+        "seven_candidates": "diminishing returns at k=7k=7",
+        "truncation_adds": "truncated sampling yields gains above and beyond step-level rewards alone",
+        "dense_rewards_add": "truncated sampling and dense rewards provide complementary benefits",
+        "judge_against_rule": "removing dense rewards causes larger drops than removing truncated sampling",
+        "early_bonus": "superfluous search queries",
+        "evidence": "a clear performance drop without the evidence component",
+        "evidence_with_hops": "especially pronounced on complex multi-hop datasets compared to single-hop",
+        "grpo_against_ppo": "GRPO generally outperforms PPO",
     }
     assert said.keys() == BY_ID.keys()
     for name, words in said.items():
         if words is None:
             assert BY_ID[name].paper == claims.OURS
         else:
-            paper = BY_ID[name].paper.partition(" ")[0].lower()
+            paper = BY_ID[name].paper.partition(" ")[0].lower().replace("-", "_")
             assert words in (PAPERS / f"{paper}.txt").read_text(encoding="utf-8"), name
 
 
