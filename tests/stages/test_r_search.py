@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ ITEM = "--system r_search --seed 0"
 
 
 @pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Clone:
     """A clone in which R-Search was trained."""
     made = Clone.make(tmp_path_factory.mktemp("r-search") / "clone")
     made.set("systems", "[r_search]")
@@ -27,7 +26,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
     made.set("starts", "[r_search]")
     made.must("plan", "data", "validate", "index", "augment", "base --seed 0", START, READER)
     made.must(f"inputs {ITEM}", f"train {ITEM}")
-    yield made
+    return made
 
 
 def test_training_begins_with_its_own_start_policy_and_asks_its_own_reader(clone: Clone) -> None:
