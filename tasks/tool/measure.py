@@ -8,7 +8,6 @@ R-Search Section 5.1 (arXiv 2506.04185; docs/methods/r_search.md)
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,14 +41,14 @@ class Row:
         source: what was read.
         hops: of the questions; `all` for all.
         em, f1: of the reader's answers.
-        em_gain: exact match minus that of the best plain search, paired by question.
+        em_gain: exact match minus that of the best plain search, paired by question; None for that search itself.
     """
 
     source: str
     hops: str
     em: Interval
     f1: Interval
-    em_gain: Interval
+    em_gain: Interval | None
 
 
 def plain(count: int) -> str:
@@ -101,7 +100,8 @@ def rows(questions: Sequence[Question], tables: Mapping[str, Any]) -> list[Row]:
     for name, chosen in parts.items():
         for source, table in tables.items():
             columns = np.column_stack([table[chosen], table[chosen, 0] - tables[best][chosen, 0]])
-            found.append(Row(source, name, *bootstrap_means(columns, bounds=[(0, 1), (0, 1), (-1, 1)])))
+            em, f1, gain = bootstrap_means(columns, bounds=[(0, 1), (0, 1), (-1, 1)])
+            found.append(Row(source, name, em, f1, None if source == best else gain))
     return found
 
 
@@ -117,8 +117,8 @@ def markdown(found: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _shown(one: Interval) -> str:
-    return "-" if math.isnan(one.mean) else f"{one.mean:.3f} [{one.low:.3f}, {one.high:.3f}]"
+def _shown(one: Interval | None) -> str:
+    return "-" if one is None else f"{one.mean:.3f} [{one.low:.3f}, {one.high:.3f}]"
 
 
 def main(words: list[str] | None = None) -> int:

@@ -27,7 +27,7 @@ from tasks.base.demonstrations import Renderer, ScriptedTurn, cited, expert_plan
 from tasks.base.fit import Fit, PhaseConf
 from tasks.base.make import new_model
 from tasks.base.settings import LoraConf, TinyConf
-from tasks.base.tokenizer import build_tokenizer
+from tasks.base.tokenizer import LITERALS, build_tokenizer
 from tasks.data import world
 from tasks.data.decomposition import hops_of
 from tasks.data.records import read_passages, read_questions
@@ -138,7 +138,10 @@ class Taught:
         texts = [f" {p.title} {p.text}" for p in self.passages] + [
             plain.call(step.think, step.action) for plan in plans for step in plan
         ]
-        tokenizer = build_tokenizer([*texts, plain.invalid_message, plain.opening, plain.closing] * 2, 900)
+        # Evidence is a whole passage: with few tokens for its words, learning it by heart takes minutes.
+        size, literals = (1600 if plain.shows_evidence else 900), (*LITERALS, *plain.literals)
+        texts = [*texts, plain.invalid_message, plain.opening, plain.closing] * 2
+        tokenizer = build_tokenizer(texts, size, literals)
         model = new_model(TINY, tokenizer, seed=0)
         renderer = Renderer(_budget(plain), tokenizer, self.search, plain.fitted(tokenizer), PROMPT)
         examples = renderer.render(questions, plans)
@@ -241,3 +244,43 @@ def test_ten_steps_move_the_weights(taught: Taught, name: str, tmp_path: Path) -
         assert any(metrics["reward_std"] > 0 for metrics in seen if "reward_std" in metrics), "no play earned or lost"
     trainer.export(tmp_path / "policy")
     assert (tmp_path / "policy" / "model.safetensors").is_file()
+
+
+class _KilledError(Exception):
+    """Stands for SIGKILL: nothing of the run is asked or closed after it."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("killed_in", [3])
+def test_a_run_that_is_killed_while_its_reader_reads_goes_on_to_the_same_bytes(
+    taught: Taught, tmp_path: Path, killed_in: int
+) -> None:
+    """The reader has read some batches of the step, whose answers are kept, and not the others."""
+
+    def run(name: str, until: int | None = None) -> tuple[Trainer, dict[str, torch.Tensor]]:
+        trainer = _trainer(taught, "r_search", tmp_path / name, lambda step, metrics: None)
+        trainer.conf = replace(trainer.conf, checkpoint_every=2)
+        reader: Any = trainer.services["reader"]
+        reader.reading.batch = 2
+        if until is not None:
+            real, calls = reader.reading.batches, iter(range(100))
+
+            def batches(pairs: Any) -> Iterator[Any]:
+                is_last = next(calls) == until
+                for number, batch in enumerate(real(pairs)):
+                    if is_last and number == 1:
+                        raise _KilledError
+                    yield batch
+
+            reader.reading.batches = batches
+        trainer.run()
+        return trainer, {name: t.detach().clone() for name, t in trainer.policy.trained.items()}  # type: ignore[attr-defined]
+
+    whole, wanted = run("whole")
+    with pytest.raises(_KilledError):
+        run("killed", killed_in)
+    resumed, found = run("killed")
+    assert resumed.progress.history == whole.progress.history
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+    assert (tmp_path / "killed/reader.jsonl").read_bytes() == (tmp_path / "whole/reader.jsonl").read_bytes()
