@@ -94,6 +94,9 @@ RUN_BY = {
     "make evidence-server POLICY=artifacts/train/r_search-0": EVIDENCE,
     "make evidence-server POLICY=artifacts/train/r_search-0 PORT=8001": EVIDENCE,
     "make mcp-server POLICY=artifacts/train/r_search-0": "tests/tool/test_serving.py::test_a_client_talks_over_http",
+    "python -m tasks.reward_model --model pica --seed 0": (
+        "tests/services/test_reward_model.py::test_a_server_gives_the_same_probabilities"
+    ),
     "python -m tasks.tool.mcp_server --policy artifacts/train/r_search-0 --index artifacts/index": (
         "tests/tool/test_serving.py::test_a_client_starts_the_tool_and_talks_over_stdio"
     ),
