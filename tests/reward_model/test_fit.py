@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,13 @@ import pytest
 import torch
 
 from tasks import checkpoint
-from tasks.reward_model.fit import Fit, num_steps, schedule
+from tasks.base.tokenizer import END
+from tasks.reward_model.fit import Fit, Labelled, num_steps, schedule
 from tasks.reward_model.model import load, packs, place_logits, probabilities
+from tasks.reward_model.quality import Judged, Quality, measure
+from tasks.reward_model.reading import encode, placeholder_id
 from tasks.reward_model.settings import LossConf
+from tasks.types import Action, Turn
 from tests.reward_model.small import FIT, encoded, labelled, start
 
 
@@ -140,3 +145,46 @@ def test_the_rate_rises_and_falls_to_its_floor() -> None:
     assert rates[10] == 1.0
     assert all(a >= b for a, b in itertools.pairwise(rates[10:]))
     assert rates[-1] == pytest.approx(0.1, abs=1e-3)
+
+
+def told(tokenizer: Any, count: int, seed: int, is_shuffled: bool = False) -> list[Labelled]:
+    """Plays whose text says which searches are pivots and whether the answer is right; or labels by chance."""
+    draw, found = random.Random(seed), []
+    for number in range(count):
+        pivots = tuple(draw.random() < 0.5 for _ in range(draw.randint(1, 3)))
+        is_right = draw.random() < 0.5
+        turns = [
+            Turn(Action("search", "x"), text=" look new" if is_pivot else " look old", observation=" .", executed=True)
+            for is_pivot in pivots
+        ]
+        turns.append(Turn(Action("answer", "x"), text=" answer yes" if is_right else " answer no"))
+        placeholder = placeholder_id(tokenizer, END, "x")
+        one = encode(tokenizer, placeholder, f"Who is {number % 3} ?", turns, 400)
+        if is_shuffled:
+            pivots, is_right = tuple(draw.random() < 0.5 for _ in pivots), draw.random() < 0.5
+        found.append(Labelled(one, pivots, is_right))
+    return found
+
+
+def figures(folder: Path, scratch: Path, is_shuffled: bool) -> Quality:
+    model, tokenizer = load(folder, is_new=True)
+    conf = replace(FIT, batch=16, max_pack_tokens=600, lr=3e-3, max_epochs=6, validate_every=12, patience=9)
+    parts = [told(tokenizer, count, seed, is_shuffled) for seed, count in enumerate((160, 40, 160))]
+    Fit(model, LossConf(gold_weight=0.1), conf, *parts[:2], "0", scratch, lambda step, metrics: None).run()
+    values = probabilities(model, [one.encoded for one in parts[2]], 600)
+    return measure([Judged(f, one.pivots, one.is_right, 1) for f, one in zip(values, parts[2], strict=True)], 1e-4)
+
+
+def test_a_model_separates_what_its_text_tells_and_nothing_where_labels_are_chance(
+    folder: Path, tmp_path: Path
+) -> None:
+    """With some 320 searches the AUC of chance has a standard error of 0.03."""
+    found = figures(folder, tmp_path / "told", is_shuffled=False)
+    assert found.pivot_auc is not None
+    assert found.outcome_auc is not None
+    assert found.pivot_auc > 0.95
+    assert found.outcome_auc > 0.95
+    assert found.ece < 0.1
+    chance = figures(folder, tmp_path / "chance", is_shuffled=True)
+    assert chance.pivot_auc == pytest.approx(0.5, abs=0.1)
+    assert chance.outcome_auc == pytest.approx(0.5, abs=0.1)
