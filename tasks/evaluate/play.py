@@ -100,7 +100,7 @@ def evaluate(
 
 
 def _check_order(episodes: Sequence[Episode], questions: Sequence[Question], name: str) -> None:
-    """Raise the DataError unless each question has its episode, because another one's answer would be scored."""
+    """Raise the DataError unless each question has its episode with an answer that can be scored."""
     if len(episodes) != len(questions):
         raise DataError(
             f"system {name!r}: found {len(episodes)} episodes for {len(questions)} questions, expected one for each "
@@ -111,6 +111,11 @@ def _check_order(episodes: Sequence[Episode], questions: Sequence[Question], nam
             raise DataError(
                 f"system {name!r}: episode {number} of {len(episodes)}: found question_id={episode.question_id!r}, "
                 f"expected {question.id!r}: one episode for each question, in order. {_MEND}"
+            )
+        if not isinstance(episode.answer, str | None):
+            raise DataError(
+                f"system {name!r}: question {question.id!r}: found answer {episode.answer!r:.80} of type "
+                f"{type(episode.answer).__name__}, expected text, or None without an answer. {_MEND}"
             )
 
 

@@ -187,7 +187,8 @@ def checked(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> Iterator
     """Pass these weights on, and check that they are exactly those of `shapes`.
 
     Raises:
-        WeightsError: a weight is unknown, comes again or has another shape; at the end, if one is missing.
+        WeightsError: a weight is unknown, comes again, has another shape, or holds NaN or infinity; at the end, if one
+            is missing.
     """
     seen: set[str] = set()
     for name, tensor in weights:
@@ -201,6 +202,11 @@ def checked(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> Iterator
             raise WeightsError(
                 f"new weights: {name} has shape {list(tensor.shape)}, expected {list(shapes[name])}. Give the whole "
                 f"weight, not a shard of it."
+            )
+        if not tensor.isfinite().all():
+            raise WeightsError(
+                f"new weights: {name} holds NaN or infinity, expected finite numbers. The last update has diverged: "
+                "lower the learning rate."
             )
         seen.add(name)
         yield name, tensor

@@ -13,6 +13,7 @@ from tasks.generate import Sampling
 from tasks.parts import kind_of
 from tasks.retrieval import RetrievalError
 from tasks.rewards import total
+from tasks.rl.filters import Filter
 from tasks.rl.method import Method
 from tasks.rl.samplers import Draw
 from tasks.services import Services
@@ -156,6 +157,7 @@ class Refill:
             questions = self.order.draw(self.progress.num_draws + 1)
             draw = self._play(questions)
             require_usable(draw, self.conf.max_failed_share, step)
+            _require_components(draw, self.method.filter)
             kept = self.method.filter.keep(draw.samples, draw.scores)
             rollouts.add(draw, questions, self.progress.num_draws, kept)
         return rollouts
@@ -190,6 +192,15 @@ def _require_numbers(where: str, scores: Sequence[Scores], questions: Sequence[Q
     for score, question in zip(scores, questions, strict=True):
         for value in (score.outcome, *(value for _, value in score.placed), *score.components.values()):
             require(is_trainable(value), f"{where}: score for question {question.id!r}", value, "a finite number")
+
+
+def _require_components(draw: Draw, filter_: Filter) -> None:
+    """Raise the ValueError for a score that lacks a component which the filter reads."""
+    for number, (sample, score) in enumerate(zip(draw.samples, draw.scores, strict=True)):
+        for name in filter_.components:
+            where = f"filter: {kind_of(filter_)}: sample {number} (question {sample.question_id!r}): component"
+            given = ", ".join(score.components) or "none"
+            require(name in score.components, where, name, f"one of its score's ({given}); mend its reward or sampler")
 
 
 def _require_drawn(draw: Draw, questions: Sequence[Question]) -> None:

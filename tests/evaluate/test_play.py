@@ -307,6 +307,11 @@ ONE_EACH = r"for each question, in order\. Mend its file in tasks/systems/\.$"
         (Told(_each(cost=Cost(-1, 0))), r"question 'd/00': score\.generated_tokens: found -1 \(int\), expected 0 or m"),
         (Told(_each(cost=Cost(0, 1.5))), r"question 'd/00': score\.prefill_tokens: found 1\.5 \(float\), expected a "),  # type: ignore[arg-type]
         (Told(_each(cost=Cost(math.nan, 0))), r"question 'd/00': score\.generated_tokens: found nan \(float\), expect"),  # type: ignore[arg-type]
+        (
+            Told(_each(answer=5)),
+            r"question 'd/00': found answer 5 of type int, expected text, or None without an answer",
+        ),  # type: ignore[arg-type]
+        (Told(_each(answer=["a"])), r"question 'd/00': found answer \['a'\] of type list, expected text, or None"),  # type: ignore[arg-type]
         (Told(_each(status="won")), r"question 'd/00': score\.status: found 'won', expected 'answered', 'open', 'over"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -330,6 +331,8 @@ def test_shared_weights_are_not_asked_for(any_model: Any, tokenizer: Any) -> Non
         (lambda w: [*w, ("lm_head.extra", w[0][1])], r"lm_head\.extra is unknown. Expected the \d\d weights"),
         (lambda w: [(w[0][0], w[0][1][1:]), *w[1:]], r"has shape \[\d+, 32\], expected \[\d+, 32\]. Give the whole"),
         (lambda w: [(w[0][0], w[0][1].reshape(-1)), *w[1:]], r"has shape \[\d+\], expected"),
+        (lambda w: [*w[:-1], (w[-1][0], w[-1][1] * math.nan)], r"norm\.weight holds NaN or infinity, expected finite"),
+        (lambda w: [(w[0][0], w[0][1] / 0), *w[1:]], "holds NaN or infinity, expected finite numbers"),
     ],
 )
 def test_a_source_that_is_not_the_policy_changes_nothing(

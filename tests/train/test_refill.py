@@ -286,6 +286,15 @@ def test_a_reward_without_a_finite_score_for_each_ends_the_run(
         made.run()
 
 
+@pytest.mark.parametrize("filter_", [MixedOutcomes("em"), Successful("em")])
+def test_a_score_without_the_component_that_the_filter_reads_ends_the_run(tmp_path: Path, filter_: Any) -> None:
+    made = told(tmp_path, spoil=lambda draw: scored(replace(draw.scores[0], components={"f1": 1.0}))(draw))
+    made.method = replace(made.method, filter=filter_)
+    message = r"^filter: \w+: sample 0 \(question 'q\d+'\): component='em': expected one of its score's \(f1\); mend"
+    with pytest.raises(ValueError, match=message):
+        made.run()
+
+
 def test_rewards_get_the_services_and_each_draw_announces_a_seed_of_its_own(tmp_path: Path) -> None:
     seen: list[Any] = []
     announced: list[str] = []
