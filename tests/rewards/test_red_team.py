@@ -300,10 +300,12 @@ class Auditor:
         return Probabilities(0.2, tuple(after))
 
 
+SERVICES: Services = {"log_probs": Reader(), "judge": RuleJudge(0.8, 0.5), "reader": Believer()}
+
+
 def services_of(name: str) -> Services:
     """Stand-ins for the services of a method."""
-    reward_model, judge = Auditor(name == "pica_as_released"), RuleJudge(0.8, 0.5)
-    return {"log_probs": Reader(), "reward_model": reward_model, "judge": judge, "reader": Believer()}
+    return {**SERVICES, "reward_model": Auditor(name == "pica_as_released")}
 
 
 @functools.cache

@@ -53,7 +53,7 @@ prompt: |
 
 LAST_SYSTEM = '    "rejection_sampling": of('
 SYSTEM = '    "%s": of(GRPO, EM, %s),\n' + LAST_SYSTEM
-STAND_INS = 'SERVICES: Services = {"log_probs": Reader()}\n'
+BEHIND_STAND_INS = "\n\ndef services_of("
 SCORER = """
 
 class Scorer:
@@ -114,7 +114,7 @@ ADDITIONS = {
         {"conf/service/parity.yaml": "kind: parity\neven: 0.75\nodd: 0.25\n", "conf/method/scored.yaml": SCORED},
         (
             (SYSTEMS, LAST_SYSTEM, SYSTEM % ("scored", '"TurnScoresReward", services=["parity"]')),
-            (RED_TEAM, STAND_INS, STAND_INS + SCORER),
+            (RED_TEAM, BEHIND_STAND_INS, SCORER + BEHIND_STAND_INS),
         ),
     ),
     "judged": Addition(
@@ -130,8 +130,8 @@ ADDITIONS = {
                 LAST_SYSTEM,
                 SYSTEM % ("judged", '"TurnScoresReward", "Judge", services=["parity", "endpoint"]'),
             ),
-            (RED_TEAM, STAND_INS, STAND_INS + CHAT),
-            (RED_TEAM, "import Pair, Services", "import Pair, Refusal, Services"),
+            (RED_TEAM, BEHIND_STAND_INS, CHAT + BEHIND_STAND_INS),
+            (RED_TEAM, "import Pair, Probabilities, Services", "import Pair, Probabilities, Refusal, Services"),
         ),
     ),
     "best_of_three": Addition(
