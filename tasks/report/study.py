@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.report import claims, curves, health, printed, repeats
+from tasks.report import claims, curves, health, printed, repeats, variance
 from tasks.report.table import Results
 from tasks.report.training import read_trainings
 
@@ -30,6 +30,7 @@ def complete(results: Results, artifacts: Path, num_resamples: int, papers: Sequ
         curves.section(results, trainings),
         health.section(results, trainings),
         health.signal_section(results, trainings),
+        variance.section(results, artifacts, num_resamples),
         printed.section(results, papers),
     )
     return replace(results, sections=(*results.sections, *(one for one in sections if one is not None)))

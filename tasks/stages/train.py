@@ -280,6 +280,8 @@ def _publish(ctx: Context[Settings], trainer: Trainer, used: dict[str, Any], mis
         schema.write(out / "metrics.jsonl", (MetricRow(**row) for row in progress.history))
         rows = [row | {"policy": name} for row in trainer.trajectories()]
         write_jsonl(out / "trajectories.jsonl", rows)
+        if variances := trainer.variances():
+            write_jsonl(out / "variance.jsonl", variances)
 
         summary = {
             "method": name,

@@ -16,16 +16,17 @@ from typing import Any
 
 from tasks.agent.rollout import Player
 from tasks.engine import Critic, DivergedError, Policy
-from tasks.generate import Generator
+from tasks.generate import Generator, Sampling
 from tasks.records.usage import PROCESS, named_by_role, usages
 from tasks.rl.method import Method
 from tasks.services import NO_SERVICES, Services
-from tasks.train.order import Order, Refill
+from tasks.train.order import SEEDS_OF_DRAWS, Order, Refill
 from tasks.train.record import Recorder
 from tasks.train.resume import Checkpoints, Progress, settings_of
 from tasks.train.settings import TrainConf
 from tasks.train.update import Learner
 from tasks.train.validate import BestPolicy, validate
+from tasks.train.variance import VARIANCE_DRAW, VarianceOfAdvantages
 from tasks.types import Question
 
 log = logging.getLogger(__name__)
@@ -87,9 +88,11 @@ class Trainer:
 
         self._resume()
         if self.progress.step == 0 and not self.progress.history:
+            self._variance.write("start", self.questions)
             self._report(0, self._validate(0))
         while not self.progress.is_over(self.conf):
             self._advance(self.progress.step + 1)
+        self._variance.write("trained", self.questions)
         return self.progress
 
     def export(self, folder: Path) -> None:
@@ -103,6 +106,10 @@ class Trainer:
     def trajectories(self) -> list[dict[str, Any]]:
         """The recorded training trajectories, by step."""
         return self._recorder.read()
+
+    def variances(self) -> list[dict[str, Any]]:
+        """The rows of the variance of advantages, none where it is not measured."""
+        return self._variance.read()
 
     def _advance(self, step: int) -> None:
         """One step, then validation, reports and checkpoints that are due after it."""
@@ -218,6 +225,13 @@ class Trainer:
     def _recorder(self) -> Recorder:
         folder = self.scratch / "trajectories"
         return Recorder(folder, self.conf.record_trajectories, self.player.tokenizer, self.seed)
+
+    @property
+    def _variance(self) -> VarianceOfAdvantages:
+        method, refill = self.method, self._refill
+        sampling = Sampling(method.temperature, method.top_p, (), VARIANCE_DRAW + self.seed * SEEDS_OF_DRAWS)
+        size, count = method.sampler.size, self.conf.variance_questions
+        return VarianceOfAdvantages(self.scratch / "variance", self.player, refill.score, sampling, size, count)
 
     @property
     def _best(self) -> BestPolicy:

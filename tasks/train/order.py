@@ -22,6 +22,9 @@ from tasks.train.resume import Progress
 from tasks.train.settings import TrainConf
 from tasks.types import Question, Sample, Scores, Trajectory
 
+SEEDS_OF_DRAWS = 100_003
+"""Distance between the seeds of draws of two runs; a run has fewer draws."""
+
 
 @dataclass(frozen=True)
 class Order:
@@ -169,8 +172,8 @@ class Refill:
         number = progress.num_draws
 
         method.search.announce(self.services, progress.share_done(self.conf), f"{self.seed}/{number}")
-        sampling = Sampling(method.temperature, method.top_p, (), seed=self.seed * 100_003 + number)
-        draw = method.sampler.draw(self.player, questions, sampling, self._score)
+        sampling = Sampling(method.temperature, method.top_p, (), seed=self.seed * SEEDS_OF_DRAWS + number)
+        draw = method.sampler.draw(self.player, questions, sampling, self.score)
         _require_drawn(draw, questions)
 
         progress.num_trajectories += draw.num_played
@@ -179,7 +182,8 @@ class Refill:
             return draw
         return replace(draw, samples=[replace(s, group_id=f"{number}/{s.group_id}") for s in draw.samples])
 
-    def _score(self, trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Scores]:
+    def score(self, trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Scores]:
+        """The method's rewards, added up; see `tasks.rl.samplers.Score`."""
         by_reward = [reward(trajectories, questions, self.services) for reward in self.method.rewards]
         for reward, scores in zip(self.method.rewards, by_reward, strict=True):
             _require_numbers(f"rewards: {kind_of(reward)}", scores, questions)

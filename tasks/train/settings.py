@@ -39,6 +39,8 @@ class TrainConf:
         validate_questions: number of questions that validation plays greedily; 0 is no validation.
         validate_every_tokens: validate every so many generated tokens instead of every so many steps, so that a method
             whose steps cost more is validated as often. 0, or a method that generates nothing: by steps.
+        variance_questions: number of questions on which the variance of advantages is measured, before and after
+            training (`tasks.train.variance`); 0 measures nothing.
         record_trajectories: trajectories per recorded step; the first, the last and every `validate_every`-th are
             recorded.
         select: the policy a run ends with, the best by validation EM (of equal ones the latest) or the last.
@@ -70,6 +72,7 @@ class TrainConf:
     max_failed_share: float = 0.5
     share_prefixes: bool = False
     minibatches_of: Literal["samples", "questions"] = "samples"
+    variance_questions: int = 0
 
     def __post_init__(self) -> None:
         require(self.num_steps >= 1, "num_steps", self.num_steps, "at least 1")
@@ -87,7 +90,8 @@ class TrainConf:
         for name in ("prompts_per_step", "rollouts_per_step"):
             count = getattr(self, name)
             require(count is None or count >= 1, name, count, "null or at least 1")
-        for name in ("validate_questions", "validate_every_tokens", "record_trajectories", "max_generated_tokens"):
+        numbers = ("validate_questions", "validate_every_tokens", "variance_questions", "record_trajectories")
+        for name in (*numbers, "max_generated_tokens"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 (none) or more")
 
     def num_questions(self, rollouts_per_question: int) -> int:

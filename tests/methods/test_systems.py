@@ -223,5 +223,6 @@ def test_the_bonus_counts_the_steps_that_a_question_may_take(name: str, scale: s
 @pytest.mark.parametrize("name", [name for name in SYSTEMS if name.startswith("slate")])
 def test_slate_alone_trains_trees(name: str) -> None:
     """All other methods keep their bits."""
-    assert loaded(name, "laptop")["train"] == {"minibatches_of": "questions", "share_prefixes": True}
+    assert loaded(name, "smoke")["train"] == {"minibatches_of": "questions", "share_prefixes": True}
+    assert (loaded(name, "laptop")["train"]["variance_questions"] > 0) is (name == "slate")
     assert not any(loaded(other, "laptop")["train"].get("share_prefixes") for other in SYSTEMS if "slate" not in other)

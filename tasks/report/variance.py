@@ -1,0 +1,80 @@
+"""What truncated sampling does to the variance of advantages, measured in training (`tasks.train.variance`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tasks.records import schema
+from tasks.records.variance import VarianceRow
+from tasks.report.table import Results, Section
+
+FILE = "variance.jsonl"
+_POLICIES = {"start": "before training", "trained": "after training"}
+_FEWEST = 10  # Questions; an interval of fewer would say nothing.
+
+
+def section(results: Results, artifacts: Path, num_resamples: int) -> Section | None:
+    """A line for each measured policy and turn, None where nothing was measured."""
+    rows: list[list[str]] = []
+    for policy in results.policies:
+        measured = _read(results, artifacts, policy)
+        for when, name in _POLICIES.items():
+            own = [(seed, row) for seed, row in measured if row.policy == when]
+            rows += [[f"{results.title(policy)}, {name}", *line] for line in _lines(own, num_resamples)]
+    if not rows:
+        return None
+    lead = (
+        "Variance of centred advantages on the same questions: complete trajectories compared with those of their "
+        "question, and candidates for one action compared with each other. SLATE (Theorem 1) bounds the ratio by 1, "
+        "and by 1/T where the rewards of T steps are independent and vary alike; T is the mean number of turns here. "
+        "Equal tokens: as many complete trajectories as cost the tokens of the candidates. Ratios have 95% intervals "
+        "over questions."
+    )
+    header = ["policy", "turn", "questions", "complete", "truncated", "ratio", "ratio at equal tokens", "1/T"]
+    return Section("variance", "Variance of advantages", lead, header, rows)
+
+
+def _read(results: Results, artifacts: Path, policy: str) -> list[tuple[int, VarianceRow]]:
+    """All rows of a policy with their seeds."""
+    seeds = [run.seed for run in results.runs if run.policy == policy]
+    paths = [(seed, artifacts / "train" / f"{policy}-{seed}" / FILE) for seed in seeds]
+    return [(seed, row) for seed, path in paths if path.is_file() for _, row in schema.read(VarianceRow, path)]
+
+
+def _lines(rows: Sequence[tuple[int, VarianceRow]], num_resamples: int) -> list[list[str]]:
+    """The cells of each turn that enough questions reached; turn 0, all turns together, comes first."""
+    lines = []
+    for turn in sorted({row.turn for _, row in rows}):
+        own = {(seed, row.question_id): row for seed, row in rows if row.turn == turn}
+        both = {key: row for key, row in own.items() if None not in (row.truncated, row.full, row.full_at_tokens)}
+        if len(both) >= _FEWEST:
+            lines.append(_cells(turn, both, num_resamples))
+    return lines
+
+
+def _cells(turn: int, rows: Mapping[tuple[int, str], VarianceRow], num_resamples: int) -> list[str]:
+    table = np.array([[row.truncated, row.full, row.full_at_tokens, row.num_turns] for row in rows.values()], float)
+    truncated, full, _, num_turns = table.mean(0)
+    return [
+        "all" if turn == 0 else str(turn),
+        str(len(rows)),
+        f"{full:.3f}",
+        f"{truncated:.3f}",
+        ratio(table[:, 0], table[:, 1], num_resamples),
+        ratio(table[:, 0], table[:, 2], num_resamples),
+        f"{1 / num_turns:.3f}" if turn == 0 else "",
+    ]
+
+
+def ratio(above: np.ndarray, below: np.ndarray, num_resamples: int) -> str:
+    """Ratio of the means with its 95% interval, resampling questions; without one where the lower mean is 0."""
+    if not below.mean():
+        return "no variance"
+    drawn = np.random.default_rng(0).integers(len(above), size=(num_resamples, len(above)))
+    tops, bottoms = above[drawn].mean(1), below[drawn].mean(1)
+    known = tops[bottoms > 0] / bottoms[bottoms > 0]
+    low, high = np.percentile(known, [2.5, 97.5])
+    return f"{above.mean() / below.mean():.3f} [{low:.3f}, {high:.3f}]"
