@@ -16,7 +16,7 @@
 #   make upload                 records that no MLflow server has taken yet
 #   make test | check | lint    every test | lint and the fast tests | format, lint and types (ARGS= goes to pytest)
 #   make format                 what ruff can mend
-#   make bench | bench-retrieval  measurements
+#   make bench | bench-retrieval | bench-slate  measurements
 #   make setup | clean | help   .venv alone | remove what can be made again | this text
 #
 # METHODS=a,b trains these and sets them beside the system they are compared with, PARALLEL=2 runs so many stages at once,
@@ -66,7 +66,7 @@ $(error $(GIVEN): only run, smoke and compare take settings, and $(MAKECMDGOALS)
 endif
 endif
 
-.PHONY: help setup run smoke compare test lint check format bench bench-retrieval ui serve search-server evidence-server mcp-server measure-tool report upload clean
+.PHONY: help setup run smoke compare test lint check format bench bench-retrieval bench-slate ui serve search-server evidence-server mcp-server measure-tool report upload clean
 
 help:
 	@sed --quiet -e '/^$$/q' -e 's/^# \{0,1\}//p' Makefile
@@ -138,6 +138,9 @@ format: $(STAMP)
 
 bench: $(BENCH_STAMP)
 	@$(BIN)/python -m tests.benchmarks.bench_trl
+
+bench-slate: $(STAMP)
+	@$(BIN)/python -m tests.benchmarks.bench_slate $(ARGS)
 
 bench-retrieval: $(STAMP)
 	@status=0; $(BIN)/python -m tests.benchmarks.bench_retrieval || status=1; \

@@ -113,6 +113,7 @@ RUN_BY = {
     "make bench": "tests/benchmarks/test_bench.py::test_our_side_runs",
     "python -m tests.benchmarks.bench_trl --smallest": PEER,
     "python -m tests.benchmarks.bench_trl --separate-prefixes": PEER,
+    "make bench-slate": "tests/benchmarks/test_bench_slate.py::test_it_says_what_it_needs",
     "make bench-retrieval": "tests/benchmarks/test_bench_retrieval.py::test_the_overhead_is_measured",
     'make bench-retrieval ARGS="--memory-minutes 10"': SERVER,
     "python -m flows.reproduce --help": "tests/pipeline/test_settings.py::test_the_command_line_names_every_setting",
@@ -212,6 +213,7 @@ def test_a_dry_run_calls_the_module_that_the_tests_run() -> None:
         "measure-tool": "tasks.tool.measure --policy 'artifacts/train/r_search-0'",
         "upload": "tasks.runner.tracking upload",
         "bench": "tests.benchmarks.bench_trl", "bench-retrieval": "tests.benchmarks.bench_server", "test": "pytest",
+        "bench-slate": "tests.benchmarks.bench_slate",
     }  # fmt: skip
     for target, module in calls.items():
         done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, env=_plain())
