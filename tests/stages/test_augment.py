@@ -79,7 +79,7 @@ def context(tmp_path: Path) -> Context:
         splits = {split: sum(row["split"] == split for row in rows) for split in ("train", "test")}
         store.write_json(data / "manifest.json", {"data_sha256": "abc", "questions": {"d": {"splits": splits}}})
         (tmp_path / "conf/augment/mine.yaml").write_text(conf)
-        params: Any = SimpleNamespace(augment="mine", retriever="exact")
+        params: Any = SimpleNamespace(augment="mine", retriever="exact", scale="laptop")
         settings = augment.settings(RunSettings(tmp_path, params))
         return SimpleNamespace(
             settings=settings, root=tmp_path, scratch=tmp_path / "scratch", data_sha256="abc",

@@ -39,7 +39,7 @@ def context(tmp_path: Path) -> Callable[..., Any]:
         (tmp_path / "conf" / "data").mkdir(parents=True)
         (tmp_path / "conf" / "data" / "mine.yaml").write_text(conf)
         logged: list[tuple[int, dict[str, float]]] = []
-        params = SimpleNamespace(data="mine", data_folder=data_folder)
+        params = SimpleNamespace(data="mine", data_folder=data_folder, scale="laptop")
         settings = data.settings(RunSettings(tmp_path, params))  # type: ignore[arg-type]
         return SimpleNamespace(
             settings=settings, root=tmp_path, logged=logged, log=lambda step, metrics: logged.append((step, metrics)),

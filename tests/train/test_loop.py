@@ -13,6 +13,7 @@ import torch
 from tasks import checkpoint
 from tasks.agent.rollout import RolloutCost
 from tasks.records.trajectories import pieces
+from tasks.records.usage import Usage
 from tasks.retrieval import RetrievalError
 from tasks.rewards import on_last_token
 from tasks.rl.samplers import Draw, draw_of_trajectories
@@ -128,7 +129,7 @@ def test_resume_with_adapters(tmp_path: Path) -> None:
 def test_progress_is_saved_whole(tmp_path: Path) -> None:
     """Every field, whatever is added: a checkpoint that forgot one would go on with its default."""
     history = [{"step": 3, "metrics": {"reward_mean": 0.1 + 0.2, "failed": 2}}]
-    progress = Progress(3, history, RolloutCost(5, 6, 7), 8, 9, 10, "stopped", 2)
+    progress = Progress(3, history, RolloutCost(5, 6, 7), 8, 9, 10, "stopped", 2, {"chat": Usage(3, 4, 1, 2, 0.5)})
     fresh = Progress()
     assert all(getattr(progress, f.name) != getattr(fresh, f.name) for f in fields(Progress))
     make_trainer(tmp_path)._checkpoints.save(progress)
