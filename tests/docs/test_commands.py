@@ -100,9 +100,6 @@ RUN_BY = {
     "python -m tasks.tool.mcp_server --policy artifacts/train/r_search-0 --index artifacts/index": (
         "tests/tool/test_serving.py::test_a_client_starts_the_tool_and_talks_over_stdio"
     ),
-    "python -m tasks.reward_model --model pica --seed 0": (
-        "tests/services/test_reward_model.py::test_a_server_gives_the_same_probabilities"
-    ),
     "make measure-tool READER=artifacts/models/tiny_llama-1": MEASURED,
     "make measure-tool POLICY=artifacts/train/r_search-0 READER=artifacts/models/tiny_llama-1": MEASURED,
     "cp -r artifacts/index .scratch/served-index": f"{HERE}::test_a_served_copy_answers",
