@@ -210,6 +210,7 @@ def checked(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> Iterator
             )
         seen.add(name)
         yield name, tensor
+
     if missing := [name for name in shapes if name not in seen]:
         raise WeightsError(
             f"new weights: {missing[0]} is missing, and {len(missing) - 1} others. Expected every weight of the policy."

@@ -131,7 +131,11 @@ ADDITIONS = {
                 SYSTEM % ("judged", '"TurnScoresReward", "Judge", services=["parity", "endpoint"]'),
             ),
             (RED_TEAM, BEHIND_STAND_INS, CHAT + BEHIND_STAND_INS),
-            (RED_TEAM, "import Pair, Probabilities, Services", "import Pair, Probabilities, Refusal, Services"),
+            (
+                RED_TEAM,
+                "import Judged, Pair, Probabilities, Services",
+                "import Judged, Pair, Probabilities, Refusal, Services",
+            ),
         ),
     ),
     "best_of_three": Addition(
