@@ -104,7 +104,8 @@ def project(tmp_path_factory: pytest.TempPathFactory, server: Completions) -> Pr
 
     clone.must("data", "validate", "index", "recall", "retrievers", "augment", "base --seed 0")
     clone.must(
-        f"inputs --system {TRAINED}", *(f"train --system {name} --seed 0" for name in ("base", "title", "asked"))
+        f"inputs --system {TRAINED} --seed 0",
+        *(f"train --system {name} --seed 0" for name in ("base", "title", "asked")),
     )
     done = clone.stage(f"train --system {TRAINED} --seed 0")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -270,7 +271,7 @@ def planning(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             "asked.yaml: services={}: kind 'asked_model' calls others, expected {chat: <a",
         ),
         ("{chat: reader}", "{chats: reader}", "asked.yaml: services={'chats': 'reader'}: kind 'asked_mo"),
-        ("chat: reader", "chat: none", "asked.yaml: services: chat: unknown service 'none'. Known: judge, op"),
+        ("chat: reader", "chat: none", "asked.yaml: services: chat: unknown service 'none'. Known: chat_judge, "),
         ("chat: reader", "chat: world", "kind='world_documents' plays documents, expected one that plays chat"),
         ("prompt: |", "num_passages: 0\nprompt: |", "conf/system/asked.yaml: num_passages=0: expected 1 or more"),
         ("kind: asked_model", "kind: asked", "asked.yaml: unknown kind 'asked': tasks/systems/ has no such part. Know"),
