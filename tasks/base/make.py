@@ -6,13 +6,15 @@ a search or stops early. Reinforcement learning is left to learn how to finish c
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import AddedToken
 
 from tasks.agent.grammar import SearchGrammar
 from tasks.agent.prompts import PLACEHOLDER, Prompt, check_prompts
@@ -27,10 +29,11 @@ from tasks.base.demonstrations import (
     single_hops,
     topic,
 )
-from tasks.base.fit import Fit
+from tasks.base.fit import Fit, PhaseConf
 from tasks.base.settings import BaseConf, TinyConf
 from tasks.base.tokenizer import LITERALS, build_tokenizer
 from tasks.data.decomposition import hops_of
+from tasks.model import load_policy
 from tasks.retrieval import Retriever
 from tasks.types import Passage, Question
 
@@ -46,40 +49,64 @@ class TinyPolicy:
     history: list[dict[str, Any]]
 
 
-def make_tiny(
-    tiny: TinyConf,
-    conf: BaseConf,
-    rollout: RolloutConf,
-    prompt: Prompt,
-    grammar: SearchGrammar,
-    questions: Sequence[Question],
-    passages: Iterable[Passage],
-    retriever: Retriever,
-    seed: int,
-    scratch: Path,
-    log: Callable[[int, dict[str, float]], None],
-) -> TinyPolicy:
-    """Train the tiny policy on training questions; continues from `scratch` after a kill, exactly.
+@dataclass(frozen=True)
+class Lessons:
+    """What a policy is taught, and with what.
 
-    Args:
-        tiny, conf, rollout: settings.
-        prompt, grammar: of the demonstrations; the grammar is fitted to the tokenizer that is made here.
+    Attributes:
+        conf, rollout: settings.
+        prompt, grammar: of the demonstrations; the grammar is fitted to the tokenizer of the policy.
         questions: of all splits; only those of `train` are trained on, but all must fit the prompt budget.
-        passages: the corpus, streamed; its first passages give the vocabulary.
         retriever: answers the scripted searches.
         seed: of weights, demonstrations and batches.
         scratch: checkpoints.
         log: receives (step, metrics).
     """
-    training = [question for question in questions if question.split == "train"]
-    chosen = random.Random(f"{seed}/base/questions").sample(training, min(conf.max_questions, len(training)))
-    literals = (*LITERALS, *grammar.literals)
-    tokenizer = build_tokenizer(_texts(training, passages, prompt), tiny.max_vocab, literals)
+
+    conf: BaseConf
+    rollout: RolloutConf
+    prompt: Prompt
+    grammar: SearchGrammar
+    questions: Sequence[Question]
+    retriever: Retriever
+    seed: int
+    scratch: Path
+    log: Callable[[int, dict[str, float]], None]
+
+    def training(self) -> list[Question]:
+        """The training questions."""
+        return [question for question in self.questions if question.split == "train"]
+
+    def chosen(self) -> list[Question]:
+        """The training questions that demonstrations are made from."""
+        training = self.training()
+        rng = random.Random(f"{self.seed}/base/questions")
+        return rng.sample(training, min(self.conf.max_questions, len(training)))
+
+    def fit(self, model: Any) -> Fit:
+        """The training of this model; continues from `scratch` after a kill, exactly."""
+        return Fit(model, self.scratch, self.conf.checkpoint_every, self.conf.max_batch_tokens, self.log)
+
+    def renderer(self, tokenizer: Any) -> Renderer:
+        """Writes demonstrations; refuses questions that do not fit the prompt budget."""
+        grammar = self.grammar.fitted(tokenizer)
+        check_prompts(tokenizer, self.prompt, self.questions, grammar, self.rollout.max_prompt_tokens)
+        return Renderer(self.rollout, tokenizer, self.retriever, grammar, self.prompt)
+
+
+def make_tiny(tiny: TinyConf, passages: Iterable[Passage], lessons: Lessons) -> TinyPolicy:
+    """Teach a policy from random weights.
+
+    Args:
+        tiny: its size.
+        passages: the corpus, streamed; its first passages give the vocabulary.
+        lessons: see `Lessons`.
+    """
+    conf, seed, chosen = lessons.conf, lessons.seed, lessons.chosen()
+    literals = (*LITERALS, *lessons.grammar.literals)
+    tokenizer = build_tokenizer(_texts(lessons.training(), passages, lessons.prompt), tiny.max_vocab, literals)
     model = new_model(tiny, tokenizer, seed)
-    grammar = grammar.fitted(tokenizer)
-    check_prompts(tokenizer, prompt, questions, grammar, rollout.max_prompt_tokens)
-    renderer = Renderer(rollout, tokenizer, retriever, grammar, prompt)
-    fit = Fit(model, scratch, conf.checkpoint_every, conf.max_batch_tokens, log)
+    renderer, fit = lessons.renderer(tokenizer), lessons.fit(model)
 
     words = range(256, tokenizer.vocab_size)  # A wide pool: with few tokens, copying is learned much later.
     fit.run("recall", conf.recall, lambda step: recall_examples(f"{seed}/recall/{step}", conf.recall.batch, words))
@@ -87,21 +114,49 @@ def make_tiny(
     # A resumed run skips finished phases, so it does not render their demonstrations again.
     if "read" not in fit.finished:
         single = list({hop.question: hop for question in chosen for hop in single_hops(question)}.values())
-        read = _usable(renderer.render(single, _shown(grammar, [expert_plan(q) for q in single], f"{seed}/read")))
+        plans = _shown(renderer.grammar, [expert_plan(hop) for hop in single], f"{seed}/read")
+        read = _usable(renderer.render(single, plans))
         fit.run("read", conf.read, _sampler(read, conf.read.batch, f"{seed}/read"))
 
+    _teach_flaws(lessons, fit, renderer, chosen, conf.wasteful)
+    return TinyPolicy(model.eval(), tokenizer, fit.history)
+
+
+def make_start(policy: Path, share: float, lessons: Lessons) -> TinyPolicy:
+    """Teach a tiny policy the tags of another grammar: a share of the phase `wasteful`, then the phase `lazy`.
+
+    Args:
+        policy: folder of the policy that `make_tiny` made.
+        share: of the steps of `wasteful`.
+        lessons: with the other grammar.
+    """
+    model, tokenizer = load_policy(policy)
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in lessons.grammar.literals])
+    torch.manual_seed(lessons.seed)
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    renderer, fit = lessons.renderer(tokenizer), lessons.fit(model)
+
+    wasteful = lessons.conf.wasteful
+    tags = replace(wasteful, max_steps=math.ceil(share * wasteful.max_steps))
+    _teach_flaws(lessons, fit, renderer, lessons.chosen(), tags)
+    return TinyPolicy(model.eval(), tokenizer, fit.history)
+
+
+def _teach_flaws(
+    lessons: Lessons, fit: Fit, renderer: Renderer, chosen: Sequence[Question], wasteful: PhaseConf
+) -> None:
+    """The last two phases."""
+    conf, seed = lessons.conf, lessons.seed
     topics = sorted({topic(hop) for question in chosen for hop in hops_of(question)})
     for name, phase, mixture in (
-        ("wasteful", conf.wasteful, conf.wasteful_mixture),
+        ("wasteful", wasteful, conf.wasteful_mixture),
         ("lazy", conf.lazy, conf.lazy_mixture),
     ):
         if name not in fit.finished:
             rng = random.Random(f"{seed}/{name}/plans")
             plans = [imperfect_plan(question, topics, mixture, rng) for question in chosen]
-            examples = _usable(renderer.render(chosen, _shown(grammar, plans, f"{seed}/{name}")))
+            examples = _usable(renderer.render(chosen, _shown(renderer.grammar, plans, f"{seed}/{name}")))
             fit.run(name, phase, _sampler(examples, phase.batch, f"{seed}/{name}"))
-
-    return TinyPolicy(model.eval(), tokenizer, fit.history)
 
 
 def new_model(tiny: TinyConf, tokenizer: Any, seed: int) -> Any:

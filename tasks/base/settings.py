@@ -44,16 +44,16 @@ class PretrainedConf:
 
 @dataclass(frozen=True)
 class StartConf:
-    """One file of `conf/start/`: a tiny policy with a grammar of its own, for the methods that name it.
+    """One file of `conf/start/`: the tiny policy of the run, taught the tags of another grammar.
 
     Attributes:
         prompt, grammar: of its demonstrations and of play: a file of `conf/prompt/`, and kind and settings.
-        tiny: its size.
+        share: of the steps of the phase `wasteful`, which teach the tags; the phase `lazy` follows.
     """
 
     prompt: str
     grammar: dict[str, Any]
-    tiny: TinyConf
+    share: Annotated[float, Field(gt=0, le=1)]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from tasks.runner import Context, main
 from tasks.store import replacing_folder, write_jsonl
 
 if TYPE_CHECKING:
-    from tasks.base.make import TinyPolicy
+    from tasks.base.make import Lessons, TinyPolicy
     from tasks.plan import RunSettings
 
 MATRIX = ("seed",)
@@ -26,23 +26,29 @@ OUT = Path("artifacts/base")
 
 
 @dataclass(frozen=True)
-class Made:
-    """How a policy is made from random weights.
+class Taught:
+    """How a policy is taught.
 
     Attributes:
-        architecture: size of the model.
-        training: the phases of teaching before reinforcement learning.
+        training: the phases before reinforcement learning.
         rollout: budgets of the demonstrations.
         prompt, grammar: of the demonstrations; the grammar as kind and settings.
         retriever: settings of the backend that opens the index.
     """
 
-    architecture: TinyConf
     training: BaseConf
     rollout: RolloutConf
     prompt: Prompt
     grammar: dict[str, Any]
     retriever: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Made:
+    """How a policy is made from random weights: the size of the model, and how it is taught."""
+
+    architecture: TinyConf
+    taught: Taught
 
 
 @dataclass(frozen=True)
@@ -71,21 +77,23 @@ def settings(run: RunSettings, seed: int) -> Settings:
             f"{conf.CONF}/model/{run.params.model}.yaml: prompt={model.prompt!r}, grammar={model.grammar!r}: "
             "expected both: a policy that is made here is taught with its own prompt and grammar."
         )
-    training = run.scale(BaseConf, "base")
-    return Settings(
-        seed, Made(model.tiny, training, run.rollout(), prompt, parts.plain(grammar), run.retriever()), None
-    )
+    return Settings(seed, Made(model.tiny, taught(run, prompt, grammar)), None)
+
+
+def taught(run: RunSettings, prompt: Prompt, grammar: SearchGrammar) -> Taught:
+    """How this run teaches a policy a prompt and a grammar."""
+    return Taught(run.scale(BaseConf, "base"), run.rollout(), prompt, parts.plain(grammar), run.retriever())
 
 
 def loads(settings: Settings) -> Any:
     """The grammar, and the settings of the backend."""
-    return () if settings.made is None else parts_of(settings.made)
+    return () if settings.made is None else parts_of(settings.made.taught)
 
 
-def parts_of(made: Made) -> tuple[SearchGrammar, Any]:
+def parts_of(taught: Taught) -> tuple[SearchGrammar, Any]:
     """The grammar of the demonstrations, and the settings of the backend."""
-    grammar = grammars.make(made.grammar, None, "grammar")
-    return grammar, retrieval.settings_of(made.retriever, "retriever")
+    grammar = grammars.make(taught.grammar, None, "grammar")
+    return grammar, retrieval.settings_of(taught.retriever, "retriever")
 
 
 def body(ctx: Context[Settings]) -> None:
@@ -97,7 +105,7 @@ def body(ctx: Context[Settings]) -> None:
         model, tokenizer = load_policy(ctx.root / ctx.settings.pretrained.folder)
         history = []  # Nothing was trained here.
     else:
-        made = teach(ctx, ctx.settings.made, ctx.settings.seed)
+        made = _made(ctx, ctx.settings.made)
         model, tokenizer, history = made.model, made.tokenizer, made.history
 
     folder = OUT / str(ctx.settings.seed)
@@ -108,34 +116,30 @@ def body(ctx: Context[Settings]) -> None:
     ctx.track_outcome(folder, ())
 
 
-def teach(ctx: Context[Any], settings: Made, seed: int) -> TinyPolicy:
+def _made(ctx: Context[Settings], settings: Made) -> TinyPolicy:
     """A policy made from random weights."""
     from tasks.base.make import make_tiny
+
+    training = settings.taught.training
+    phases = (training.recall, training.read, training.wasteful, training.lazy)
+    lessons = lessons_of(ctx, settings.taught, ctx.settings.seed, sum(phase.max_steps for phase in phases))
+    return make_tiny(settings.architecture, read_passages(ctx.root / DATA / "corpus.jsonl"), lessons)
+
+
+def lessons_of(ctx: Context[Any], taught: Taught, seed: int, num_steps: int) -> Lessons:
+    """What a policy is taught with, from the files of this run; `num_steps` at most, which the bar shows."""
+    from tasks.base.make import Lessons
     from tasks.device import use_threads
 
-    use_threads(settings.training.num_threads)
-    ctx.track.log_params(conf.plain(settings.training))
+    use_threads(taught.training.num_threads)
+    ctx.track.log_params(conf.plain(taught.training))
     questions = list(read_questions(ctx.root / DATA / "questions.jsonl"))
     ctx.track_data("training", sum(question.split == "train" for question in questions))
 
-    grammar, _ = parts_of(settings)
-    corpus = ctx.root / DATA / "corpus.jsonl"
-    search = retrieval.open_retriever(ctx.root / INDEX, corpus)
-    phases = (settings.training.recall, settings.training.read, settings.training.wasteful, settings.training.lazy)
-    bar = ctx.bar(sum(phase.max_steps for phase in phases))
-    return make_tiny(
-        settings.architecture,
-        settings.training,
-        settings.rollout,
-        settings.prompt,
-        grammar,
-        questions,
-        read_passages(corpus),
-        search,
-        seed,
-        ctx.scratch,
-        bar.log,
-    )
+    grammar, _ = parts_of(taught)
+    search = retrieval.open_retriever(ctx.root / INDEX, ctx.root / DATA / "corpus.jsonl")
+    log = ctx.bar(num_steps).log
+    return Lessons(taught.training, taught.rollout, taught.prompt, grammar, questions, search, seed, ctx.scratch, log)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Stage `start`: a start policy with tags of its own, for the methods that name it.
 
-It is made as the stage `base` makes the tiny policy, into `artifacts/models/<start>-<seed>/`.
+The tiny policy that the stage `base` made is taught these tags, into `artifacts/models/<start>-<seed>/`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks import parts, trained
-from tasks.base.settings import BaseConf, StartConf
+from tasks import trained
+from tasks.base.settings import StartConf
 from tasks.runner import Context, main
-from tasks.stages.base import Made, parts_of, teach
+from tasks.stages import base
+from tasks.stages.base import Taught
 from tasks.store import replacing_folder, write_jsonl
 
 if TYPE_CHECKING:
@@ -27,37 +28,42 @@ class Settings:
 
     Attributes:
         start, seed: name of the start policy, and its seed.
-        made: how it is made.
+        share: see `StartConf`.
+        taught: how it is taught.
     """
 
     start: str
     seed: int
-    made: Made
+    share: float
+    taught: Taught
 
 
 def settings(run: RunSettings, start: str, seed: int) -> Settings:
-    """A file of `conf/start/`, taught as this run's own tiny policy would be."""
-    tiny = run.load(StartConf, "start", start).tiny
-    prompt, grammar = run.start_prompting(start)
-    made = Made(tiny, run.scale(BaseConf, "base"), run.rollout(), prompt, parts.plain(grammar), run.retriever())
-    return Settings(start, seed, made)
+    """A file of `conf/start/`, taught as this run's own tiny policy was."""
+    share = run.load(StartConf, "start", start).share
+    return Settings(start, seed, share, base.taught(run, *run.start_prompting(start)))
 
 
 def loads(settings: Settings) -> Any:
     """The grammar, and the settings of the backend."""
-    return parts_of(settings.made)
+    return base.parts_of(settings.taught)
 
 
 def body(ctx: Context[Settings]) -> None:
-    """Train the policy, and write its folder with a manifest."""
+    """Teach the policy, and write its folder with a manifest."""
+    from tasks.base.make import make_start
     from tasks.model import export_folder
 
-    made = teach(ctx, ctx.settings.made, ctx.settings.seed)
-    folder = Path(trained.FOLDER) / f"{ctx.settings.start}-{ctx.settings.seed}"
+    given = ctx.settings
+    training = given.taught.training
+    lessons = base.lessons_of(ctx, given.taught, given.seed, training.wasteful.max_steps + training.lazy.max_steps)
+    made = make_start(ctx.root / base.OUT / str(given.seed) / "policy", given.share, lessons)
+
+    folder = Path(trained.FOLDER) / f"{given.start}-{given.seed}"
     with replacing_folder(ctx.root / folder) as out:
         export_folder(made.model, made.tokenizer, out)
         write_jsonl(out / "metrics.jsonl", made.history)
-        trained.seal(out, {"start": ctx.settings.start, "seed": ctx.settings.seed})
+        trained.seal(out, {"start": given.start, "seed": given.seed})
     ctx.track_outcome(folder, ())
 
 

@@ -357,6 +357,8 @@ def test_a_claim_written_after_the_first_run_of_its_policies_says_so(tmp_path: P
     assert {claim.id for claim in CLAIMS if claim.written == "after the first run"} == late
     seen = {claim.id for claim in CLAIMS if claim.written.startswith("after a run of one seed")}
     assert seen == {"reward_model_against_outcome"}
+    learned = {claim.id for claim in CLAIMS if claim.paper.startswith(("PiCA", "SLATE", "R-Search"))}
+    assert {claim.id for claim in CLAIMS if claim.written == claims.ONE_KNOWN} == learned - seen
     assert BY_ID["penalty_alone"].written == "before the first run, its rule later"
     results, _ = small(tmp_path, runs(dspo="1" * 20, gspo="0" * 20, dapo="0" * 20), SEEDS)
     section = complete(results, tmp_path / "artifacts", 200).sections[0]
