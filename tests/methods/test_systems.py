@@ -221,8 +221,13 @@ def test_the_bonus_counts_the_steps_that_a_question_may_take(name: str, scale: s
 
 
 @pytest.mark.parametrize("name", [name for name in SYSTEMS if name.startswith("slate")])
-def test_slate_alone_trains_trees(name: str) -> None:
-    """All other methods keep their bits."""
+def test_slate_trains_trees(name: str) -> None:
+    """The candidates of a step share all turns before it."""
     assert loaded(name, "smoke")["train"] == {"minibatches_of": "questions", "share_prefixes": True}
     assert (loaded(name, "laptop")["train"]["variance_questions"] > 0) is (name == "slate")
-    assert not any(loaded(other, "laptop")["train"].get("share_prefixes") for other in SYSTEMS if "slate" not in other)
+
+
+def test_only_methods_whose_credit_comes_from_a_model_read_a_prefix_once() -> None:
+    """All others keep their bits; one rollout a question has nobody to share with."""
+    sharing = {name for name in SYSTEMS if loaded(name, "laptop")["train"].get("share_prefixes")}
+    assert sharing == {name for name in SYSTEMS if name.startswith(("slate", "pica", "r_search"))} - {"r_search_ppo"}
