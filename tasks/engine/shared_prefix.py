@@ -150,9 +150,21 @@ def _attend(
     scaling: float | None = None,
     dropout: float = 0.0,
     trees: Sequence[_Tree] = (),
+    sliding_window: int | None = None,
+    softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of a packed row, [1, heads, L, head_dim] -> [1, L, heads, head_dim], as transformers calls it."""
+    """Attention of a packed row, [1, heads, L, head_dim] -> [1, L, heads, head_dim], as transformers calls it.
+
+    Raises:
+        ValueError: a window or a cap of the scores. A wide window changes nothing in the small tree of
+            `require_supported`, but it does in longer rows.
+    """
+    if sliding_window is not None or softcap is not None:
+        raise ValueError(
+            f"{type(module).__name__}: found sliding_window={sliding_window}, softcap={softcap}, expected neither "
+            "where samples share a prefix. Set train: share_prefixes: false."
+        )
     times = query.shape[1] // key.shape[1]
     if times > 1:
         key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)

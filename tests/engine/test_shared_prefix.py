@@ -145,11 +145,19 @@ def test_the_critic_reads_a_prefix_once_too() -> None:
     torch.testing.assert_close(shared.values(batch, plan), plain.values(batch, plan), rtol=0, atol=2e-5)
 
 
-def test_an_architecture_that_does_not_hand_on_the_trees_is_refused() -> None:
-    model = model_of(use_sliding_window=True, sliding_window=2, max_window_layers=0)
+def test_an_architecture_that_reads_the_place_in_a_row_is_refused() -> None:
+    decoder = model_of().get_decoder()
+    decoder.norm.register_forward_hook(lambda module, args, output: output + torch.arange(output.shape[1])[:, None])
     with pytest.raises(ValueError, match=r"Qwen2Model: its hidden states change .* share_prefixes: false"):
-        require_supported(model.get_decoder())
+        require_supported(decoder)
     require_supported(MODEL.get_decoder())
+
+
+@pytest.mark.parametrize("window", [2, 4096])
+def test_a_window_is_refused_however_wide_it_is(window: int) -> None:
+    model = model_of(use_sliding_window=True, sliding_window=window, max_window_layers=0)
+    with pytest.raises(ValueError, match=rf"Qwen2Attention: found sliding_window={window}, .* share_prefixes: false"):
+        require_supported(model.get_decoder())
 
 
 @given(TREES, st.integers(1, 5), st.integers(1, 40))
