@@ -164,21 +164,25 @@ def new_model(tiny: TinyConf, tokenizer: Any, seed: int) -> Any:
     from tasks.pretrained import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=tiny.hidden_size,
-        num_hidden_layers=tiny.num_layers,
-        num_attention_heads=tiny.num_heads,
-        num_key_value_heads=tiny.num_heads,
-        intermediate_size=tiny.intermediate_size,
-        max_position_embeddings=tiny.max_positions,
-        tie_word_embeddings=True,
-        initializer_range=tiny.initializer_range,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return Qwen2ForCausalLM(config)
+    return Qwen2ForCausalLM(Qwen2Config(**sizes(tiny, tokenizer)))
+
+
+def sizes(tiny: TinyConf, tokenizer: Any) -> dict[str, Any]:
+    """The settings of a tiny causal LM as transformers names them, for any family of decoders."""
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": tiny.hidden_size,
+        "num_hidden_layers": tiny.num_layers,
+        "num_attention_heads": tiny.num_heads,
+        "num_key_value_heads": tiny.num_heads,
+        "intermediate_size": tiny.intermediate_size,
+        "max_position_embeddings": tiny.max_positions,
+        "tie_word_embeddings": True,
+        "initializer_range": tiny.initializer_range,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
 
 
 def _texts(questions: Sequence[Question], passages: Iterable[Passage], prompt: Prompt) -> Iterator[str]:

@@ -16,7 +16,7 @@ import torch
 from tasks import text
 from tasks.base.demonstrations import Example
 from tasks.base.fit import Fit, PhaseConf
-from tasks.base.make import recall_examples
+from tasks.base.make import recall_examples, sizes
 from tasks.base.settings import TinyConf
 from tasks.base.tokenizer import build_tokenizer
 from tasks.reader.examples import Exercise, Exercises, usable
@@ -159,22 +159,7 @@ def new_model(architecture: TinyConf, tokenizer: Any, seed: int) -> Any:
     from tasks.pretrained import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(
-        "llama",
-        vocab_size=len(tokenizer),
-        hidden_size=architecture.hidden_size,
-        num_hidden_layers=architecture.num_layers,
-        num_attention_heads=architecture.num_heads,
-        num_key_value_heads=architecture.num_heads,
-        intermediate_size=architecture.intermediate_size,
-        max_position_embeddings=architecture.max_positions,
-        tie_word_embeddings=True,
-        initializer_range=architecture.initializer_range,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return AutoModelForCausalLM.from_config(config)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **sizes(architecture, tokenizer)))
 
 
 def _with_gold(questions: Sequence[Question], split: str, passages: Mapping[str, Passage]) -> list[Question]:

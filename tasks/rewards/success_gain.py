@@ -12,11 +12,9 @@ from pydantic import Field as Bound
 from tasks.conf import require
 from tasks.rewards import Field, on_turns
 from tasks.rewards.shaping import potential_differences
+from tasks.rewards.success import probabilities
 from tasks.services import NO_SERVICES, Probabilities, Role, Services
-from tasks.services.numbers import check_list, check_probabilities
 from tasks.types import Note, Question, Scores, Trajectory
-
-_SERVICE = "services: reward_model"
 
 
 @dataclass(frozen=True)
@@ -51,19 +49,11 @@ class SuccessGain:
     def __call__(
         self, trajectories: Sequence[Trajectory], questions: Sequence[Question], services: Services = NO_SERVICES
     ) -> list[Scores]:
-        """One `Scores` per trajectory.
-
-        Raises:
-            ServiceError: the reward model cannot answer now; the step fails.
-            ValueError: it does not return a probability or null for each turn of each trajectory.
-        """
-        found = services["reward_model"].probabilities(trajectories, questions)
-        check_list(found, len(trajectories), _SERVICE, "trajectory")
+        """One `Scores` per trajectory; raises as `probabilities`."""
+        found = probabilities(services, trajectories, questions)
         return [self._placed(t, one) for t, one in zip(trajectories, found, strict=True)]
 
     def _placed(self, trajectory: Trajectory, found: Probabilities) -> Scores:
-        where = f"{_SERVICE}: question {trajectory.question_id!r}"
-        check_probabilities([found.before, *found.after], len(trajectory.turns) + 1, where)
         gains = self.gains(found)
         num_missing = sum(
             turn.executed and f is None for turn, f in zip(trajectory.turns, found.after, strict=True)
