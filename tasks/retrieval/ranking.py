@@ -19,7 +19,7 @@ Rows = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float32]
 Engine = Callable[[npt.NDArray[Any], int], tuple[Rows, Scores]]
 
-CANDIDATES = 32
+CANDIDATES = 64
 """Rows that an approximate engine always gives; up to here a smaller top_k gives a prefix of a larger one."""
 
 _SPARE = 16

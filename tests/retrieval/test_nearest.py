@@ -81,8 +81,8 @@ def test_the_protocol_holds(retriever, queries, top_k):
         assert len(set(rows)) == len(rows) == min(top_k, NUM_PASSAGES)
         keys = [(-hit.score, row) for hit, row in zip(hits, rows, strict=True)]
         assert keys == sorted(keys)
-    if top_k <= 32:
-        assert [hits[:top_k] for hits in retriever.search(queries, 32)] == batch
+    if top_k <= 64:
+        assert [hits[:top_k] for hits in retriever.search(queries, 64)] == batch
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -223,7 +223,7 @@ def test_plans_that_cannot_be():
     with pytest.raises(DataError, match=r"40 passages cannot fit codes of 8 bits"):
         nearest.plan("ivf_pq", 40, 8, Hnsw(), Ivf(), Pq())
     tree = {"backend": "dense", "hnsw": {"ef_search": 10}}
-    with pytest.raises(ValueError, match=r"here: hnsw: ef_search=10: expected 32 or more"):
+    with pytest.raises(ValueError, match=r"here: hnsw: ef_search=10: expected 64 or more"):
         conf.fill(Settings, tree, "here")
     assert nearest.plan("ivf_pq", 4000, 384, Hnsw(), Ivf(), Pq()).parameters["m"] == 96
     assert nearest.plan("ivf_sq8", 10, 384, Hnsw(), Ivf(), Pq()).parameters["nlist"] == 1
