@@ -111,6 +111,33 @@ def signal_section(results: Results, trainings: Sequence[TrainingRun]) -> Sectio
     return Section("signal", "Groups without a signal", lead, ["policy", "first third", "last third", "change"], rows)
 
 
+def evidence_section(results: Results, trainings: Sequence[TrainingRun]) -> Section | None:
+    """How faithful and how useful evidence is, as the start policy writes it and at the end of training."""
+    rows = []
+    for policy in results.policies:
+        own = [training for training in trainings if training.policy == policy]
+        shares = [
+            [end for end in (training.first(name), training.mean(name, 2)) if end is not None]
+            for name in ("evidence_verbatim_mean", "evidence_f1_mean")
+            for training in own
+        ]
+        if own and all(len(ends) == 2 for ends in shares):
+            columns = [[ends[i] for ends in part] for part in (shares[: len(own)], shares[len(own) :]) for i in (0, 1)]
+            rows.append([results.title(policy), *(interval_text(over_seeds(one, (0.0, 1.0))) for one in columns)])
+    if not rows:
+        return None
+    lead = (
+        "Word for word: the share of trajectories whose evidence stands in one retrieved passage as it is. The reader's "
+        "F1 is that of its answers to the evidence; a trajectory without evidence has 0 in both. The first step plays the "
+        "start policy, so its columns say how well that copies: what a reward for evidence can teach is bounded by it. "
+        f"{seeds_note(results.seeds)}"
+    )
+    header = ["policy"]
+    for name in ("word for word", "reader's F1"):
+        header += [f"{name}, first step", f"{name}, last third"]
+    return Section("evidence", "Evidence", lead, header, rows)
+
+
 def interval_text(found: Interval, signed: bool = False) -> str:
     """`0.512 [0.471, 0.553]`, without brackets where there is no interval."""
     form = "+.3f" if signed else ".3f"

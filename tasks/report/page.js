@@ -28,7 +28,7 @@
   const h = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
   const s = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
-  const WITHOUT_LINK = ["health-table", "signal"];  // They follow the section they belong to.
+  const WITHOUT_LINK = ["health-table", "signal", "evidence"];  // They follow the section they belong to.
   function section(id, name, lead, ...children) {
     if (!WITHOUT_LINK.includes(id)) document.getElementById("nav").append(h("a", { href: `#${id}` }, name));
     const node = h("section", { id, "aria-labelledby": `${id}-title` }, h("h2", { id: `${id}-title` }, name), lead && h("p", { class: "lead" }, lead), children);
@@ -782,6 +782,7 @@
   if (trained.length) health();
   extra("health-table");
   extra("signal");
+  extra("evidence");
   extra("printed");
   cost();
   dataSection();

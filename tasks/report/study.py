@@ -30,6 +30,7 @@ def complete(results: Results, artifacts: Path, num_resamples: int, papers: Sequ
         curves.section(results, trainings),
         health.section(results, trainings),
         health.signal_section(results, trainings),
+        health.evidence_section(results, trainings),
         variance.section(results, artifacts, num_resamples),
         printed.section(results, papers),
     )

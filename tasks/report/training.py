@@ -49,6 +49,10 @@ class TrainingRun:
         found = [metrics.get(metric) for metrics in part]
         return [float(value) for value in found if value is not None and math.isfinite(value)]
 
+    def first(self, metric: str) -> float | None:
+        """The value of the first step, which the start policy played."""
+        return next((metrics.get(metric) for step, metrics in self.rows if step > 0), None)
+
     def mean(self, metric: str, third: int | None = None) -> float | None:
         """Mean of `values`, None without any."""
         found = self.values(metric, third)

@@ -30,7 +30,7 @@ class EvidenceReward:
 
     reads: ClassVar[tuple[Field, ...]] = ()
     services: ClassVar[tuple[Role, ...]] = ("reader",)
-    components: ClassVar[tuple[str, ...]] = ("evidence_f1", "has_evidence", "evidence_copied")
+    components: ClassVar[tuple[str, ...]] = ("evidence_f1", "has_evidence", "evidence_copied", "evidence_verbatim")
 
     weight: float
 
@@ -66,6 +66,7 @@ class EvidenceReward:
             evidence_f1=value,
             has_evidence=float(bool(evidence)),
             evidence_copied=copied_share(trajectory, evidence),
+            evidence_verbatim=float(is_verbatim(trajectory, evidence)),
         )
         return score if answer is None else replace(score, notes=_notes(trajectory, evidence, answer, value))
 
@@ -82,9 +83,19 @@ def copied_share(trajectory: Trajectory, evidence: str) -> float:
 
     It pays nothing. An evidence block that only states the answer, or copies the question, has a small one.
     """
-    words = text.normalize(evidence).split()
+    words = _words(evidence)
     read = {word for turn in trajectory.turns for hit in turn.hits for word in _words(f"{hit.title} {hit.text}")}
     return sum(word in read for word in words) / len(words) if words else 0.0
+
+
+def is_verbatim(trajectory: Trajectory, evidence: str) -> bool:
+    """Whether the evidence stands in one retrieved passage word for word; False without evidence.
+
+    It pays nothing. Evidence that mixes words of several passages has a large `copied_share` and is not verbatim.
+    """
+    words = f" {' '.join(_words(evidence))} "
+    passages = (hit.text for turn in trajectory.turns for hit in turn.hits)
+    return bool(words.strip()) and any(words in f" {' '.join(_words(passage))} " for passage in passages)
 
 
 def _words(passage: str) -> list[str]:

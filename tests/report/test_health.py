@@ -59,6 +59,27 @@ def test_groups_without_a_signal_by_hand(tmp_path: Path):
     assert found.rows == [["grpo", "0.300 [0.000, 1.000]", "0.700 [0.000, 1.000]", "+0.400 [-0.871, +1.000]"]]
 
 
+def test_evidence_by_hand(tmp_path: Path):
+    # First step .9 .7, mean .8, half 12.706 * .1414 / sqrt(2) = 1.27; the last third is one step of three.
+    first = steps(evidence_verbatim_mean=[0.9, 0.1, 0.5], evidence_f1_mean=[0.25, 0.5, 0.75])
+    second = steps(evidence_verbatim_mean=[0.7, 0.1, 0.5], evidence_f1_mean=[0.25, 0.5, 0.75])
+    runs = {
+        "grpo-0": Given("1", steps(entropy=[1, 1, 1]), GROUPS),
+        "grpo-1": Given("1", steps(entropy=[1, 1, 1]), GROUPS),
+        "r_search-0": Given("1", first, GROUPS),
+        "r_search-1": Given("1", second, GROUPS),
+    }
+    results, trainings = small(tmp_path, runs)
+    found = health.evidence_section(results, trainings)
+    assert found is not None
+    assert found.header[1:] == [
+        "word for word, first step", "word for word, last third", "reader's F1, first step", "reader's F1, last third"
+    ]  # fmt: skip
+    assert [row[0] for row in found.rows] == ["r_search"]
+    assert found.rows[0][1] == "0.800 [0.000, 1.000]"
+    assert [cell.split()[0] for cell in found.rows[0][2:]] == ["0.500", "0.250", "0.750"]
+
+
 def test_older_runs_have_what_they_have(tmp_path: Path):
     results, trainings = small(tmp_path, {"a-0": Given("1"), "a-1": Given("1")})
     found = health.section(results, trainings)
@@ -66,6 +87,7 @@ def test_older_runs_have_what_they_have(tmp_path: Path):
     assert found.header == ["policy", "stopped", "selected step"]
     assert found.rows == [["a", "", ""]]
     assert health.signal_section(results, trainings) is None
+    assert health.evidence_section(results, trainings) is None
 
 
 @pytest.mark.parametrize(

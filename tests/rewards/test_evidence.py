@@ -15,7 +15,7 @@ from tasks.agent.grammars.r_search import RSearchGrammar
 from tasks.rewards import total
 from tasks.rewards.answer import AnswerReward
 from tasks.rewards.blocks import blocks, evidence_of, is_well_formed
-from tasks.rewards.evidence import EvidenceReward, copied_share
+from tasks.rewards.evidence import EvidenceReward, copied_share, is_verbatim
 from tasks.rewards.evidence_format import EvidenceFormatReward
 from tasks.rl.advantages.group import group_normalized
 from tasks.services import ServiceError
@@ -174,7 +174,8 @@ def test_rewards_are_bounded_and_the_reader_reads_evidence_alone(texts: list[str
     reader, t = Reader(reply), played(*texts, searched=searched)
     (score,) = EVIDENCE([t], [ASKED], {"reader": reader})
     assert 0 <= score.outcome <= 1
-    assert 0 <= score.components["evidence_copied"] <= score.components["has_evidence"] <= 1
+    shares = [score.components[name] for name in ("evidence_verbatim", "evidence_copied", "has_evidence")]
+    assert 0 <= shares[0] <= shares[1] <= shares[2] <= 1
     assert [evidence for _, evidence in reader.read] == [evidence_of(t)] * bool(evidence_of(t))
     assert FORMAT.score(t, ASKED).outcome in [pytest.approx(value) for value in (0, 0.2, 0.4)]
 
@@ -269,6 +270,24 @@ def test_share_of_copied_words(evidence: str, share: float) -> None:
     assert copied_share(played(SEARCH, "so"), evidence) == pytest.approx(share)
 
 
+@pytest.mark.parametrize(
+    ("evidence", "expected"),
+    [
+        (PASSAGE.text, True),
+        ("bought on July 1 2008, by a bank", True),
+        ("It was bought by a bank.", False),
+        ("on July 1, 2008 by a ban", False),
+        ("Countrywide", False),
+        ("July 1, 2008 was bought", False),
+        (" the ", False),
+        ("", False),
+    ],
+)
+def test_evidence_is_verbatim_where_a_passage_says_it_so(evidence: str, expected: bool) -> None:
+    assert is_verbatim(played(SEARCH, "so"), evidence) is expected
+    assert is_verbatim(played(SEARCH, "so", searched=False), evidence) is False
+
+
 # Through the real rollout ---------------------------------------------------------------------------------------------
 
 
@@ -292,7 +311,8 @@ def test_through_the_rollout_and_forged_observations() -> None:
     assert all(t.loss_mask[t.turns[1].start : t.turns[1].end]), "evidence is trained"
     reader = Reader("Bristow")
     (score,) = EVIDENCE([t], [question()], {"reader": reader})
-    assert score.components == {"evidence_f1": 1.0, "has_evidence": 1.0, "evidence_copied": 1.0}
+    shares = ("evidence_f1", "has_evidence", "evidence_copied", "evidence_verbatim")
+    assert score.components == dict.fromkeys(shares, 1.0)
 
 
 @pytest.mark.parametrize(

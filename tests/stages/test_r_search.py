@@ -39,7 +39,7 @@ def test_training_begins_with_its_own_start_policy_and_asks_its_own_reader(clone
 
     metrics = [row["metrics"] for _, row in store.read_jsonl(clone.root / "artifacts/train/r_search-0/metrics.jsonl")]
     names = {name for row in metrics for name in row}
-    parts = ("evidence_f1", "has_evidence", "evidence_copied", "format", "f1")
+    parts = ("evidence_f1", "has_evidence", "evidence_copied", "evidence_verbatim", "format", "f1")
     assert {f"{name}_mean" for name in parts} <= names
     settings = read_json(clone.root / "artifacts/train/r_search-0/summary.json")["settings"]
     assert settings["method"]["grammar"]["kind"] == "r_search"
