@@ -121,15 +121,17 @@ def evidence_section(results: Results, trainings: Sequence[TrainingRun]) -> Sect
             for name in ("evidence_verbatim_mean", "evidence_f1_mean")
             for training in own
         ]
+
         if own and all(len(ends) == 2 for ends in shares):
             columns = [[ends[i] for ends in part] for part in (shares[: len(own)], shares[len(own) :]) for i in (0, 1)]
             rows.append([results.title(policy), *(interval_text(over_seeds(one, (0.0, 1.0))) for one in columns)])
     if not rows:
         return None
     lead = (
-        "Word for word: the share of trajectories whose evidence stands in one retrieved passage as it is. The reader's "
-        "F1 is that of its answers to the evidence; a trajectory without evidence has 0 in both. The first step plays the "
-        "start policy, so its columns say how well that copies: what a reward for evidence can teach is bounded by it. "
+        "Word for word: the share of trajectories whose evidence stands in one retrieved passage as it is. The "
+        "reader's F1 is that of its answers to the evidence; a trajectory without evidence has 0 in both. The first "
+        "step plays the start policy, so its columns say how well that copies: a policy that copies badly can learn "
+        "little from a reward for evidence. "
         f"{seeds_note(results.seeds)}"
     )
     header = ["policy"]

@@ -782,7 +782,7 @@
   if (trained.length) health();
   extra("health-table");
   extra("signal");
-  extra("evidence");
+  for (const one of data.sections) if (one.id !== "printed" && !document.getElementById(one.id)) extra(one.id);
   extra("printed");
   cost();
   dataSection();

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tasks.report.page import HERE, embed, read_curve, render, sample_trajectories, write_page
 from tasks.report.printed import Printed
 from tasks.report.study import complete
-from tasks.report.table import Results, build
+from tasks.report.table import Results, Section, build
 from tasks.store import DataError, read_json, read_jsonl, write_json, write_jsonl
 from tests.report.browser import Browser
 from tests.report.fake_artifacts import CONFIG, HOSTILE, SYSTEMS, TITLES, ledger, write_artifacts
@@ -233,7 +233,9 @@ def study_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     artifacts = write_artifacts(root, (0, 1, 2), num_questions=20, steps=24, methods=methods)
     rows = [Printed("dspo", "DSPO", "1", "7B", HOSTILE, "Avg", "subem", 0.531)]
     results = build(artifacts, ("base", *methods), (0, 1, 2), "base", 100, {"gspo": HOSTILE})
-    write_page(root / "index.html", complete(results, artifacts, 100, rows), artifacts)
+    whole = complete(results, artifacts, 100, rows)
+    later = Section("made-later", "Of a module that the page does not know", "Lead.", ["policy", "value"], [["a", "1"]])
+    write_page(root / "index.html", replace(whole, sections=(*whole.sections, later)), artifacts)
     return root / "index.html"
 
 
@@ -243,7 +245,7 @@ def test_claims_budget_health_and_printed_numbers_are_drawn(browser: Browser, st
     browser.open(study_page)
     sections = browser.run("[...document.querySelectorAll('section')].map(s => s.id)")
     assert sections[2:9] == ["claims", "learning", "budget", "trajectories", "health", "health-table", "signal"]
-    assert sections[9] == "printed"
+    assert sections[9:11] == ["made-later", "printed"]
     lines = browser.run(
         "[...document.querySelectorAll('#claims tbody tr')].map(r => [...r.children].map(c => c.textContent))"
     )
