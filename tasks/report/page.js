@@ -28,7 +28,7 @@
   const h = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
   const s = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
-  const WITHOUT_LINK = ["health-table", "signal", "evidence"];  // They follow the section they belong to.
+  const WITHOUT_LINK = ["health-table", "signal", "evidence", "variance", "reward-models-turns", "reward-models-later", "audit"];  // They follow the section they belong to.
   function section(id, name, lead, ...children) {
     if (!WITHOUT_LINK.includes(id)) document.getElementById("nav").append(h("a", { href: `#${id}` }, name));
     const node = h("section", { id, "aria-labelledby": `${id}-title` }, h("h2", { id: `${id}-title` }, name), lead && h("p", { class: "lead" }, lead), children);
@@ -467,11 +467,11 @@
 
   const notesAt = (t, k) => (t.notes || []).filter((note) => note.turn === k);
   const isNumberAlone = (note) => known(note.value) && !note.text && note.taken === undefined;
-  // One curve for each name with values at two places or more; of alternatives, the one that was taken counts.
+  // One curve for each name with values at two places or more; alternatives are shown at their turn.
   function noteCurves(t) {
     const names = [...new Set((t.notes || []).map((note) => note.name))];
     const drawn = names.map((name) => {
-      const at = new Map((t.notes || []).filter((note) => note.name === name && known(note.value) && note.taken !== false).map((note) => [note.turn, note.value]));
+      const at = new Map((t.notes || []).filter((note) => note.name === name && known(note.value) && note.taken === undefined).map((note) => [note.turn, note.value]));
       return { name, points: [...at].sort((a, b) => a[0] - b[0]) };
     }).filter((one) => one.points.length > 1);
     return drawn.length > 0 && h("div", { class: "curves" }, drawn.map((one) => h("figure", {}, h("figcaption", {}, `${one.name} over the turns`), noteCurve(one, t.turns.length))));
@@ -548,7 +548,7 @@
     const next = h("button", { "aria-label": "Next question", onclick: () => move(1) }, "Next \u2192");
 
     const matches = () => rows.filter((t) => (!state.policy || t.policy === state.policy) && (state.seed === "" || String(t.seed) === state.seed) && (!state.mode || t.mode === state.mode)
-      && (!state.outcome || (state.outcome === "right") === t.outcome > 0) && (!state.hops || String(t.hops) === state.hops));
+      && (!state.outcome || (state.outcome === "right") === t.is_right) && (!state.hops || String(t.hops) === state.hops));
     function choose(key, name, options) {
       selects[key] = h("select", { onchange: (event) => { state[key] = event.target.value; state.at = 0; draw(); } }, options.map(([value, text]) => h("option", { value }, text)));
       selects[key].value = state[key];
@@ -611,18 +611,19 @@
       }
       return turn.observation.trim() ? h("div", { class: `block ${turn.kind === "invalid" ? "invalid" : "information"}` }, h("h4", {}, "environment"), h("p", { class: "plain" }, turn.observation.trim())) : null;
     }
+    // A grammar without a tag for thoughts leaves them outside any tag.
+    const isThought = (t, turn, block) => block.kind === "other" && turn.kind !== "invalid" && !t.turns.some((one) => blocksOf(one).some((other) => other.kind === "think"));
     function written(t, k, block, scale) {
-      const turn = t.turns[k], name = BLOCK_NAME[block.kind] || block.kind;
+      const turn = t.turns[k], thinks = isThought(t, turn, block), name = thinks ? "thought" : BLOCK_NAME[block.kind] || block.kind;
       const isEvidence = EVIDENCE.includes(block.kind);
       const words = isEvidence && new Set(readBefore(t, k).flatMap((source) => wordsOf(`${source.title} ${source.text}`).map(({ word }) => word)));
-      const kind = ["think", "search", "answer"].includes(block.kind) ? block.kind : isEvidence ? "evidence" : "other";
+      const kind = thinks ? "think" : ["think", "search", "answer"].includes(block.kind) ? block.kind : isEvidence ? "evidence" : "other";
       const box = h("div", { class: `block ${kind}` }, h("h4", {}, name), tokens(turn, block.tokens, t, scale, words));
       const text = block.tokens.map((i) => turn.pieces[i]).join("").replace(/<\/?\w+>/g, "");
       return isEvidence ? h("div", { class: "beside" }, box, sourcesOf(t, k, text)) : box;
     }
     function trajectory(t) {
       const scale = Math.max(0, ...t.turns.flatMap((turn) => (turn.advantages || []).filter(known).map(Math.abs)));
-      const right = t.outcome > 0;
       const goldIds = new Set(t.gold_passage_ids), seen = new Set(t.turns.flatMap((turn) => turn.hits.map((hit) => hit.passage_id)).filter((id) => goldIds.has(id)));
       const shade = shadeOf(t);
       const turns = t.turns.map((turn, k) => {
@@ -637,7 +638,7 @@
       return h("article", {},
         h("p", { class: "question" }, t.question),
         h("div", { class: "verdict" },
-          h("span", { class: `pill ${right ? "good" : "bad"}` }, `${right ? "\u2713" : "\u2717"} outcome ${short(t.outcome)}`),
+          h("span", { class: `pill ${t.is_right ? "good" : "bad"}` }, `${t.is_right ? "\u2713 right" : "\u2717 wrong"}`), h("span", { class: "pill" }, `outcome ${short(t.outcome)}`),
           h("span", { class: "pill" }, `said: ${t.answer === null ? "nothing" : t.answer}`), h("span", { class: "pill" }, `expected: ${t.answers.slice(0, 3).join(" / ")}`),
           goldIds.size > 0 && h("span", { class: "pill" }, `found ${seen.size} of ${goldIds.size} gold passages`), t.status !== "answered" && h("span", { class: "pill bad" }, t.status),
           h("span", { class: "range" }, [title(t.policy), `seed ${t.seed}`, t.step !== null ? `step ${t.step}` : t.mode, t.dataset, `${t.hops} ${t.hops === 1 ? "hop" : "hops"}`, t.question_id].join(" \u00b7 "))),
@@ -645,10 +646,10 @@
         shade === "surprise" && h("div", { class: "scale" }, "certain", h("i", { class: "surprise" }), "surprising (p < 0.02)"),
         t.prompt !== null && h("details", {}, h("summary", {}, "Prompt"), h("div", { class: "block prompt" }, h("p", { class: "plain" }, t.prompt))), noteCurves(t), noted(t, -1), turns,
         siblings.length > 0 && h("div", { class: "siblings" }, "Same question:", siblings.map((other) => h("button", { onclick: () => jump(other) }, swatch(other.policy),
-          `${title(other.policy)}, seed ${other.seed}, ${other.step !== null ? `step ${other.step}` : other.mode} ${other.outcome > 0 ? "\u2713" : "\u2717"}`))));
+          `${title(other.policy)}, seed ${other.seed}, ${other.step !== null ? `step ${other.step}` : other.mode} ${other.is_right ? "\u2713" : "\u2717"}`))));
     }
 
-    state.at = Math.max(0, matches().findIndex((t) => t.outcome > 0));
+    state.at = Math.max(0, matches().findIndex((t) => t.is_right));
     const policies = order.filter((policy) => rows.some((t) => t.policy === policy));
     const node = section("trajectories", "Trajectories", "Read what a policy wrote, turn by turn, and what the search engine answered. Arrow keys step through the questions; choose mode \u201ctraining\u201d to see each token's advantage as colour.",
       h("div", { class: "card viewer", tabindex: -1 }, h("div", { class: "controls" },

@@ -36,6 +36,7 @@ from tasks.report.table import (
     recall_metrics,
 )
 from tasks.store import DataError, Row, digest, replacing
+from tasks.text import exact_match
 
 HERE = Path(__file__).parent
 MAX_POINTS = 400  # Points a learning curve keeps; the rest are thinned out evenly.
@@ -254,15 +255,21 @@ def _trajectories(results: Results, artifacts: Path, policy: str, limit: int) ->
     trained = [run.seed for run in results.runs if run.policy == policy and run.training is not None]
     for kind, seeds in (("evaluate", results.seeds), ("train", trained)):
         paths = {seed: artifacts / kind / f"{policy}-{seed}" / "trajectories.jsonl" for seed in seeds}
-        yield from map(schema.plain, sample_trajectories(paths, limit))
+        for row in sample_trajectories(paths, limit):
+            yield {**schema.plain(row), "is_right": _is_right(row)}
+
+
+def _is_right(row: TrajectoryRow) -> bool:
+    """Whether the answer matches; an outcome may be above 0 for other reasons."""
+    return exact_match(row.answer, row.answers) > 0
 
 
 def sample_trajectories(paths: Mapping[int, Path], limit: int) -> list[TrajectoryRow]:
     """At most `limit` trajectories, spread over seed, mode and hops, cut to what the viewer shows.
 
     The same files give the same trajectories. Questions are ordered by a hash of their id, so that different policies
-    show the same ones; the last third of the places goes to both outcomes in equal shares, so that a rare success or
-    failure is there to see. Memory holds at most `limit` rows per seed, mode, hops and outcome.
+    show the same ones; the last third of the places goes to right and wrong answers in equal shares, so that a rare one
+    is there to see. Memory holds at most `limit` rows per seed, mode, hops and kind of answer.
 
     Raises:
         DataError: a file is missing, or a row is not one of `TrajectoryRow`.
@@ -271,7 +278,7 @@ def sample_trajectories(paths: Mapping[int, Path], limit: int) -> list[Trajector
     for seed, path in paths.items():
         for number, row in schema.read(TrajectoryRow, path):
             order = -int(digest(row.question_id, row.step), 16)
-            heap = strata.setdefault((seed, row.mode, row.hops, row.outcome > 0), [])
+            heap = strata.setdefault((seed, row.mode, row.hops, _is_right(row)), [])
             push = heapq.heappush if len(heap) < limit else heapq.heappushpop
             push(heap, (order, -number, row))
     whole: dict[tuple[Any, ...], list[tuple[int, int, TrajectoryRow]]] = {}

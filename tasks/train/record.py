@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from tasks.rewards import total
 from tasks.rl.experience import Experience
 from tasks.store import read_jsonl
 from tasks.train.order import Rollouts
-from tasks.types import Scores, Trajectory
+from tasks.types import Note, Scores, Trajectory
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,17 @@ def learned_trajectories(
             placed = tuple((start + position, value) for position, value in scores.placed)
             placed_scores.append(replace(scores, placed=placed))
         scores = total(placed_scores)
-        # Every sample of a trajectory has the notes of the whole of it.
-        learned.append((trajectory, replace(scores, notes=tuple(dict.fromkeys(scores.notes))), advantages))
+        learned.append((trajectory, replace(scores, notes=_united(placed_scores)), advantages))
     return learned
+
+
+def _united(scores: Sequence[Scores]) -> tuple[Note, ...]:
+    """The notes of samples of one trajectory, each as often as the sample that has it most often.
+
+    Samples may share notes, because each may have those of the whole trajectory; equal candidates of one turn are as
+    many notes.
+    """
+    counts: Counter[Note] = Counter()
+    for one in scores:
+        counts |= Counter(one.notes)
+    return tuple(counts.elements())

@@ -34,7 +34,16 @@ def _noted(row: dict[str, Any]) -> dict[str, Any]:
     taken = {"turn": 0, "name": "candidate", "value": 0.5, "text": "<search>Avenor</search>", "taken": True}
     left = {"turn": 0, "name": "candidate", "value": -0.5, "text": f"<search>{HOSTILE}</search>", "taken": False}
     curve = [{"turn": turn, "name": "f", "value": 0.2 + 0.1 * turn} for turn in range(-1, last + 1)]
-    return row | {"notes": [*curve, judged, left, taken]}
+    later = [one | {"turn": 1} for one in (left, left, taken)]
+    return row | {"notes": [*curve, judged, left, taken, *later]}
+
+
+def _untagged(row: dict[str, Any]) -> dict[str, Any]:
+    """The row in a grammar without a tag for thoughts; its answer is wrong, and is paid a little."""
+    for turn in row["turns"]:
+        turn |= {"kind": "search", "tokens": None, "advantages": None, "logprobs": None}
+        turn |= {"text": "so <search>x</search>"}
+    return row | {"answer": "certainly not", "outcome": 0.4}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +52,7 @@ def noted_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     artifacts = write_artifacts(root, (0,), num_questions=12, steps=6, methods=(METHOD,))
     path = artifacts / "train" / f"{METHOD}-0" / "trajectories.jsonl"
     rows = [row for _, row in read_jsonl(path)]
-    write_jsonl(path, [_noted(row) if row["turns"][0]["hits"] else row for row in rows])
+    write_jsonl(path, [_noted(row) if row["hops"] < 3 else _untagged(row) for row in rows])
     write_page(root / "index.html", build(artifacts, ("base", METHOD), (0,), "base", 50), artifacts)
     return root / "index.html"
 
@@ -54,11 +63,11 @@ def browser() -> Iterator[Browser]:
         yield found
 
 
-def _show(browser: Browser, page: Path) -> None:
-    """Open the viewer at a training trajectory that searched."""
+def _show(browser: Browser, page: Path, hops: str = "2") -> None:
+    """Open the viewer at a training trajectory."""
     browser.problems.clear()
     browser.open(page)
-    for place, value in ((2, "training"), (4, "2")):
+    for place, value in ((2, "training"), (4, hops)):
         browser.run(
             f"(() => {{ const select = document.querySelectorAll('.viewer select')[{place}];"
             f" select.value = {json.dumps(value)}; select.dispatchEvent(new Event('change')); }})()"
@@ -86,11 +95,19 @@ def test_values_of_one_name_are_a_curve_and_texts_stand_beside_their_turn(browse
 @needs_chromium
 def test_the_candidates_that_were_not_taken_are_shown_with_their_rewards(browser: Browser, noted_page: Path) -> None:
     _show(browser, noted_page)
-    assert _texts(browser, ".choices h4") == ["2 candidates for this turn"]
-    assert _texts(browser, ".choice") == [
+    assert _texts(browser, ".choices h4") == ["2 candidates for this turn", "3 candidates for this turn"]
+    assert _texts(browser, ".choice")[:2] == [
         "taken0.500<search>Avenor</search>",
         f"not taken-0.500<search>{HOSTILE}</search>",
     ]
+
+
+@needs_chromium
+def test_right_is_who_answers_right_and_thoughts_need_no_tag(browser: Browser, noted_page: Path) -> None:
+    _show(browser, noted_page, hops="3")
+    assert _texts(browser, ".verdict .pill")[:3] == ["\u2717 wrong", "outcome 0.400", "said: certainly not"]
+    assert set(_texts(browser, ".turn .block.think h4")) == {"thought"}
+    assert _texts(browser, ".turn .block.other") == []
 
 
 @needs_chromium

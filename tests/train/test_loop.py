@@ -473,11 +473,11 @@ def test_recorded_rows(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Noted(ByNumber):
-    """The same rewards, with a note on each turn."""
+    """The same rewards, with two equal notes on each turn, as two equal candidates have."""
 
     def __call__(self, trajectories: Any, questions: Any, services: Any = None) -> list[Scores]:
         scores = super().__call__(trajectories, questions)
-        notes = [tuple(Note(turn, "f", 0.5, "why") for turn in range(len(t.turns))) for t in trajectories]
+        notes = [tuple(Note(turn, "f", 0.5, "why") for turn in range(len(t.turns)) for _ in "ab") for t in trajectories]
         return [replace(score, notes=of) for score, of in zip(scores, notes, strict=True)]
 
 
@@ -492,7 +492,8 @@ def test_notes_are_recorded_once_a_trajectory_and_change_nothing_that_is_trained
     assert outcome(noted)[1] == outcome(plain)[1]
 
     rows = noted.trajectories()
-    assert [row.pop("notes") for row in rows] == [[{"turn": 0, "name": "f", "value": 0.5, "text": "why"}]] * len(rows)
+    note = {"turn": 0, "name": "f", "value": 0.5, "text": "why"}
+    assert [row.pop("notes") for row in rows] == [[note, note]] * len(rows)
     assert rows == plain.trajectories()
 
 
