@@ -9,14 +9,17 @@ with failed episodes again. `tasks.evaluate.statistics` averages the scores.
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from tasks import text
 from tasks.records import schema
 from tasks.records.scores import ScoreRow
 from tasks.records.trajectories import TrajectoryRow, trajectory_row
+from tasks.records.usage import ChunkUsage, Usage
 from tasks.retrieval import RetrievalError
 from tasks.store import DataError
 from tasks.systems import System
@@ -28,10 +31,11 @@ _MEND = "Mend its file in tasks/systems/."
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Rows of `scores.jsonl` and `trajectories.jsonl`."""
+    """Rows of `scores.jsonl` and `trajectories.jsonl`, and what services did: role -> counts."""
 
     scores: list[ScoreRow]
     trajectories: list[TrajectoryRow]
+    usage: dict[str, Usage]
 
 
 @schema.row
@@ -53,6 +57,7 @@ def evaluate(
     scratch: Path,
     max_failed_share: float = 0.0,
     progress: Callable[[str, int], object] = lambda mode, done: None,
+    services: Mapping[str, Any] = MappingProxyType({}),
 ) -> Evaluation:
     """Play and score all questions.
 
@@ -65,6 +70,7 @@ def evaluate(
         scratch: folder of finished chunks.
         max_failed_share: largest share of episodes that may fail because a search failed; they score 0.
         progress: receives (mode, questions done).
+        services: those that the system calls, whose use is counted.
 
     Raises:
         RetrievalError: more episodes failed than that. Chunks with a failed episode are deleted; the next attempt uses
@@ -79,6 +85,7 @@ def evaluate(
     recorded = {i * len(questions) // num_recorded for i in range(num_recorded)}
     failures = _Failures(max_failed_share, len(modes) * len(questions))
     played: list[PlayedRow] = []
+    used = ChunkUsage(services)
 
     for mode in modes:
         for first in range(0, len(questions), system.batch_questions):
@@ -86,17 +93,19 @@ def evaluate(
             path = scratch / f"{mode}-{first:08d}.jsonl"
             if not path.is_file():
                 # Each chunk has its own seed, so that its draws are the same after a kill.
-                episodes = list(system.play(chunk, mode, seed * 7919 + first))
+                with used.counting(path):
+                    episodes = list(system.play(chunk, mode, seed * 7919 + first))
                 _check_order(episodes, chunk, name)
                 shown = [first + i in recorded for i in range(len(chunk))]
                 schema.write(path, _rows(system, episodes, chunk, shown, name, seed, mode))
             rows = [row for _, row in schema.read(PlayedRow, path)]
             failures.add(path, rows)
+            used.add(path)
             played += rows
             progress(mode, first + len(chunk))
 
     scores = sorted((row.score for row in played), key=lambda score: (score.question_id, score.mode))
-    return Evaluation(scores, [row.trajectory for row in played if row.trajectory is not None])
+    return Evaluation(scores, [row.trajectory for row in played if row.trajectory is not None], used.total)
 
 
 def _check_order(episodes: Sequence[Episode], questions: Sequence[Question], name: str) -> None:

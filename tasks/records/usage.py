@@ -9,8 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
+
+from tasks.store import read_json, write_json
 
 WORK = ("calls", "tokens", "failures")
 PROCESS = ("hits", "seconds")
@@ -67,6 +70,47 @@ def usages(services: Mapping[str, Any]) -> dict[str, Usage]:
     """Role -> the counts of its service, for every service that counts."""
     found = {role: getattr(service, "usage", None) for role, service in services.items()}
     return {role: usage for role, usage in found.items() if isinstance(usage, Usage)}
+
+
+class ChunkUsage:
+    """What services did for each chunk of a stage's work, kept beside the file of the chunk.
+
+    So a stage that was killed and resumed counts every chunk once, also those of the process that was killed.
+    """
+
+    def __init__(self, services: Mapping[str, Any]) -> None:
+        self.total: dict[str, Usage] = {}
+        self._services = services
+
+    @contextmanager
+    def counting(self, chunk: Path) -> Iterator[None]:
+        """Keep what the block asks of the services; only then may the caller write `chunk`."""
+        before = {role: usage.copy() for role, usage in usages(self._services).items()}
+        yield
+        used = {role: usage.since(before[role]) for role, usage in usages(self._services).items()}
+        if used:
+            write_json(_beside(chunk), {role: asdict(usage) for role, usage in used.items()})
+
+    def add(self, chunk: Path) -> None:
+        """Add the counts of a finished chunk."""
+        if usages(self._services):
+            for role, counts in read_json(_beside(chunk)).items():
+                self.total.setdefault(role, Usage()).add(Usage(**counts))
+
+
+def _beside(chunk: Path) -> Path:
+    return chunk.with_suffix(".usage.json")
+
+
+def work_of(used: Mapping[str, Usage], measured: dict[str, Any]) -> dict[str, Any]:
+    """For a stage's summary the counts that belong to the work; those of the process go into `measured`, its ledger.
+
+    Both have no key for a stage without services.
+    """
+    if not used:
+        return {}
+    measured["services"] = {role: usage.named(PROCESS) for role, usage in used.items()}
+    return {"services": {role: usage.named(WORK) for role, usage in used.items()}}
 
 
 def named_by_role(used: Mapping[str, Usage], names: tuple[str, ...]) -> dict[str, float]:

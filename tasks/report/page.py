@@ -22,7 +22,7 @@ from tasks.data.ingest import fault_lines
 from tasks.records import schema
 from tasks.records.metrics import MetricRow
 from tasks.records.trajectories import HitRow, NoteRow, TrajectoryRow, TurnRow
-from tasks.records.usage import PROCESS, WORK
+from tasks.report import services
 from tasks.report.artifacts import Run
 from tasks.report.augmentation import augmentation_line, funnel
 from tasks.report.table import (
@@ -50,6 +50,7 @@ def write_page(
     ledger: Mapping[str, Row] | None = None,
     facts: Mapping[str, str] | None = None,
     max_trajectories: int = 60,
+    reward_models: Sequence[str] = (),
 ) -> None:
     """Write the page.
 
@@ -60,11 +61,12 @@ def write_page(
         ledger: stage -> what was measured on this machine when it made these results; shown where present.
         facts: what was run (data, model, retriever, ...), shown under the title.
         max_trajectories: embedded per policy, for evaluation and for training each.
+        reward_models: names of those that were trained, whose services are counted, too.
 
     Raises:
         DataError: metrics or trajectories are missing or malformed.
     """
-    data = page_data(results, artifacts, ledger or {}, facts or {}, max_trajectories)
+    data = page_data(results, artifacts, ledger or {}, facts or {}, max_trajectories, reward_models)
     html = render(data)
     with replacing(path) as file:
         file.write(html.encode())
@@ -108,6 +110,7 @@ def page_data(
     ledger: Mapping[str, Row],
     facts: Mapping[str, str],
     max_trajectories: int,
+    reward_models: Sequence[str] = (),
 ) -> Row:
     """Everything the page shows, as one JSON-ready object."""
     return {
@@ -128,6 +131,7 @@ def page_data(
         "curves": {policy: _curves(results, artifacts, policy) for policy in results.policies},
         "start_curves": _start_curves(results, artifacts),
         "costs": [_cost(results, policy, ledger) for policy in results.policies],
+        "services": services.rows(results, reward_models, artifacts, ledger),
         "recall": {name: dict(row) for name, row in results.recall.items()},
         "recall_metrics": recall_metrics(results),
         "retrievers": list(results.retrievers),
@@ -207,25 +211,7 @@ def _cost(results: Results, policy: str, ledger: Mapping[str, Row]) -> Row:
         "policy": policy,
         **{name: cell.value if cell else None for name, cell in cells.items()},
         "seconds": making_seconds(results, policy, ledger),
-        "services": _services(results, policy, ledger),
         "evaluate_seconds": sum(known) / len(known) if known and len(known) == len(evaluations) else None,
-    }
-
-
-def _services(results: Results, policy: str, ledger: Mapping[str, Row]) -> list[Row]:
-    """What each service did in training, as means over seeds; `PROCESS` only where the ledger has every seed."""
-    runs = [run for run in results.runs if run.policy == policy and (run.training or {}).get("services")]
-    work = [(run.training or {})["services"] for run in runs]
-    measured = [ledger.get(run.made_by, {}).get("services", {}) for run in runs]
-    roles = dict.fromkeys(role for services in work for role in services)
-    return [{"role": role} | _means(work, role, WORK) | _means(measured, role, PROCESS) for role in roles]
-
-
-def _means(by_run: Sequence[Mapping[str, Row]], role: str, names: Sequence[str]) -> Row:
-    counts = [services.get(role, {}) for services in by_run]
-    return {
-        name: sum(count[name] for count in counts) / len(counts) if all(name in count for count in counts) else None
-        for name in names
     }
 
 

@@ -12,6 +12,7 @@ from tasks.data.sample import choose
 from tasks.model import Dtype
 from tasks.records import schema, systems
 from tasks.records.systems import SystemRecord
+from tasks.records.usage import work_of
 from tasks.runner import Context, main
 from tasks.store import Row, replacing_folder, write_json
 from tasks.systems import Named, Resources, build
@@ -122,7 +123,8 @@ def body(ctx: Context[Settings]) -> None:
     with replacing_folder(ctx.root / OUT / item) as out:
         schema.write(out / "scores.jsonl", played.scores)
         schema.write(out / "trajectories.jsonl", played.trajectories)
-        write_json(out / "summary.json", _summary(ctx, record, len(questions)))
+        summary = _summary(ctx, record, len(questions)) | work_of(played.usage, ctx.measured)
+        write_json(out / "summary.json", summary)
     ctx.track_outcome(OUT / item, [schema.plain(row) for row in played.trajectories])
 
 
@@ -171,6 +173,7 @@ def _play(ctx: Context[Settings], record: SystemRecord, questions: list[Question
                 ctx.scratch,
                 settings.max_failed_share,
                 progress,
+                called,
             )
 
 

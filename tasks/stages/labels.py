@@ -14,6 +14,7 @@ from tasks.augment.records import HOPS, read_hops
 from tasks.data.expectations import check
 from tasks.records import schema
 from tasks.records.played import LABELS, PLAYED, SAMPLES, SUMMARY, LabelRow, PlayedRow
+from tasks.records.usage import usages, work_of
 from tasks.reward_model.labelling import Counts, label, samples
 from tasks.runner import Context, main
 from tasks.services import Resources
@@ -70,11 +71,12 @@ def body(ctx: Context[Settings]) -> None:
     with replacing_folder(ctx.root / OUT / item) as out:
         with loads(settings).opened(Resources(ctx.root, ctx.scratch)) as labeller:
             rows = list(label(ctx.progress(played, total), hops, labeller, counts))
+        used = work_of(usages({"labeller": labeller}), ctx.measured)
         _require_parts(rows, counts, item)
         schema.write(out / LABELS, rows)
         _check(ctx.root, out)
         schema.write(out / SAMPLES, samples(rows, settings.num_samples, f"{settings.seed}/audit"))
-        write_json(out / SUMMARY, {**counts.plain, "labeller": settings.labeller[parts.KIND]})
+        write_json(out / SUMMARY, {**counts.plain, "labeller": settings.labeller[parts.KIND], **used})
     ctx.log(0, {name: float(value) for name, value in counts.plain.items() if name != "dropped"})
     dropped = ", ".join(f"{reason} {count}" for reason, count in counts.plain["dropped"].items()) or "none"
     print(

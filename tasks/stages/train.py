@@ -22,7 +22,7 @@ from tasks.model import LoraConf
 from tasks.records import schema, systems
 from tasks.records.metrics import MetricRow
 from tasks.records.systems import SystemRecord
-from tasks.records.usage import PROCESS, WORK
+from tasks.records.usage import work_of
 from tasks.rl.method import Method
 from tasks.runner import Context, main
 from tasks.services import Resources, opened
@@ -300,10 +300,7 @@ def _publish(ctx: Context[Settings], trainer: Trainer, used: dict[str, Any], mis
             "policy_sha256": policy_sha256,
             "config_sha256": ctx.config_sha256,
         }
-        if progress.usage:
-            summary["services"] = {role: usage.named(WORK) for role, usage in progress.usage.items()}
-            ctx.measured["services"] = {role: usage.named(PROCESS) for role, usage in progress.usage.items()}
-        write_json(out / "summary.json", summary)
+        write_json(out / "summary.json", summary | work_of(progress.usage, ctx.measured))
 
         record = SystemRecord(
             name=name,

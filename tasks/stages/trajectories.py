@@ -7,7 +7,7 @@ questions are kept, so a stage that was killed plays only the missing ones.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -18,6 +18,7 @@ from tasks.data.records import read_questions
 from tasks.model import Dtype
 from tasks.records import schema
 from tasks.records.played import PLAYED, SUMMARY, Part, PlayedRow, played_row
+from tasks.records.usage import ChunkUsage, Usage, work_of
 from tasks.retrieval import RetrievalError
 from tasks.runner import Context, main
 from tasks.store import DataError, replacing_folder, write_json
@@ -105,13 +106,14 @@ def body(ctx: Context[Settings]) -> None:
     parts_ = divided(len(questions), settings.held_out)
     ctx.track_data("reward model", len(questions))
 
-    rows = [row for chunk in _played(ctx, questions, parts_) for row in chunk]
+    rows, used = _played(ctx, questions, parts_)
     counts = {"questions": len(questions), "plays": len(rows), "right": sum(row.is_right for row in rows)}
     counts |= {"searches": sum(len(row.searches) for row in rows), "failed": _num_failed(rows)}
     ctx.log(0, {name: float(value) for name, value in counts.items()})
     with replacing_folder(ctx.root / OUT / f"{settings.reward_model}-{settings.seed}") as out:
         schema.write(out / PLAYED, rows)
-        write_json(out / SUMMARY, {**counts, "data_sha256": ctx.data_sha256, "config_sha256": ctx.config_sha256})
+        hashes = {"data_sha256": ctx.data_sha256, "config_sha256": ctx.config_sha256}
+        write_json(out / SUMMARY, {**counts, **work_of(used, ctx.measured), **hashes})
 
 
 def _questions(ctx: Context[Settings]) -> list[Question]:
@@ -140,8 +142,10 @@ def divided(count: int, held_out: float) -> list[Part]:
     return [part for part, number in sizes.items() for _ in range(number)]
 
 
-def _played(ctx: Context[Settings], questions: Sequence[Question], parts_: Sequence[Part]) -> Iterator[list[PlayedRow]]:
-    """The rows of one chunk of questions after another; finished chunks are read from the scratch folder.
+def _played(
+    ctx: Context[Settings], questions: Sequence[Question], parts_: Sequence[Part]
+) -> tuple[list[PlayedRow], dict[str, Usage]]:
+    """The rows of all plays, and what services did; finished chunks of questions are read from the scratch folder.
 
     Raises:
         RetrievalError: more plays failed in search than `max_failed_share`; chunks without one are kept.
@@ -150,22 +154,27 @@ def _played(ctx: Context[Settings], questions: Sequence[Question], parts_: Seque
     retriever = retrieval.open_retriever(ctx.root / INDEX, ctx.root / DATA / "corpus.jsonl")
     policy = ctx.root / BASE / str(settings.seed) / "policy"
     bar = ctx.bar(len(questions) * settings.copies)
-    done, failures = 0, _Failures(settings.max_failed_share, len(questions) * settings.copies)
+    failures = _Failures(settings.max_failed_share, len(questions) * settings.copies)
+    played: list[PlayedRow] = []
 
     with services.opened(loaded.player.services, services.Resources(ctx.root, ctx.scratch)) as called:
         resources = Resources(policy, retriever, 0, lambda it: loaded.generator.start(it, settings.dtype), called)
+        used = ChunkUsage(called)
         with loaded.player.kind.opened(resources) as player:
             for copy in range(settings.copies):
                 for first in range(0, len(questions), player.batch_questions):
                     chunk = slice(first, first + player.batch_questions)
                     path = ctx.scratch / f"{copy:04d}-{first:08d}.jsonl"
                     if not path.is_file():
-                        schema.write(path, _play(player, questions[chunk], parts_[chunk], copy, settings.seed, first))
+                        with used.counting(path):
+                            made = _play(player, questions[chunk], parts_[chunk], copy, settings.seed, first)
+                        schema.write(path, made)
                     rows = [row for _, row in schema.read(PlayedRow, path)]
                     failures.add(path, rows)
-                    done += len(rows)
-                    bar.show(done)
-                    yield rows
+                    used.add(path)
+                    played += rows
+                    bar.show(len(played))
+    return played, used.total
 
 
 def _play(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tasks.data.sample import choose
 from tasks.evaluate.play import Evaluation, evaluate, score_row
 from tasks.generate.plain import PlainGenerator
 from tasks.records.schema import plain
+from tasks.records.usage import Usage
 from tasks.retrieval import RetrievalError
 from tasks.store import DataError
 from tasks.systems.policy import PolicySystem
@@ -194,6 +196,30 @@ def test_a_killed_evaluation_plays_only_what_is_missing(
     found = _evaluate(tokenizer, model, tmp_path / "killed")
     assert found == expected
     assert Counter(i for some in [*first, *played] for i in some) == {q.id: 2 for q in QUESTIONS}
+
+
+def test_what_services_did_before_a_kill_counts_once(
+    tokenizer: Any, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each question asks once; the process that is killed has finished a chunk, and asked in vain for another."""
+    service = SimpleNamespace(usage=Usage())
+    whole, killed_at = Player.play, [2]
+
+    def asking(self: Player, questions: Sequence[Question], *args: Any) -> list[Trajectory]:
+        service.usage.add(Usage(calls=len(questions), tokens=10 * len(questions), seconds=1.0))
+        killed_at[0] -= 1
+        if killed_at[0] == 0:
+            raise KilledError
+        return whole(self, questions, *args)
+
+    monkeypatch.setattr(Player, "play", asking)
+    with pytest.raises(KilledError):
+        _evaluate(tokenizer, model, tmp_path / "killed", services={"chat": service})
+    found = _evaluate(tokenizer, model, tmp_path / "killed", services={"chat": service})
+    used = {role: asdict(usage) for role, usage in found.usage.items()}
+    count = 2 * len(QUESTIONS)
+    assert used == {"chat": {"calls": count, "tokens": 10 * count, "failures": 0, "hits": 0, "seconds": 6.0}}
+    assert _evaluate(tokenizer, model, tmp_path / "none", services={"rule": object()}).usage == {}
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.2])

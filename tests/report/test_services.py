@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tasks.report.page import page_data
+from tasks.report.services import rows
 from tasks.report.table import build
 from tasks.store import read_json, write_json
 from tests.report.browser import Browser
@@ -31,14 +32,29 @@ def test_work_is_a_mean_over_seeds_and_seconds_need_every_seed(tmp_path: Path) -
     for seed, hits in ((0, 10), (1, 30)):
         entries[f"train@{METHOD}-{seed}"]["services"] = {"judge": {"hits": hits, "seconds": 2.0 + seed}}
 
-    base, method = page_data(results, artifacts, entries, {}, 2)["costs"]
-    assert base["services"] == []
-    assert method["services"] == [
-        {"role": "judge", "calls": 110.0, "tokens": 9000.0, "failures": 0.5, "hits": 20.0, "seconds": 2.5}
+    whose = {"who": METHOD, "stage": "training", "role": "judge"}
+    assert page_data(results, artifacts, entries, {}, 2)["services"] == [
+        {**whose, "calls": 110.0, "tokens": 9000.0, "failures": 0.5, "hits": 20.0, "seconds": 2.5}
     ]
     del entries[f"train@{METHOD}-1"]
-    (judge,) = page_data(results, artifacts, entries, {}, 2)["costs"][1]["services"]
+    (judge,) = page_data(results, artifacts, entries, {}, 2)["services"]
     assert (judge["calls"], judge["hits"], judge["seconds"]) == (110.0, None, None)
+
+
+def test_every_stage_that_asks_a_service_has_a_row(tmp_path: Path) -> None:
+    artifacts = write_artifacts(tmp_path, (0,), num_questions=6, steps=4, methods=(METHOD,))
+    used = {"chat": {"calls": 7, "tokens": 70, "failures": 1}}
+    path = artifacts / "evaluate" / "base-0" / "summary.json"
+    write_json(path, read_json(path) | {"services": used})
+    write_json(artifacts / "trajectories" / "pica-0" / "summary.json", {"plays": 4})
+    write_json(artifacts / "labels" / "pica-0" / "summary.json", {"services": {"labeller": used["chat"]}})
+    results = build(artifacts, ("base", METHOD), (0,), "base", 50)
+    measured = {"labels@pica-0": {"services": {"labeller": {"hits": 5, "seconds": 2.0}}}}
+    counts = {"calls": 7.0, "tokens": 70.0, "failures": 1.0}
+    assert rows(results, ["pica"], artifacts, measured) == [
+        {"who": "base", "stage": "evaluation", "role": "chat", **counts, "hits": None, "seconds": None},
+        {"who": "pica", "stage": "its labels", "role": "labeller", **counts, "hits": 5.0, "seconds": 2.0},
+    ]
 
 
 @needs_chromium
@@ -51,7 +67,7 @@ def test_the_cost_table_of_services_is_drawn_where_there_are_any(tmp_path: Path)
     with Browser(375, 900) as browser:
         browser.open(tmp_path / "x.html")
         cells = "[...document.querySelectorAll('.services tbody td')].map(c => c.textContent)"
-        assert browser.run(cells) == [METHOD, "judge", "110", "9.0k", "0.500", "\u2013", "\u2013"]
+        assert browser.run(cells) == [METHOD, "training", "judge", "110", "9.0k", "0.500", "\u2013", "\u2013"]
         assert browser.run("document.documentElement.scrollWidth") <= 375
         browser.open(tmp_path / "none.html")
         assert browser.run("document.querySelectorAll('.services').length") == 0

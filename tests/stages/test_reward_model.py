@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tasks import params
-from tests.stages.clone import Clone
+from tasks.runner import ledger
+from tests.services.completions import Completions, completion, serving
+from tests.stages.clone import PATIENCE, Clone
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -75,6 +79,68 @@ def test_a_killed_stage_goes_on_to_the_same_bytes(
     process.wait()
     clone.must(*STAGES)
     assert clone.files(*MADE) == made.files(*MADE)
+
+
+LABELLER = """kind: chat_labeller
+prompt: "{answer} {num_hops} {hops} {trajectory} {num_searches}"
+chat:
+  base_url: %s
+  model: labeller-1
+  key_variable: ""
+  max_in_flight: 2
+  max_requests: 1000
+  max_total_tokens: 100000
+  request: {}
+""" + textwrap.indent(PATIENCE, "  ")
+TURN = {"content": "x", "executed": True, "kind": "search", "observation": "y", "queries": []}
+
+
+def _asking(made: Clone, folder: Path, server: Completions) -> Clone:
+    """A clone whose plays all search once, and are labelled by a chat model."""
+    clone = made.copy(folder)
+    (clone.root / "conf/service/chat_labeller.yaml").write_text(LABELLER % server.url)
+    path = clone.root / "conf/reward_model/pica.yaml"
+    path.write_text(path.read_text().replace("labeller: rule_labeller", "labeller: chat_labeller"))
+    clone.must("plan")
+    played = clone.root / MADE[0] / "pica-0/trajectories.jsonl"
+    rows = [json.loads(line) for line in played.read_text().splitlines()]
+    turns = [[TURN | {"text": f"<search> {number} </search>"}] for number in range(len(rows))]
+    played.write_text("".join(json.dumps(row | {"turns": own}) + "\n" for row, own in zip(rows, turns, strict=True)))
+    return clone
+
+
+def test_labels_killed_while_a_model_labels_are_the_same_and_paid_once(made: Clone, tmp_path: Path) -> None:
+    def slow(body: dict[str, Any]) -> tuple[int, Any]:
+        time.sleep(0.03)
+        sign = "+" if len(str(body["messages"])) % 2 else "-"
+        return 200, completion(json.dumps({"reason": "so", "labels": [sign]}))
+
+    with serving() as server:
+        server.answer = slow
+        whole = _asking(made, tmp_path / "whole", server)
+        whole.must(STAGES[1])
+        asked = len(server.asked)
+        assert asked == 40
+
+        killed = _asking(made, tmp_path / "killed", server)
+        process = killed.start("tasks.stages.labels", *ITEM.split())
+        until = time.monotonic() + 60
+        while len(server.asked) < asked + 15:
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        killed.must(STAGES[1])
+        assert asked + 40 <= len(server.asked) <= asked + 40 + 4  # Some were in flight.
+
+    assert killed.files(MADE[1]) == whole.files(MADE[1])
+    summary = json.loads((killed.root / MADE[1] / "pica-0/summary.json").read_text())
+    assert summary["services"] == {"labeller": {"calls": 40, "tokens": 2000, "failures": 0}}
+    assert 0 < summary["pivots"] < summary["searches"] == 40
+    measured = [ledger.read(clone.root)["labels@pica-0"]["services"]["labeller"]["hits"] for clone in (whole, killed)]
+    assert measured[0] == 0
+    assert measured[1] >= 13
 
 
 def test_its_users_get_it_and_refuse_another_one(made: Clone, tmp_path: Path) -> None:
