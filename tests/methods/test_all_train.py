@@ -182,26 +182,27 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Taught]:
 
 
 def _trainer(taught: Taught, name: str, scratch: Path, log: Callable[[int, dict[str, float]], None]) -> Trainer:
-    """As the stage `train` puts it together, at the smoke scale and with ten steps."""
+    """As the stage `train` puts it together, at the smoke scale and with ten steps.
+
+    Samples share prefixes where they do at the laptop scale; PiCA and R-Search read the few tokens of the smoke scale
+    row by row.
+    """
     tree = conf.section("scale", "smoke", ROOT)["train"]
+    shares = loader.load(name, "laptop", ROOT, PROMPT)["train"].get("share_prefixes", False)
     resolved = loader.load(name, "smoke", ROOT, PROMPT)
     model, tokenizer = taught.policy(resolved["grammar"])
     method = methods.build(resolved, tokenizer)
-    ten = {"num_steps": 10, "rollouts_per_step": 15, "validate_every": 5, "checkpoint_every": 10, "collapse": None}
+    ten = {"num_steps": 10, "rollouts_per_step": 15, "validate_every": 5, "checkpoint_every": 10, "collapse": None,
+           "share_prefixes": shares}  # fmt: skip
     settings = conf.fill(TrainConf, conf.merge(conf.merge(tree, resolved["train"]), {**ten, "select": "last"}), name)
     budget = replace(_budget(method.grammar), **resolved["rollout"])
     start = None
     if method.sampler.from_start:
         start = PlainGenerator(taught.policy(resolved["grammar"])[0], tokenizer, False)
-    critic = PlainCritic(model, settings.critic, settings.dtype) if method.advantage.needs_values else None
+    needs_critic, sharing = method.advantage.needs_values, {"share_prefixes": settings.share_prefixes}
+    critic = PlainCritic(model, settings.critic, settings.dtype, **sharing) if needs_critic else None
     policy = PlainPolicy(
-        model,
-        tokenizer,
-        settings.policy,
-        LoraConf(),
-        settings.dtype,
-        method.needs_reference,
-        share_prefixes=settings.share_prefixes,
+        model, tokenizer, settings.policy, LoraConf(), settings.dtype, method.needs_reference, **sharing
     )
     generator = PlainGenerator(policy.causal_lm, tokenizer, True)
     needs_reader, reader = "reader" in resolved["services"], extends.read("reader", "tiny_llama", "smoke", ROOT)
@@ -223,18 +224,35 @@ def _asks_a_server(name: str) -> bool:
     return "chat" in loader.load(name, "smoke", ROOT)["services"]
 
 
+def _widest(decoder: Any) -> list[int]:
+    """Filled while the model is trained: the most samples behind one prefix in each packed row, 0 for others."""
+    found: list[int] = []
+
+    def look(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        if torch.is_grad_enabled():
+            found.append(max((len(tree.branches) for tree in kwargs.get("trees", ())), default=0))
+
+    decoder.register_forward_pre_hook(look, with_kwargs=True)
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", [name for name in NAMES if not _asks_a_server(name)])
 def test_ten_steps_move_the_weights(taught: Taught, name: str, tmp_path: Path) -> None:
     seen: list[dict[str, float]] = []
     trainer = _trainer(taught, name, tmp_path, lambda step, metrics: seen.append(metrics))
+    models = [trainer.policy.causal_lm.get_decoder(), *([trainer.critic.decoder] if trainer.critic else [])]  # type: ignore[attr-defined]
+    widest = [_widest(model) for model in models]
     before = {key: p.detach().clone() for key, p in trainer.policy.trained.items()}  # type: ignore[attr-defined]
     progress = trainer.run()
     assert (progress.step, progress.stopped) == (10, None)
     after = trainer.policy.trained  # type: ignore[attr-defined]
     moved = max(float((after[key].detach() - tensor).abs().max()) for key, tensor in before.items())
     assert moved > 1e-4, "no weight moved"
+    for rows in widest:
+        assert min(rows) >= 1 if trainer.conf.share_prefixes else max(rows) == 0
+        assert max(rows) >= trainer.method.sampler.size or not trainer.conf.share_prefixes
     assert all(torch.isfinite(tensor).all() for tensor in after.values())
     trained = [metrics for metrics in seen if "loss" in metrics]
     has_filter = not isinstance(trainer.method.filter, KeepAll)

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import tensor
 
-from tasks.rl.advantages.gae import gae, turn_gae, whiten
+from tasks.rl.advantages.gae import TokenGae, gae, turn_gae, whiten
 from tasks.rl.advantages.group import group_normalized
+from tasks.rl.experience import Experience
 from tasks.rl.logprobs import k1
 from tests.papers import column, golden
 
@@ -313,6 +314,31 @@ def test_turn_gae_reads_no_value_off_the_turns_first_tokens(rubbish):
     rewards = [*TURN_REWARDS, rubbish, rubbish]
     found, _ = turn_gae(row(rewards), row(values), tensor([[*TURN_OWN, False, False]]), 1.0, 1.0)
     close(found, [[1.035, 1.035, 0, 0.83, 0.83, 0, 0.7, 0.7, 0, 0]])
+
+
+@pytest.mark.parametrize("turn", range(3))
+def test_each_turns_kl_lands_on_that_turn(turn):
+    """The sum of k1 over the turn's own tokens, 0.5 + 0.25, is taken from its reward and so from all turns up to it."""
+    place = 3 * turn
+    old, ref = torch.zeros(1, 8), torch.zeros(1, 8)
+    old[0, place : place + 2] = tensor([-1.0, -0.5])
+    ref[0, place : place + 2] = tensor([-1.5, -0.75])
+    ref[0, [2, 5]] = -7.0  # Observations have no KL.
+    experience = Experience(
+        torch.ones(1, 8, dtype=torch.long), tensor([8]), torch.ones(1, 8, dtype=torch.bool), tensor([TURN_OWN]),
+        tensor([TURN_REWARDS]), ("g",), torch.zeros(1, 8), old, ref, tensor([[0.3, 9, 9, 0.4, 9, 9, 0.5, 9]]),
+    )  # fmt: skip
+    returns = TokenGae(1.0, 1.0, 0.1, per="turn")(experience).returns
+    without = TokenGae(1.0, 1.0, 0.0, per="turn")(experience).returns
+    assert returns is not None
+    penalty = [0.075 * (k <= turn) for k in range(3)]
+    a, b, c = penalty
+    close(without - returns, [[a, a, 0, b, b, 0, c, c]])
+    # With lam = gamma = 0 nothing is handed back: the turn itself pays, and no other.
+    alone = [TokenGae(0.0, 0.0, weight, per="turn")(experience).returns for weight in (0.0, 0.1)]
+    assert alone[0] is not None
+    only = [0.075 * (k == turn) for k in range(3) for _ in range(2)]
+    close((alone[0] - alone[1])[:, TURN_OWN], [only])
 
 
 def test_turn_gae_of_a_batch_without_generated_tokens_is_zero():

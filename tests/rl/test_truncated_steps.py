@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -94,6 +95,27 @@ def test_a_step_is_a_group_with_one_prefix_and_shares_of_one() -> None:
         assert all(sample.weight == pytest.approx(1 / 3) and all(sample.trained) for sample in members)
 
 
+def test_a_step_of_several_questions_keeps_each_ones_candidates_apart() -> None:
+    """Every sample belongs to its question: it continues that prompt, stands in its group and has its own reward."""
+    tokenizer = make_tokenizer()
+    player = make_player(PlainGenerator(make_model(tokenizer), tokenizer, True), tokenizer, max_call_tokens=7)
+    rewards: dict[tuple[int, ...], float] = {}
+
+    def distinct(trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Scores]:
+        for t in trajectories:
+            rewards.setdefault(t.prompt_ids + t.response_ids, len(rewards) / 64)
+        return [on_turns(t, {len(t.turns) - 1: rewards[t.prompt_ids + t.response_ids]}) for t in trajectories]
+
+    draw = TruncatedSteps(K, 0.7).draw(player, [question(i) for i in range(3)], SAMPLING, distinct)
+    prompts = {t.question_id: t.prompt_ids for t in draw.trajectories}
+    assert len(prompts) == len(set(prompts.values())) == 3
+    for sample, scores in zip(draw.samples, draw.scores, strict=True):
+        prompt = prompts[sample.question_id]
+        assert sample.prefix_ids[: len(prompt)] == prompt
+        assert sample.group_id.startswith(f"{sample.question_id}#")
+        assert [value for _, value in scores.placed] == [rewards[sample.prefix_ids + sample.ids]]
+
+
 def test_only_the_chosen_search_is_executed_and_an_answer_ends_it() -> None:
     draw, shelf = scripted([[SEARCH] * 5, [ANSWER] * 5])
     (trajectory,) = draw.trajectories
@@ -175,6 +197,16 @@ def test_the_choice_has_the_chances_of_the_softmax_and_a_seed_of_its_own() -> No
         # Six standard deviations of the share of 6000 draws.
         assert counts[i] / 6000 == pytest.approx(chance, abs=6 * (chance * (1 - chance) / 6000) ** 0.5)
     assert [chosen(seed) for seed in range(50)] == [chosen(seed) for seed in range(50)]
+
+
+def test_the_choice_compares_advantages_with_the_population_deviation() -> None:
+    """Of rewards 1 and 0 the advantages are 1 and -1: e^-4 : 1 at eta 0.5; raw rewards have e^-2, n - 1 has e^-2.8."""
+    sampler, actions = TruncatedSteps(2, 0.5), [Action("search", "a")] * 2
+    scores = [Scores(0.0, ((0, value),)) for value in (1.0, 0.0)]
+    groups = [[Sample("q", f"g{number}", (1,), (2,), (True,), (0.0,))] * 2 for number in range(3000)]
+    share = sum(sampler.choose(group, scores, actions, 0) == 1 for group in groups) / 3000
+    # Six standard deviations are 0.0147; the others' shares are 0.119 and 0.056.
+    assert share == pytest.approx(1 / (1 + math.exp(4)), abs=0.0147)
 
 
 @settings(max_examples=60, deadline=None)
