@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tasks.services import Refusal, Reply, Resources, ServiceError
+from tasks import services
+from tasks.records.usage import WORK
+from tasks.services import Judged, Refusal, Reply, Resources, ServiceError
 from tasks.services.endpoint import Endpoint
 from tasks.services.recording import Recording, request_sha256
 from tasks.store import DataError, sha256
+from tasks.types import Action, Trajectory, Turn
 from tests.services.completions import completion, serving
+from tests.tiny import question
 
+ROOT = Path(__file__).parents[2]
 FILE = "recordings/chat.jsonl"
 ASKED = [[{"role": "user", "content": f"question {i} of\u2028lines\n"}] for i in range(6)]
 
@@ -59,6 +65,52 @@ def test_a_recorded_run_is_repeated_without_the_server(tmp_path: Path, capsys: A
     assert used.named(("calls", "tokens", "failures", "hits")) == {"calls": 6, "tokens": 48, "failures": 2, "hits": 0}
     assert sha256(moved) == digits
     assert sorted(path.name for path in (tmp_path / "b").rglob("*") if path.is_file()) == ["chat.jsonl"]
+
+
+TURN = Turn(Action("search", "x"), text="<search> x </search>", observation="Bristow is the capital.", executed=True)
+PLAYED = Trajectory("q", "g", (), (), (), (), (TURN,), "open")
+KINDS: dict[str, tuple[str, Any, str]] = {  # File of conf/service/ -> role, what is asked, and what a server replies.
+    "chat_judge": (
+        "judge",
+        lambda it: it.judge([Judged("thought", question(), (), "so")]),
+        "<explanation> so </explanation> <score> 1 </score>",
+    ),
+    "chat_labeller": (
+        "labeller",
+        lambda it: list(it.label([(question(), [TURN])])),
+        '{"reason": "so", "labels": ["+"]}',
+    ),
+    "chat_reader": ("reader", lambda it: it.answers([("Who?", "Bristow rules.")]), "Bristow"),
+    "remote_pica": (
+        "reward_model",
+        lambda it: it.probabilities([PLAYED], [question()]),
+        '{"before": 0.5, "after": [0.625]}',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_service_behind_http_is_repeated_from_a_recording(tmp_path: Path, name: str) -> None:
+    role, ask, replied = KINDS[name]
+    kind: Any = services.load(role, name, ROOT)
+
+    def asked(chat: Endpoint, root: Path) -> tuple[Any, dict[str, float]]:
+        with replace(kind, chat=chat).opened(Resources(root, root)) as service:
+            return ask(service), service.usage.named(WORK)
+
+    with serving() as server:
+        server.answer = lambda body: (200, completion(replied))
+        conf = server.conf(recorded=FILE)
+        first = asked(conf, tmp_path / "a")
+        assert len(server.asked) == first[1]["calls"] == 1
+
+    moved = tmp_path / "b" / FILE
+    moved.parent.mkdir(parents=True)
+    moved.write_bytes((tmp_path / "a" / FILE).read_bytes())
+    replay = replace(conf, replayed_sha256=sha256(moved), base_url="http://127.0.0.1:9/v1")
+    assert asked(replay, tmp_path / "b") == first
+    with pytest.raises(ServiceError, match=r"no reply to .*, expected one for every request"):
+        asked(replace(replay, model="another"), tmp_path / "b")
 
 
 def test_replies_that_came_from_the_cache_are_recorded(tmp_path: Path) -> None:
