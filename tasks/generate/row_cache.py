@@ -80,7 +80,7 @@ class RowCache(Cache):
                     more = max(self.slots - len(buffer), len(buffer) // 2)
                     buffer = torch.cat([buffer, buffer.new_zeros(more, *buffer.shape[1:])])
                     buffers[layer] = buffer
-                buffer[targets, :, :length] = buffer[source, :, :length]
+                buffer[targets, :, :length] = buffer[source, :, :length].clone()  # One that fills it would overlap.
 
     def swap(self, a: int, b: int, length: int) -> None:
         """Exchange the first `length` positions of two slots."""

@@ -81,6 +81,17 @@ def test_a_forked_session_may_grow_past_the_width_of_its_cache(model: Any, token
     assert len(call.token_ids) > 64 - len(PROMPT)
 
 
+@pytest.mark.parametrize("length", range(62, 68))
+def test_a_row_that_fills_its_cache_can_be_forked(model: Any, tokenizer: Any, length: int) -> None:
+    """The cache grows by 64 positions: one of these rows fills it to the last."""
+    prompt = [(7 * i) % 90 + 5 for i in range(length)]
+    session = open_session(model, tokenizer, [prompt], 1, SAMPLED)
+    written = texts(session, [0], 1)[0]
+    assert session.fork(0, 2) == [1, 2]
+    anew = open_session(model, tokenizer, [[*prompt, *written]], 3, SAMPLED)
+    assert texts(session, [0, 1, 2], 8) == texts(anew, [0, 1, 2], 8)
+
+
 def test_the_prefix_is_read_once(model: Any, tokenizer: Any) -> None:
     """A fork costs one token a row: the newest, which every row reads with its next draw."""
     session = open_session(model, tokenizer, [PROMPT], 1, GREEDY)
