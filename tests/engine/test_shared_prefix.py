@@ -124,7 +124,9 @@ def test_an_update_is_that_of_separate_rows(options: dict[str, Any]) -> None:
     shared = make_policy(make_model(tokenizer), tokenizer, share_prefixes=True, **options)
 
     plan = [list(range(len(batch)))]
-    torch.testing.assert_close(shared.logprobs(batch, plan), plain.logprobs(batch, plan), rtol=0, atol=2e-6)
+    for of_reference in (False, True):
+        found_logprobs, expected = (policy.logprobs(batch, plan, of_reference) for policy in (shared, plain))
+        torch.testing.assert_close(found_logprobs, expected, rtol=0, atol=2e-6)
     (wanted, wanted_metrics), (found, metrics) = updated(plain, batch), updated(shared, batch)
     assert found.keys() == wanted.keys()
     for name, gradient in wanted.items():

@@ -236,6 +236,12 @@ def _widest(decoder: Any) -> list[int]:
     return found
 
 
+def _given(trainer: Trainer) -> list[torch.Tensor]:
+    """The weights of the reader and the reward model, which a run only asks."""
+    owners: list[Any] = [getattr(trainer.services.get("reader"), "reading", None), trainer.services.get("reward_model")]
+    return [parameter for one in owners if one is not None for parameter in one.model.parameters()]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", [name for name in NAMES if not _asks_a_server(name)])
@@ -244,8 +250,11 @@ def test_ten_steps_move_the_weights(taught: Taught, name: str, tmp_path: Path) -
     trainer = _trainer(taught, name, tmp_path, lambda step, metrics: seen.append(metrics))
     models = [trainer.policy.causal_lm.get_decoder(), *([trainer.critic.decoder] if trainer.critic else [])]  # type: ignore[attr-defined]
     widest = [_widest(model) for model in models]
+    frozen = {parameter: parameter.detach().clone() for parameter in _given(trainer)}
     before = {key: p.detach().clone() for key, p in trainer.policy.trained.items()}  # type: ignore[attr-defined]
     progress = trainer.run()
+    assert (len(frozen) > 0) == bool({"reader", "reward_model"} & trainer.method.services.keys())
+    assert all(torch.equal(parameter, weights) for parameter, weights in frozen.items()), "a given model was trained"
     assert (progress.step, progress.stopped) == (10, None)
     after = trainer.policy.trained  # type: ignore[attr-defined]
     moved = max(float((after[key].detach() - tensor).abs().max()) for key, tensor in before.items())

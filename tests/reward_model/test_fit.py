@@ -14,6 +14,7 @@ import torch
 from tasks import checkpoint
 from tasks.base.tokenizer import END
 from tasks.reward_model.fit import Fit, Labelled, num_steps, schedule
+from tasks.reward_model.losses import losses
 from tasks.reward_model.model import load, packs, place_logits, probabilities
 from tasks.reward_model.quality import Judged, Quality, measure
 from tasks.reward_model.reading import encode, placeholder_id
@@ -136,6 +137,27 @@ def test_recomputed_activations_train_alike(folder: Path, tmp_path: Path) -> Non
     kept, _ = trained(folder, tmp_path / "kept")
     again, _ = trained(folder, tmp_path / "again", keep_activations=False)
     assert all(torch.allclose(kept[name], again[name], atol=1e-5) for name in kept)
+
+
+def test_an_update_follows_the_mean_of_the_weighted_losses(folder: Path, tmp_path: Path) -> None:
+    """The gradient of the first update, and the loss that the best weights are chosen by."""
+    model, tokenizer = fresh(folder)
+    conf, loss = replace(FIT, batch=6, max_grad_norm=1e9, max_epochs=1, validate_every=1), LossConf(gold_weight=0.3)
+    rows, others = labelled(tokenizer, 6), labelled(tokenizer, 5, 1)
+    assert any(any(row.pivots) for row in rows)
+    each = [losses(place_logits(model, [row.encoded])[0], row.pivots, row.is_right, loss) for row in rows]
+    (sum(final + 0.3 * gold for final, gold in each) / 6).backward()  # type: ignore[union-attr]
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    expected = torch.stack([gradient.norm() for gradient in gradients]).norm()
+
+    model, _ = fresh(folder)
+    progress = Fit(model, loss, conf, rows, others, "0", tmp_path, lambda step, metrics: None).run()
+    (row,) = progress.history
+    metrics = row["metrics"]
+    assert metrics["grad_norm"] == pytest.approx(float(expected), rel=1e-4)
+    assert metrics["loss"] == pytest.approx(sum(f.item() + 0.3 * g.item() for f, g in each) / 6, rel=1e-4)
+    validated = metrics["validation_loss_final"] + 0.3 * metrics["validation_loss_gold"]
+    assert progress.best_loss == metrics["validation_loss"] == pytest.approx(validated)
 
 
 def test_the_rate_rises_and_falls_to_its_floor() -> None:

@@ -200,6 +200,11 @@ def test_without_evidence_nobody_is_asked(trajectory: Trajectory) -> None:
     assert (score.outcome, reader.read, score.components["has_evidence"]) == (0.0, [], 0.0)
 
 
+def test_the_weight_scales_the_reward_and_not_what_is_logged() -> None:
+    (score,) = EvidenceReward(0.25)([played(SEARCH, SOME)], [ASKED], {"reader": Reader()})
+    assert (score.outcome, score.components["evidence_f1"]) == (0.25, 1.0)
+
+
 def test_no_answer_still_earns_for_its_evidence() -> None:
     t = played(SEARCH, SOME)
     assert whole(t, Reader()) == pytest.approx(1 + 0.2)

@@ -22,6 +22,7 @@ from tasks.agent.grammars.tool_call import ToolCallGrammar
 from tasks.base.tokenizer import build_tokenizer
 from tasks.generate import Call, Sampling
 from tasks.methods import loader
+from tasks.rewards.step_penalty import StepPenalty
 from tasks.rl.method import Method
 from tasks.rl.samplers.gold_answers import GoldAnswers
 from tasks.rl.samplers.truncated_steps import TruncatedSteps
@@ -608,6 +609,40 @@ def test_a_thought_that_predicts_success_gains_less_than_a_right_answer_even_if_
     assert placed([score]) == pytest.approx(0.3)
     assert max(value for _, value in score.placed) <= 0.3
     assert placed([score]) < FULL_MARKS["pica_w_f1"]
+
+
+class Told:
+    """A reward model that says the same of every trajectory, as far as it goes."""
+
+    def __init__(self, before: float, *after: float) -> None:
+        self.before, self.after = before, after
+
+    def probabilities(self, trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Probabilities]:
+        return [Probabilities(self.before, self.after[: len(t.turns)]) for t in trajectories]
+
+
+def test_the_cut_pays_a_model_that_falls_at_once_and_climbs_in_steps() -> None:
+    """A fall from 0.9 to 1e-4 costs 1, four steps up earn 4; without the cut they would add up to a loss."""
+    t = play("pica", "endless_search")
+    t = replace(t, turns=t.turns[:5])  # The sixth search is not executed any more.
+    assert t.num_searches == 5
+    (gain,) = [reward for reward in load("pica").rewards if "success_gain" in reward.components]
+    falling = Told(0.9, *(1e-4 * math.exp(step) for step in range(5)))
+    assert math.log(falling.after[-1] / falling.before) < -5
+    assert placed(gain([t], [QUESTION], {"reward_model": falling})) == pytest.approx(0.3 * 3)
+
+
+@pytest.mark.parametrize(("searches", "most"), [(1, 0.3), (2, 0.6), (3, 0.81), (4, 0.975), (5, 1.0725)])
+def test_whatever_a_reward_model_says_searches_earn_less_than_a_right_answer(searches: int, most: float) -> None:
+    """Each gain is cut at 1, and the sixth search costs more than it can earn."""
+    t = play("pica", "endless_search")
+    t = replace(t, turns=t.turns[:searches])
+    believing = Told(1e-4, *(1e-4 * math.e ** (step + 1.01) for step in range(searches)))
+    earned_here = placed([reward([t], [QUESTION], {"reward_model": believing})[0] for reward in load("pica").rewards])
+    assert earned_here == pytest.approx(most)
+    assert earned_here < FULL_MARKS["pica_w_f1"]
+    (penalty,) = [reward for reward in load("pica").rewards if isinstance(reward, StepPenalty)]
+    assert penalty.scale * penalty.value(6) > 0.3
 
 
 def test_a_thought_that_is_only_praise_is_worth_nothing_to_the_judge_by_rule() -> None:

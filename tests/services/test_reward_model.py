@@ -56,6 +56,7 @@ def opened(root: Path, model: Trained) -> FrozenRewardModel:
 
 def test_each_turn_has_the_probability_at_its_place(root: Path, model: Trained) -> None:
     service = opened(root, model)
+    assert not any(parameter.requires_grad for parameter in service.model.parameters())
     plays = [played(SEARCH, INVALID, SEARCH, ANSWER), played(ANSWER), played(SEARCH)]
     found = service.probabilities(plays, [QUESTION] * 3)
     assert [tuple(f is None for f in one.after) for one in found] == [(False, True, False, False), (False,), (False,)]
