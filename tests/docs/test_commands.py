@@ -77,6 +77,7 @@ RUN_BY = {
     "HF_HUB_OFFLINE=0 make run": PIPELINE,
     "make compare": COMPARED,
     "make compare STUDY=penalty": COMPARED,
+    "make compare STUDY=learned": COMPARED,
     "make compare STUDY=family": COMPARED,
     "make report": MADE,
     "make clean": MADE,
