@@ -348,7 +348,7 @@
       return { policy, seeds, mean: smoothed(mean, window) };
     }).filter((one) => one.seeds.length);
   }
-  function chart({ series, dots = [], width = narrow() ? 330 : 480, height = narrow() ? 220 : 250, zero = false, cap = null, xName, format = short, label }) {
+  function chart({ series, dots = [], width = narrow() ? 330 : 480, height = narrow() ? 220 : 250, zero = false, cap = null, diagonal = false, xName, format = short, label }) {
     const left = 44, right = 14, top = 10, bottom = xName ? 36 : 22;
     const all = [...series.flatMap((one) => one.seeds.flatMap((seed) => seed.points)), ...dots.flatMap((one) => one.points)];
     if (!all.length) return h("p", { class: "empty" }, "Nothing recorded.");
@@ -368,6 +368,7 @@
       yTicks.map((tick) => [s("line", { class: "gridline", x1: left, x2: width - right, y1: py(tick), y2: py(tick) }), s("text", { x: left - 6, y: py(tick) + 4, "text-anchor": "end", class: "ytick" }, tickText(tick, yTicks))]),
       xTicks.map((tick) => s("text", { x: px(tick), y: height - bottom + 16, "text-anchor": "middle" }, tickText(tick, xTicks))),
       s("line", { class: "axis", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom }),
+      diagonal && s("line", { class: "diagonal", x1: px(Math.max(x0, y0)), y1: py(Math.max(x0, y0)), x2: px(Math.min(x1, y1)), y2: py(Math.min(x1, y1)) }),
       xName && s("text", { x: (left + width - right) / 2, y: height - 3, "text-anchor": "middle" }, xName),
       series.map((one) => one.band && s("path", { class: "band", d: `${path(one.band)}Z`, fill: colour(one.policy) })),
       series.map((one) => one.seeds.length > 1 && one.seeds.map((seed) => s("path", { class: "seed", d: path(seed.points), stroke: colour(one.policy) }))),
@@ -760,7 +761,7 @@
     const made = table(one.header.map((text, i) => (isLeft[i] ? h("span", { class: "left" }, text) : text)), one.rows.map((cells) => row(cells.map(set))), { class: "extra" });
     const card = h("div", { class: "card" }, one.rows.every((cells) => cells[0]) ? sortable(made) : made);
     section(id, one.title, one.lead, h("div", { class: "grid" },
-      one.series.length > 0 && h("div", { class: "card" }, legend(one.series.map((line) => line.policy)), chart({ series: one.series.map(bandOf), width: narrow() ? 330 : 1000, height: narrow() ? 240 : 300, xName: one.axes[0], label: `${one.axes[1]} against ${one.axes[0]}`, format: (v) => v.toFixed(3) })),
+      one.series.length > 0 && h("div", { class: "card" }, legend(one.series.map((line) => line.policy)), chart({ series: one.series.map(bandOf), width: narrow() ? 330 : 1000, height: narrow() ? 240 : 300, xName: one.axes[0], diagonal: id === "reward-models", label: `${one.axes[1]} against ${one.axes[0]}`, format: (v) => v.toFixed(3) })),
       FOLDED.includes(id) ? h("details", {}, h("summary", {}, `${one.rows.length} lines`), card) : card));
   }
   function bandOf(line) {

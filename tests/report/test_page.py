@@ -235,7 +235,9 @@ def study_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     results = build(artifacts, ("base", *methods), (0, 1, 2), "base", 100, {"gspo": HOSTILE})
     whole = complete(results, artifacts, 100, rows)
     later = Section("made-later", "Of a module that the page does not know", "Lead.", ["policy", "value"], [["a", "1"]])
-    write_page(root / "index.html", replace(whole, sections=(*whole.sections, later)), artifacts)
+    line = {"policy": "dspo", "points": [[0.1, 0.2, 0.1, 0.3], [0.9, 0.8, 0.7, 0.9]]}
+    calibration = Section("reward-models", "Reward models", "Lead.", ["model"], [["x"]], [line], ("f", "right answers"))
+    write_page(root / "index.html", replace(whole, sections=(*whole.sections, calibration, later)), artifacts)
     return root / "index.html"
 
 
@@ -244,8 +246,10 @@ def test_claims_budget_health_and_printed_numbers_are_drawn(browser: Browser, st
     browser.problems.clear()
     browser.open(study_page)
     sections = browser.run("[...document.querySelectorAll('section')].map(s => s.id)")
-    assert sections[2:9] == ["claims", "learning", "budget", "trajectories", "health", "health-table", "signal"]
-    assert sections[9:11] == ["made-later", "printed"]
+    assert sections[2:6] == ["claims", "learning", "budget", "reward-models"]
+    assert sections[6:12] == ["trajectories", "health", "health-table", "signal", "made-later", "printed"]
+    assert browser.run("document.querySelectorAll('#reward-models .diagonal').length") == 1
+    assert browser.run("document.querySelectorAll('#budget .diagonal').length") == 0
     lines = browser.run(
         "[...document.querySelectorAll('#claims tbody tr')].map(r => [...r.children].map(c => c.textContent))"
     )
