@@ -53,7 +53,7 @@ def test_a_report_that_breaks_off_leaves_no_file_of_an_earlier_one(
     for path in (tmp_path / "reports").iterdir():
         path.write_text("of an earlier run")
 
-    def fail(*words: object) -> None:
+    def fail(*words: object, **named: object) -> None:
         raise OSError("no space left")
 
     monkeypatch.setattr(f"tasks.report.{breaks}", fail)
