@@ -25,6 +25,8 @@ TRAINED = {"reward_model": "reward_models", "reader": "readers", "start": "start
 """Folders of `conf/` with the models that this pipeline trains for systems -> the key that lists those of a run.
 
 A service of such a kind names its model by the key `model`; a method names its start policy by the key `start`."""
+TOOLS = "tools"
+"""The key that lists the systems of a run whose evidence another model reads: those with a `tool_reader`."""
 Seed = Annotated[int, Field(ge=0, le=999_999)]
 """Seeds of draws are made of it and of two counters by multiplication, and fit into 64 bits."""
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -96,9 +98,12 @@ class Params:
     starts: Annotated[
         tuple[str, ...], FileOf(("start",)), Field(description="likewise: start policies with tags of their own")
     ] = ()
+    tools: Annotated[
+        tuple[str, ...], FileOf(("method",)), Field(description="likewise: systems whose evidence another model reads")
+    ] = ()
 
     def __post_init__(self) -> None:
-        lists = ("systems", "compare_retrievers", *TRAINED.values())
+        lists = ("systems", "compare_retrievers", *TRAINED.values(), TOOLS)
         for key, noun in (("seeds", "integers"), *((name, "names") for name in lists)):
             values = getattr(self, key)
             require(len(set(values)) == len(values), key, values, f"different {noun}")
@@ -183,15 +188,8 @@ def models_of(system: str, scale: str, root: Path = Path(".")) -> list[tuple[str
     named = tree.get("services")
     found: list[tuple[str, str]] = []
     for role, name in named.items() if isinstance(named, Mapping) else ():
-        if not isinstance(name, str):  # Null takes an inherited service away.
-            continue
-        service = conf.read_yaml(conf.path_of("service", name, root, f"{where}: services: {role}"))
-        folder, model = service.get("kind"), service.get("model")
-        if folder in TRAINED and isinstance(model, str):
-            place = f"{CONF}/service/{name}.yaml: model"
-            conf.path_of(str(folder), model, root, place)
-            conf.kind_of(tuple(TRAINED), model, root, place)
-            found.append((str(folder), model))
+        if isinstance(name, str):  # Null takes an inherited service away.
+            found += model_of_service(name, f"{where}: services: {role}", root)
 
     if isinstance(start := tree.get("start"), str):
         conf.path_of("start", start, root, f"{where}: start")
@@ -200,10 +198,38 @@ def models_of(system: str, scale: str, root: Path = Path(".")) -> list[tuple[str
     return list(dict.fromkeys(found))
 
 
+def model_of_service(name: str, where: str, root: Path = Path(".")) -> list[tuple[str, str]]:
+    """Folder of `conf/` and name of the model that this pipeline trains for a file of `conf/service/`; none for most.
+
+    Raises:
+        ValueError: an unknown name, which `where` gives, or a model's name that both folders have.
+    """
+    service = conf.read_yaml(conf.path_of("service", name, root, where))
+    folder, model = service.get("kind"), service.get("model")
+    if folder not in TRAINED or not isinstance(model, str):
+        return []
+    place = f"{CONF}/service/{name}.yaml: model"
+    conf.path_of(str(folder), model, root, place)
+    conf.kind_of(tuple(TRAINED), model, root, place)
+    return [(str(folder), model)]
+
+
+def tool_reader_of(system: str, scale: str, root: Path = Path(".")) -> str | None:
+    """The file of `conf/service/` that reads a system's evidence as a tool; None for most."""
+    if conf.kind_of(SYSTEMS, system, root) != "method":
+        return None
+    name = extends.read("method", system, scale, root).get("tool_reader")
+    return name if isinstance(name, str) else None
+
+
 def models_of_all(systems: Sequence[str], scale: str, root: Path = Path(".")) -> dict[str, tuple[str, ...]]:
-    """The lists `reward_models`, `readers` and `starts` that these systems need, in the order of the systems."""
+    """The lists of models and `tools` that these systems need, in the order of the systems."""
+    readers = {name: reader for name in systems if (reader := tool_reader_of(name, scale, root)) is not None}
     needed = dict.fromkeys(model for system in systems for model in models_of(system, scale, root))
-    return {key: tuple(name for folder, name in needed if TRAINED[folder] == key) for key in TRAINED.values()}
+    for name, reader in readers.items():
+        needed |= dict.fromkeys(model_of_service(reader, f"{CONF}/method/{name}.yaml: tool_reader", root))
+    lists = {key: tuple(name for folder, name in needed if TRAINED[folder] == key) for key in TRAINED.values()}
+    return lists | {TOOLS: tuple(readers)}
 
 
 def with_models(params: Params, root: Path = Path(".")) -> Params:

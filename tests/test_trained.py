@@ -11,6 +11,7 @@ import pytest
 from flows import settings
 from tasks import params, plan, trained
 from tasks.plan import RunSettings
+from tasks.stages import tool
 from tasks.store import DataError
 
 ROOT = Path(__file__).parents[1]
@@ -18,11 +19,13 @@ FILES = {
     "conf/reward_model/small.yaml": "extends: pica\n",
     "conf/reader/eyes.yaml": "{}\n",
     "conf/service/small.yaml": "kind: reward_model\nmodel: small\n",
-    "conf/service/eyes.yaml": "kind: reader\nmodel: eyes\n",
+    "conf/service/eyes.yaml": "kind: reader\nmodel: eyes\nbatch: 8\n",
     "conf/service/elsewhere.yaml": "kind: reader\nurl: http://127.0.0.1:9\n",
     "conf/method/scored.yaml": "extends: search_r1_ppo\ntitle: Scored\nservices: {turn_scores: small}\n",
     "conf/method/both.yaml": "extends: scored\ntitle: Both\nservices: {reader: eyes}\n",
     "conf/method/neither.yaml": "extends: both\ntitle: None\nservices: {reader: elsewhere, turn_scores: null}\n",
+    "conf/method/tool.yaml": "extends: r_search\ntitle: Tool\nscales: {laptop: {tool_reader: eyes}}\n",
+    "conf/method/mute.yaml": "extends: search_r1_ppo\ntitle: Mute\ntool_reader: eyes\n",
     "conf/system/asks.yaml": "kind: asked\ntitle: Asks\nservices: {reader: eyes}\n",
 }
 
@@ -45,7 +48,22 @@ def test_models_follow_from_the_services_of_systems(clone: Path) -> None:
     assert params.models_of("neither", "laptop", clone) == []
     assert params.models_of("asks", "laptop", clone) == [("reader", "eyes")]
     found = params.models_of_all(["base", "asks", "both", "scored"], "laptop", clone)
-    assert found == {"reward_models": ("small",), "readers": ("eyes",), "starts": ()}
+    assert found == {"reward_models": ("small",), "readers": ("eyes",), "starts": (), "tools": ()}
+
+
+def test_a_tool_needs_its_reader_and_a_policy_that_writes_evidence(clone: Path) -> None:
+    found = params.models_of_all(["base", "tool", "mute"], "laptop", clone)
+    assert found["tools"] == ("tool", "mute")
+    assert found["readers"] == ("tiny_llama", "eyes")
+    assert params.models_of_all(["tool"], "paper", clone)["tools"] == ()
+
+    run = RunSettings(clone, params.with_models(replace(params.read(clone), systems=("base", "tool", "mute")), clone))
+    chosen, models = run.tool_reader("tool")
+    assert (chosen["kind"], models) == ("reader", ("eyes",))
+    with pytest.raises(ValueError, match=r"mute\.yaml: tool_reader='eyes': grammar 'search_r1' writes no evidence"):
+        run.tool_reader("mute")
+    seeds = [tool.settings(run, "tool", seed).reader_seed for seed in run.params.seeds]
+    assert (run.params.seeds, seeds) == ((0, 1), [1, 0]), "the reader that paid is another one"
 
 
 def test_what_chooses_systems_fills_in_their_models_and_takes_them_out_again(clone: Path) -> None:
@@ -66,7 +84,7 @@ def test_a_plan_refuses_a_missing_and_an_unused_model(clone: Path) -> None:
             plan.write(clone / "plan", RunSettings(clone, replace(chosen, reward_models=listed)), {})
         assert str(caught.value).endswith(f"Write `reward_models: {needed}`.")
         assert "\n" not in str(caught.value)
-    with pytest.raises(ValueError, match=r"params\.yaml: readers=\['eyes'\]: .* read \[\]\. Write `readers: \[\]`"):
+    with pytest.raises(ValueError, match=r"params\.yaml: readers=\['eyes'\]: .* need \[\]\. Write `readers: \[\]`"):
         plan.write(clone / "plan", RunSettings(clone, replace(chosen, reward_models=("small",), readers=("eyes",))), {})
     run = RunSettings(clone, params.with_models(chosen, clone))
     run.check_models()

@@ -78,5 +78,5 @@ def build(tree: Mapping[str, Any], tokenizer: Any, where: str = "the resolved me
 
 def composition(tree: Mapping[str, Any]) -> Tree:
     """The resolved parts without names and budgets."""
-    others = ("name", *OWN, "start", "train", "rollout")
+    others = ("name", *OWN, "start", "tool_reader", "train", "rollout")
     return {key: value for key, value in tree.items() if key not in others}

@@ -36,6 +36,8 @@ class MethodFile:
         services: role -> a file of `conf/service/`, for each role that the parts call; null takes one away.
         start: a file of `conf/start/`, the policy that training begins with where the run makes its policy itself; null
             takes that of the run.
+        tool_reader: a file of `conf/service/` that answers from the trained policy's evidence, to measure whether
+            it helps another model; null measures nothing.
         train, rollout: changes to the sections of `conf/scale/<name>.yaml`.
         paper_rows: [method, variant] pairs that name its rows in the papers' tables (`conf/papers/printed.csv`).
     """
@@ -53,6 +55,7 @@ class MethodFile:
     search: dict[str, Any] = field(default_factory=lambda: {"kind": "index"})
     services: dict[str, str | None] = field(default_factory=dict)
     start: str | None = None
+    tool_reader: str | None = None
     train: dict[str, Any] = field(default_factory=dict)
     rollout: dict[str, Any] = field(default_factory=dict)
     paper_rows: tuple[tuple[str, ...], ...] = ()

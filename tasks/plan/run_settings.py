@@ -17,7 +17,17 @@ from tasks.base.settings import ModelConf, StartConf
 from tasks.conf import Tree
 from tasks.data.settings import DataConf
 from tasks.methods import loader
-from tasks.params import HUB_NAME, SYSTEMS, Params, how_to_fetch, how_to_take, models_of, models_of_all
+from tasks.params import (
+    HUB_NAME,
+    SYSTEMS,
+    Params,
+    how_to_fetch,
+    how_to_take,
+    model_of_service,
+    models_of,
+    models_of_all,
+    tool_reader_of,
+)
 from tasks.reward_model.settings import RewardModelConf
 from tasks.train.settings import TrainConf
 
@@ -142,30 +152,18 @@ class RunSettings:
         raise ValueError(f"{self._model_file}: pretrained: folder={folder!r}: there is no such folder. {how}")
 
     def check_models(self) -> None:
-        """Whether `params.yaml` lists the models that the services of its systems read, and their backbones are there.
-
-        Raises:
-            ValueError: it does not, and then the message has the line to write; or a folder is missing.
-        """
-        for key, needed in models_of_all(self.params.systems, self.params.scale, self.root).items():
-            listed = getattr(self.params, key)
-            if set(listed) != set(needed):
-                raise ValueError(
-                    f"{conf.PARAMS}: {key}={list(listed)}: the services of systems={list(self.params.systems)} read "
-                    f"{list(needed)}. Write `{key}: [{', '.join(needed)}]`."
-                )
-        for name in self.params.reward_models:
-            backbone = self.reward_model(name).backbone
-            if backbone is not None and not (self.root / backbone).is_dir():
-                raise ValueError(
-                    f"{conf.CONF}/reward_model/{name}.yaml: backbone={backbone!r}: there is no such folder. Put the "
-                    "model there, or write null for the start policy."
-                )
+        """Whether the models and tools that follow from its systems are listed and there; see `_check_models`."""
+        _check_models(self)
 
     @_once
     def models(self, system: str) -> tuple[str, ...]:
         """Names of the models that this pipeline trains for the services of a system."""
         return tuple(name for _, name in models_of(system, self.params.scale, self.root))
+
+    @_once
+    def tool_reader(self, system: str) -> tuple[Tree, tuple[str, ...]]:
+        """The service that reads a system's evidence, and the models that it loads; see `_tool_reader`."""
+        return _tool_reader(self, system)
 
     @_once
     def reward_model(self, name: str) -> RewardModelConf:
@@ -296,6 +294,46 @@ class RunSettings:
     def service(self, role: services.Role, name: str) -> Tree:
         """Kind and settings of a file of `conf/service/` that plays this role."""
         return parts.plain(services.load(role, name, self.root))
+
+
+def _check_models(run: RunSettings) -> None:
+    """Whether `params.yaml` lists the models and tools that follow from its systems, and their backbones are there.
+
+    Raises:
+        ValueError: it does not, and then the message has the line to write; or a folder is missing.
+    """
+    for key, needed in models_of_all(run.params.systems, run.params.scale, run.root).items():
+        listed = getattr(run.params, key)
+        if set(listed) != set(needed):
+            raise ValueError(
+                f"{conf.PARAMS}: {key}={list(listed)}: systems={list(run.params.systems)} need {list(needed)}. "
+                f"Write `{key}: [{', '.join(needed)}]`."
+            )
+    for name in run.params.reward_models:
+        backbone = run.reward_model(name).backbone
+        if backbone is not None and not (run.root / backbone).is_dir():
+            raise ValueError(
+                f"{conf.CONF}/reward_model/{name}.yaml: backbone={backbone!r}: there is no such folder. Put the "
+                "model there, or write null for the start policy."
+            )
+
+
+def _tool_reader(run: RunSettings, system: str) -> tuple[Tree, tuple[str, ...]]:
+    """The service that a method names as its `tool_reader`, and the models that it loads.
+
+    Raises:
+        ValueError: there is no such service, or the method's policy writes no evidence.
+    """
+    where = f"{conf.CONF}/method/{system}.yaml: tool_reader"
+    name = str(tool_reader_of(system, run.params.scale, run.root))
+    models = tuple(model for _, model in model_of_service(name, where, run.root))
+    grammar = run.method(system)["grammar"]
+    if not grammars.make(grammar, None, where).shows_evidence:
+        raise ValueError(
+            f"{where}={name!r}: grammar {grammar[parts.KIND]!r} writes no evidence for a reader. Expected one that "
+            "does, such as r_search; otherwise write null."
+        )
+    return run.service("reader", name), models
 
 
 def _titles(run: RunSettings) -> dict[str, str]:

@@ -30,6 +30,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal
 
 from tasks.evaluate.statistics import Interval, bootstrap_means, differences, over_seeds
@@ -40,6 +41,8 @@ from tasks.report.health import interval_text
 from tasks.report.repeats import Repeats, punishes
 from tasks.report.table import ALL, METRICS, Cell, Results, Section, origin
 from tasks.report.training import TrainingRun
+from tasks.tool import gains
+from tasks.tool.gains import EVIDENCE, Gain
 
 MARGIN = 0.02
 """Differences of less than two percentage points count as no difference."""
@@ -57,12 +60,15 @@ Written = Literal[
 ]
 ONE_KNOWN: Written = "after one of the two policies was first run"
 
-SEARCHES, HOPS_GAIN = "searches", "f1_gain_of_hops"
+SEARCHES, HOPS_GAIN, READ_EM = "searches", "f1_gain_of_hops", "em_of_reader"
+PLAIN_SEARCH = "plain search"
+"""Stands for the best plain search where a claim compares what another model reads."""
 PLAYED = ("f1", "em", "subem", SEARCHES)  # Paired on seed and question.
 STOPPED, SPREAD = "stopped_share", "em_spread"
 NAMES = {
     SEARCHES: "searches per question",
     HOPS_GAIN: "F1 gain with two hops or more, minus that with one",
+    READ_EM: "EM of another model that reads",
     "f1": "F1",
     "em": "EM",
     "subem": "subEM",
@@ -91,7 +97,7 @@ class Claim:
         id: its name.
         paper: the paper and the place in it; `OURS` for a statement that no paper makes.
         text: the statement.
-        policy, against: systems.
+        policy, against: systems; `PLAIN_SEARCH` is none.
         measures: what is measured.
         written: whether claim, measures and rule were here before the two policies were first run.
     """
@@ -103,6 +109,11 @@ class Claim:
     against: str
     measures: tuple[Measure, ...]
     written: Written
+
+    @property
+    def systems(self) -> set[str]:
+        """The systems that a run must have to judge the claim."""
+        return {self.policy, self.against} - {PLAIN_SEARCH}
 
 
 def _all(side: Side, *names: str) -> tuple[Measure, ...]:
@@ -317,6 +328,15 @@ CLAIMS = (
         _all("more", "f1", "em", curves.AT_BUDGET),
         ONE_KNOWN,
     ),
+    Claim(
+        "evidence_as_tool",
+        f"{R_SEARCH}, section 5.1 and Figure 2",
+        "Another model answers better from the agent's evidence than from a plain search.",
+        "r_search",
+        PLAIN_SEARCH,
+        _all("more", READ_EM),
+        "after the first run",
+    ),
 )
 
 
@@ -350,14 +370,26 @@ def findings(
     num_resamples: int,
     claims: Sequence[Claim] = CLAIMS,
     repeats: Repeats | None = None,
+    tools: Mapping[str, Sequence[Gain]] = MappingProxyType({}),
 ) -> list[Finding]:
-    """Every measure of every claim, in order; `repeats` counts how the start policies search, None if unknown."""
+    """Every measure of every claim, in order.
+
+    Args:
+        results, trainings: what was measured.
+        num_resamples: behind each interval over questions.
+        claims: what is judged.
+        repeats: how the start policies search, None if unknown.
+        tools: system -> what another model gains from its evidence.
+    """
     at = curves.window(trainings)
     found = []
     for claim in claims:
         is_testable = not _is_decided_by_start(results, claim, repeats)
         for measure in claim.measures:
-            difference = _difference(claim, measure.name, results, trainings, at, num_resamples)
+            if measure.name == READ_EM:
+                difference = _read_gain(tools.get(claim.policy, ()))
+            else:
+                difference = _difference(claim, measure.name, results, trainings, at, num_resamples)
             verdict = judge(difference, measure.side, len(results.seeds))
             if not is_testable and verdict != NOT_MEASURED:
                 verdict = NOT_TESTABLE
@@ -375,7 +407,7 @@ def _is_decided_by_start(results: Results, claim: Claim, repeats: Repeats | None
 def _difference(
     claim: Claim, name: str, results: Results, trainings: Sequence[TrainingRun], at: Window | None, num_resamples: int
 ) -> Interval | None:
-    if not {claim.policy, claim.against} <= set(results.policies):
+    if not claim.systems <= set(results.policies):
         return None
     if name in PLAYED:
         return _played(_runs(results, claim.policy), _runs(results, claim.against), name, num_resamples)
@@ -391,6 +423,11 @@ def _difference(
     pairs = [(by_seed[0].get(seed), by_seed[1].get(seed)) for seed in results.seeds]
     values = [one - other for one, other in pairs if one is not None and other is not None]
     return over_seeds(values, (-1.0, 1.0)) if len(values) == len(pairs) else None
+
+
+def _read_gain(found: Sequence[Gain]) -> Interval | None:
+    """Exact match of another model from the agent's evidence, minus that from the best plain search."""
+    return next((one.em_gain for one in found if (one.source, one.hops) == (EVIDENCE, gains.ALL)), None)
 
 
 def _runs(results: Results, policy: str) -> dict[int, Run]:
@@ -453,9 +490,9 @@ def cells(results: Results, found: Iterable[Finding]) -> Iterable[Cell]:
             continue
         seen.add((pair, name))
         low, high = curves.ends(i)
-        count = i.num_questions if name in PLAYED else None
+        count = i.num_questions if name in (*PLAYED, READ_EM) else None
         runs = [run for policy in pair for run in _runs(results, policy).values()]
-        mode = "greedy" if name in (*PLAYED, SPREAD, HOPS_GAIN) else "training"
+        mode = "greedy" if name in (*PLAYED, SPREAD, HOPS_GAIN, READ_EM) else "training"
         behind = origin(runs, is_training=mode == "training")
         yield Cell(" - ".join(pair), ALL, ALL, ALL, mode, name, i.mean, low, high, count, *behind)
 
@@ -474,14 +511,14 @@ def section(
     results: Results, trainings: Sequence[TrainingRun], found: Sequence[Finding], repeats: Repeats | None = None
 ) -> Section | None:
     """All measures of all claims, one line for a claim without its policies; None if no claim has its policies."""
-    if not any({one.claim.policy, one.claim.against} <= set(results.policies) for one in found):
+    if not any(one.claim.systems <= set(results.policies) for one in found):
         return None
     rows = []
     for one in found:
         claim, is_first = one.claim, one.measure == one.claim.measures[0]
         about = [claim.text, claim.paper] if is_first else ["", ""]
         pair = f"{results.title(claim.policy)} - {results.title(claim.against)}"
-        if {claim.policy, claim.against} <= set(results.policies):
+        if claim.systems <= set(results.policies):
             is_known = one.difference is not None and not math.isnan(one.difference.mean)
             value = interval_text(one.difference, signed=True) if one.difference and is_known else ""
             verdict = one.verdict if is_first else f"({one.verdict})"

@@ -1,7 +1,7 @@
 """Stage `plan`: checks all settings and writes what each stage depends on into `artifacts/plan/`. See `tasks.plan`.
 
-It also lists in `artifacts/models/plan.json` and `artifacts/quality/plan.json` which models are trained for services,
-so that these folders are there even if they stay empty, and other stages can depend on them.
+It also lists in `artifacts/models/plan.json`, `artifacts/quality/plan.json` and `artifacts/tool/plan.json` which models
+are trained for services, so that these folders are there even if they stay empty, and other stages can depend on them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from tasks.runner import Context, planned, run
 
 NO_STAGES = ("__init__", "plan")
 MODELS = "plan.json"
-QUALITY = Path("artifacts/quality")
+EMPTY = (trained.FOLDER, Path("artifacts/quality"), Path("artifacts/tool"))
+"""Folders that no stage may fill."""
 
 
 def stages() -> dict[str, ModuleType]:
@@ -28,7 +29,7 @@ def body(ctx: Context[None]) -> None:
     """Write `artifacts/plan/` and the lists of models."""
     run = plan.RunSettings(ctx.root, params.read(ctx.root))
     names = plan.write(ctx.root / planned.FOLDER, run, stages())
-    for folder in (trained.FOLDER, QUALITY):
+    for folder in EMPTY:
         store.write_json(ctx.root / folder / MODELS, run.users_of_models)
     print(f"{len(names)} stages and items planned", flush=True)
 

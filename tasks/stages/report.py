@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.records import systems
-from tasks.report import page, printed, reward_models, study, table
+from tasks.report import page, printed, reward_models, study, table, tool
 from tasks.runner import Context, ledger, main, planned, tracking
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Settings:
         facts: names of data, model, retriever and scale, for the page.
         validation_split: the split whose questions are played during training.
         reward_models: reward model that this run trains -> the systems that learn from it.
+        tools: systems whose evidence another model reads.
     """
 
     titles: dict[str, str]
@@ -46,6 +47,7 @@ class Settings:
     facts: dict[str, str]
     validation_split: str
     reward_models: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    tools: tuple[str, ...] = ()
 
 
 def settings(run: RunSettings) -> Settings:
@@ -54,7 +56,9 @@ def settings(run: RunSettings) -> Settings:
     facts = {"data": params.data, "model": params.model, "retriever": params.retriever, "scale": params.scale}
     evaluate, split = params.evaluate, run.data.validation_split
     users = {name: tuple(run.users_of_models[name]) for name in params.reward_models}
-    return Settings(run.titles, params.seeds, evaluate.reference, evaluate.num_bootstrap, facts, split, users)
+    return Settings(
+        run.titles, params.seeds, evaluate.reference, evaluate.num_bootstrap, facts, split, users, params.tools
+    )
 
 
 def results(settings: Settings, root: Path = Path()) -> table.Results:
@@ -62,7 +66,8 @@ def results(settings: Settings, root: Path = Path()) -> table.Results:
     names, artifacts = list(settings.titles), root / ARTIFACTS
     found = table.build(artifacts, names, settings.seeds, settings.reference, settings.num_bootstrap, settings.titles)
     found = replace(found, validation_split=settings.validation_split)
-    found = study.complete(found, artifacts, settings.num_bootstrap, printed.read(root / PAPERS))
+    tools = tool.read(artifacts, settings.tools, settings.seeds, settings.num_bootstrap)
+    found = study.complete(found, artifacts, settings.num_bootstrap, printed.read(root / PAPERS), tools)
     models = reward_models.read(artifacts, list(settings.reward_models), settings.seeds)
     return replace(found, sections=(*found.sections, *reward_models.sections(found, models, settings.reward_models)))
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from tasks import generate, parts, retrieval, store, systems
 from tasks.agent import grammars
+from tasks.generate import Generator
 from tasks.model import weights_sha256
 from tasks.retrieval import RetrievalError, Retriever
 from tasks.rewards.blocks import evidence_of
@@ -84,6 +85,22 @@ def _found(trajectory: Trajectory) -> Found:
 
 
 @contextlib.contextmanager
+def at_play(
+    kind: systems.Kind, policy: Path, retriever: Retriever, start_generator: Callable[[Path], Generator]
+) -> Iterator[EvidenceAgent]:
+    """The agent of a policy.
+
+    Args:
+        kind: prompt, grammar and budgets with which the policy plays.
+        policy: folder of its weights.
+        retriever: the search engine.
+        start_generator: starts what writes the policy's text.
+    """
+    with kind.opened(systems.Resources(policy, retriever, 0, start_generator, {})) as system:
+        yield EvidenceAgent(system, retriever, store.digest(weights_sha256(policy), parts.plain(kind)))
+
+
+@contextlib.contextmanager
 def opened(
     trained: Path, retriever: Retriever, generator: str = "plain", root: Path = Path(".")
 ) -> Iterator[EvidenceAgent]:
@@ -98,13 +115,10 @@ def opened(
     Raises:
         DataError: no such folder, or a policy that writes no evidence.
     """
-    tree = _playing(trained)
-    kind: systems.Kind = parts.make("systems", tree, f"{trained}/summary.json")
+    kind: systems.Kind = parts.make("systems", _playing(trained), f"{trained}/summary.json")
     writer = generate.load(generator, root)
-    policy = trained / "policy"
-    resources = systems.Resources(policy, retriever, 0, lambda folder: writer.start(folder, "float32"), {})
-    with kind.opened(resources) as system:
-        yield EvidenceAgent(system, retriever, store.digest(weights_sha256(policy), tree))
+    with at_play(kind, trained / "policy", retriever, lambda folder: writer.start(folder, "float32")) as agent:
+        yield agent
 
 
 def _playing(trained: Path) -> dict[str, Any]:

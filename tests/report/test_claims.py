@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tasks.evaluate.statistics import Interval
 from tasks.methods import composition, loader
-from tasks.report import claims
+from tasks.report import claims, tool
 from tasks.report.artifacts import Run
 from tasks.report.claims import (
     CLAIMS,
@@ -186,6 +186,31 @@ def test_a_gain_that_grows_with_hops_by_hand(tmp_path: Path):
     assert findings(results, trainings, 200, [BY_ID["evidence_with_hops"]])[0].verdict == NOT_MEASURED
 
 
+@pytest.mark.parametrize(("plain", "verdict"), [("0" * 20, REPRODUCED), ("1" * 20, UNDECIDED)])
+def test_evidence_is_judged_by_what_another_model_answers(tmp_path: Path, plain: str, verdict: str):
+    results, _ = small(tmp_path, {f"r_search-{seed}": Given("1" * 20) for seed in SEEDS}, SEEDS)
+    ems = {"plain search, 1 passage": plain, "agent's evidence": "1" * 20}
+    for seed in SEEDS:
+        rows = [
+            {"question_id": f"q{i}", "hops": 1, "source": source, "answer": "x", "em": float(em), "f1": float(em)}
+            for source, digits in ems.items()
+            for i, em in enumerate(digits)
+        ]
+        write_jsonl(tmp_path / "artifacts" / "tool" / f"r_search-{seed}" / "answers.jsonl", rows)
+
+    tools = tool.read(tmp_path / "artifacts", ["r_search"], SEEDS, 200)
+    (one,) = [one for one in findings(results, (), 200, tools=tools) if one.claim.id == "evidence_as_tool"]
+    assert one.verdict == verdict
+    found = complete(results, tmp_path / "artifacts", 200, tools=tools)
+    (cell,) = [cell for cell in found.cells if cell.metric == claims.READ_EM]
+    assert (cell.policy, cell.value, cell.num_questions) == ("r_search - plain search", 1.0 - float(plain[0]), 20)
+    (table,) = [section for section in found.sections if section.id == "tool"]
+    assert [row[:4] for row in table.rows[:2]] == [["r_search", name, "all", "20"] for name in ems]
+
+    (one,) = [one for one in findings(results, (), 200) if one.claim.id == "evidence_as_tool"]
+    assert one.verdict == NOT_MEASURED
+
+
 def test_one_seed_decides_nothing(tmp_path: Path):
     given = {"dspo-0": Given("1" * 20), "gspo-0": Given("0" * 20)}
     assert verdicts(tmp_path, given, (0,))["filter", "subem"] == UNDECIDED
@@ -353,12 +378,12 @@ def test_what_no_paper_says_is_called_ours():
 
 def test_a_claim_written_after_the_first_run_of_its_policies_says_so(tmp_path: Path):
     """Git's history has the dates; nothing else about a claim tells them."""
-    late = {"penalty_with_gain", "sequence_ratios", "token_ratios_collapse"}
+    late = {"penalty_with_gain", "sequence_ratios", "token_ratios_collapse", "evidence_as_tool"}
     assert {claim.id for claim in CLAIMS if claim.written == "after the first run"} == late
     seen = {claim.id for claim in CLAIMS if claim.written.startswith("after a run of one seed")}
     assert seen == {"reward_model_against_outcome"}
     learned = {claim.id for claim in CLAIMS if claim.paper.startswith(("PiCA", "SLATE", "R-Search"))}
-    assert {claim.id for claim in CLAIMS if claim.written == claims.ONE_KNOWN} == learned - seen
+    assert {claim.id for claim in CLAIMS if claim.written == claims.ONE_KNOWN} == learned - seen - late
     assert BY_ID["penalty_alone"].written == "before the first run, its rule later"
     results, _ = small(tmp_path, runs(dspo="1" * 20, gspo="0" * 20, dapo="0" * 20), SEEDS)
     section = complete(results, tmp_path / "artifacts", 200).sections[0]
@@ -424,6 +449,7 @@ def test_a_claim_stands_in_the_paper_it_is_said_to_be_of():
         "evidence": "a clear performance drop without the evidence component",
         "evidence_with_hops": "especially pronounced on complex multi-hop datasets compared to single-hop",
         "grpo_against_ppo": "GRPO generally outperforms PPO",
+        "evidence_as_tool": "applying the shareable evidence to downstream models",
     }
     assert said.keys() == BY_ID.keys()
     for name, words in said.items():

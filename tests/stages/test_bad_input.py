@@ -50,7 +50,7 @@ def _refused(clone: Clone, stage: str, *expected: str) -> None:
 
 def _results(clone: Clone) -> dict[str, bytes]:
     """Everything but plans, which may have been made anew."""
-    plans = ("artifacts/plan/", "artifacts/models/plan.json", "artifacts/quality/plan.json")
+    plans = ("artifacts/plan/", *(f"artifacts/{name}/plan.json" for name in ("models", "quality", "tool")))
     return {name: content for name, content in clone.files().items() if not name.startswith(plans)}
 
 

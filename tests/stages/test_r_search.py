@@ -24,6 +24,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Clone:
     made.set("reference", "r_search")
     made.set("readers", "[tiny_llama]")
     made.set("starts", "[r_search]")
+    made.set("tools", "[r_search]")
     made.must("plan", "data", "validate", "index", "augment", "base --seed 0", START, READER)
     made.must(f"inputs {ITEM}", f"train {ITEM}")
     return made
@@ -53,6 +54,28 @@ def test_its_policy_is_evaluated_in_its_own_grammar(clone: Clone) -> None:
     assert rows
     observed = "".join(turn["observation"] for row in rows for turn in row["turns"])
     assert "<information>" not in observed
+
+
+def test_its_evidence_is_read_by_another_model_and_judged_in_the_report(clone: Clone, tmp_path: Path) -> None:
+    copy = clone.copy(tmp_path / "copy")
+    copy.must("tool --tool r_search --seed 0")
+    folder = copy.root / "artifacts/tool/r_search-0"
+    rows = [row for _, row in store.read_jsonl(folder / "answers.jsonl")]
+    summary = read_json(folder / "summary.json")
+    assert len(rows) == 5 * summary["num_questions"] > 0
+    assert any(row["answer"] for row in rows)
+    assert summary["services"]["reader"]["calls"] == sum(row["answer"] is not None for row in rows)
+    assert summary["policy_sha256"] == read_json(copy.root / "artifacts/train/r_search-0/summary.json")["policy_sha256"]
+
+    before = copy.files("artifacts/tool")
+    copy.must("tool --tool r_search --seed 0")
+    assert copy.files("artifacts/tool") == before
+
+    copy.must(f"evaluate {ITEM}", "recall", "retrievers", "report")
+    report = (copy.root / "reports/results.md").read_text()
+    assert "## Evidence as a tool" in report
+    cells = (copy.root / "reports/results.csv").read_text()
+    assert "r_search - plain search,all,all,all,greedy,em_of_reader," in cells
 
 
 def test_another_reader_than_the_planned_one_ends_the_run(clone: Clone, tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from tasks.agent.grammars.r_search import RSearchGrammar
 from tasks.retrieval import RetrievalError
 from tasks.store import DataError
 from tasks.tool.agent import Found, open_search, opened
-from tasks.tool.measure import EVIDENCE, PASSAGES_READ, main, plain, rows, sources
+from tasks.tool.answers import sources
+from tasks.tool.gains import EVIDENCE, PASSAGES_READ, plain
+from tasks.tool.measure import main
 from tasks.tool.retriever import TITLE, EvidenceRetriever, ranked
 from tasks.types import Hit
 from tests.reader.small import write_reader
@@ -105,28 +107,13 @@ def test_another_policy_or_setting_has_another_identity(agent: Any, learned: Lea
 
 
 def test_what_the_other_model_reads(agent: Any, learned: Learned) -> None:
-    read = sources(learned.questions, agent, agent.retriever, [1, 3])
+    shown: list[int] = []
+    read = sources(learned.questions, agent, agent.retriever, [1, 3], shown.append)
     assert set(read) == {plain(1), plain(3), EVIDENCE, PASSAGES_READ}
+    assert shown[-1] == len(learned.questions)
     for number, question in enumerate(learned.questions):
         assert question.answers[0] in read[EVIDENCE][number]
         assert read[plain(3)][number].startswith(read[plain(1)][number])
-
-
-def test_rows_are_paired_with_the_best_plain_search(learned: Learned) -> None:
-    import numpy as np
-
-    tables = {
-        plain(1): np.array([[0.0, 0.2], [0.0, 0.0], [1.0, 1.0]]),
-        plain(3): np.zeros((3, 2)),
-        EVIDENCE: np.array([[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]),
-    }
-    found = {(row.source, row.hops): row for row in rows(learned.questions, tables)}
-    gains = {key: row.em_gain and row.em_gain.mean for key, row in found.items()}
-    assert gains[EVIDENCE, "all"] == pytest.approx(2 / 3)
-    assert gains[plain(1), "all"] is gains[plain(1), "2"] is None
-    assert gains[plain(3), "all"] == pytest.approx(-1 / 3)
-    assert found[plain(1), "all"].f1.mean == pytest.approx(0.4)
-    assert found[EVIDENCE, "all"].em.low < found[EVIDENCE, "all"].em.mean == 1.0, "three questions prove little"
 
 
 def test_the_command_prints_and_writes_a_table(learned: Learned, tmp_path: Path, capsys: Any) -> None:
