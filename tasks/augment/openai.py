@@ -55,7 +55,9 @@ class OpenAIWriter:
 
         with closing(self.chat.replies(conversations())) as replies:
             for reply in replies:
-                yield _written(asked.popleft(), reply)
+                written = _written(asked.popleft(), reply)
+                self.chat.usage.failures += isinstance(reply, Reply) and written.rejection is not None
+                yield written
 
     def _prompt(self, question: Question) -> str:
         lines = [f"{i}. {hop.question} -> {hop.answer}" for i, hop in enumerate(hops_of(question), 1)]

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tasks.data.ingest import fault_lines
@@ -50,7 +51,7 @@ def write_page(
     ledger: Mapping[str, Row] | None = None,
     facts: Mapping[str, str] | None = None,
     max_trajectories: int = 60,
-    reward_models: Sequence[str] = (),
+    made: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> None:
     """Write the page.
 
@@ -61,12 +62,12 @@ def write_page(
         ledger: stage -> what was measured on this machine when it made these results; shown where present.
         facts: what was run (data, model, retriever, ...), shown under the title.
         max_trajectories: embedded per policy, for evaluation and for training each.
-        reward_models: names of those that were trained, whose services are counted, too.
+        made: further stages -> names of what each made, whose services are counted, too.
 
     Raises:
         DataError: metrics or trajectories are missing or malformed.
     """
-    data = page_data(results, artifacts, ledger or {}, facts or {}, max_trajectories, reward_models)
+    data = page_data(results, artifacts, ledger or {}, facts or {}, max_trajectories, made)
     html = render(data)
     with replacing(path) as file:
         file.write(html.encode())
@@ -110,7 +111,7 @@ def page_data(
     ledger: Mapping[str, Row],
     facts: Mapping[str, str],
     max_trajectories: int,
-    reward_models: Sequence[str] = (),
+    made: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Row:
     """Everything the page shows, as one JSON-ready object."""
     return {
@@ -131,7 +132,7 @@ def page_data(
         "curves": {policy: _curves(results, artifacts, policy) for policy in results.policies},
         "start_curves": _start_curves(results, artifacts),
         "costs": [_cost(results, policy, ledger) for policy in results.policies],
-        "services": services.rows(results, reward_models, artifacts, ledger),
+        "services": services.rows(results, made, artifacts, ledger),
         "recall": {name: dict(row) for name, row in results.recall.items()},
         "recall_metrics": recall_metrics(results),
         "retrievers": list(results.retrievers),

@@ -10,24 +10,42 @@ from tasks.records.usage import PROCESS, WORK
 from tasks.report.table import Results
 from tasks.store import Row, read_json
 
-STAGES = {"train": "training", "evaluate": "evaluation", "trajectories": "its trajectories", "labels": "its labels"}
+STAGES = {
+    "augment": "augmentation",
+    "train": "training",
+    "evaluate": "evaluation",
+    "trajectories": "its trajectories",
+    "labels": "its labels",
+    "reward_quality": "its figures on other policies",
+    "tool": "its evidence as a tool",
+}
+_FOLDERS = {"reward_quality": "quality"}
+"""Where a stage's folder has another name."""
 
 
-def rows(results: Results, reward_models: Sequence[str], artifacts: Path, ledger: Mapping[str, Row]) -> list[Row]:
+def rows(results: Results, made: Mapping[str, Sequence[str]], artifacts: Path, ledger: Mapping[str, Row]) -> list[Row]:
     """A row for each stage and each service it asked, with means over seeds.
 
     Counts of `PROCESS` are None unless the ledger has every seed: a stage's result may come from a cache.
+
+    Args:
+        results: systems, seeds and the summary of the stage `augment`.
+        made: further stages -> names of what each made, with every seed.
+        artifacts: where the summaries are.
+        ledger: what was measured on this machine.
     """
-    asked: dict[tuple[str, str], list[tuple[Row, str]]] = {}  # (who, stage) -> summary and item of each seed.
+    # (who, stage) -> summary and item of each seed.
+    asked: dict[tuple[str, str], list[tuple[Row, str]]] = {
+        ("sub-questions", "augment"): [(results.augmentation, "augment")]
+    }
     for run in results.runs:
         asked.setdefault((run.policy, "evaluate"), []).append((run.summary, run.stage))
         if run.training is not None:
             asked.setdefault((run.policy, "train"), []).append((run.training, run.made_by))
-    for name in reward_models:
-        for stage in ("trajectories", "labels"):
-            items = [f"{name}-{seed}" for seed in results.seeds]
-            found = [(read_json(artifacts / stage / item / SUMMARY), f"{stage}@{item}") for item in items]
-            asked[name, stage] = found
+    for stage, names in made.items():
+        for name in names:
+            items, folder = [f"{name}-{seed}" for seed in results.seeds], artifacts / _FOLDERS.get(stage, stage)
+            asked[name, stage] = [(read_json(folder / item / SUMMARY), f"{stage}@{item}") for item in items]
 
     return [
         {"who": who, "stage": STAGES[stage], **one}

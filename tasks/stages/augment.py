@@ -18,7 +18,9 @@ from tasks.augment.settings import AugmentConf
 from tasks.augment.sources import Source, is_lexical
 from tasks.data.expectations import check
 from tasks.data.records import read_questions
+from tasks.records.usage import usages, work_of
 from tasks.runner import Context, main
+from tasks.services import Chat
 from tasks.store import DataError, Row
 from tasks.types import Question
 
@@ -77,10 +79,11 @@ def body(ctx: Context[Settings]) -> None:
     questions = ctx.progress(_questions(ctx.root, settings), total)
 
     with store.replacing_folder(ctx.root / OUT) as work:
-        with _writer(ctx, loaded.chat) as (writer, name):
+        with _writer(ctx, loaded.chat) as (writer, name, called):
             counts = augment(questions, writer, sources, settings, work)
         summary = {
             **counts,
+            **work_of(usages(called), ctx.measured),
             "writer": name,
             "settings": conf.plain(settings),
             "data_sha256": ctx.data_sha256,
@@ -94,14 +97,15 @@ def body(ctx: Context[Settings]) -> None:
 
 
 @contextlib.contextmanager
-def _writer(ctx: Context[Settings], chat: services.Kind | None) -> Iterator[tuple[Writer, str]]:
-    """The writer and its name in the summary; a chat model is closed when the block ends."""
+def _writer(ctx: Context[Settings], chat: services.Kind | None) -> Iterator[tuple[Writer, str, dict[str, Chat]]]:
+    """The writer, its name in the summary, and the chat model that it asks, which is closed when the block ends."""
     settings = ctx.settings.augment
     if chat is None or settings.prompt is None:
-        yield RulesWriter(), settings.writer
+        yield RulesWriter(), settings.writer, {}
         return
     with chat.opened(services.Resources(ctx.root, ctx.scratch)) as model:
-        yield OpenAIWriter(model, settings.prompt, settings.num_queries), f"openai: {model.model}"
+        writer = OpenAIWriter(model, settings.prompt, settings.num_queries)
+        yield writer, f"openai: {model.model}", {"chat": model}
 
 
 def _questions(root: Path, settings: AugmentConf) -> Iterator[Question]:

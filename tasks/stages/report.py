@@ -84,9 +84,9 @@ def write(settings: Settings, root: Path = Path()) -> table.Results:
     found = results(settings, root)
     table.write_csv(files[0], found.cells)
     table.write_markdown(files[1], found)
-    page.write_page(
-        files[2], found, root / ARTIFACTS, ledger.read(root), settings.facts, reward_models=list(settings.reward_models)
-    )
+    made = {stage: tuple(settings.reward_models) for stage in ("trajectories", "labels", "reward_quality")}
+    made["tool"] = settings.tools
+    page.write_page(files[2], found, root / ARTIFACTS, ledger.read(root), settings.facts, made=made)
     return found
 
 

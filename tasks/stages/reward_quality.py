@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from tasks import parts, services, trained
 from tasks.data.records import read_questions
 from tasks.records import schema
+from tasks.records.played import SUMMARY
 from tasks.records.trajectories import TrajectoryRow, TurnRow
+from tasks.records.usage import usages, work_of
 from tasks.reward_model.card import Card, read_card
 from tasks.reward_model.quality import QUALITY, Judged, Quality, measure
 from tasks.reward_model.reading import encode
@@ -87,8 +89,10 @@ def body(ctx: Context[Settings]) -> None:
             judged = list(_judged(played, labeller, model, tokenizer, card))
             if judged:
                 figures[system] = measure(judged, settings.loss.clamp, settings.loss.head == "hazard")
+        used = work_of(usages({"labeller": labeller}), ctx.measured)
     with replacing_folder(ctx.root / OUT / name) as out:
         write_json(out / QUALITY, {system: schema.plain(one) for system, one in figures.items()})
+        write_json(out / SUMMARY, {"plays": sum(one.num_trajectories for one in figures.values()), **used})
     for system, one in figures.items():
         print(f"{system}: pivot AUC {one.pivot_auc}, ECE {one.ece:.3f} on {one.num_trajectories} plays", flush=True)
 

@@ -67,6 +67,15 @@ def changed(hop: int, **changes: Any) -> dict[str, Any]:
     return {"hops": [{**one, **changes} if one["hop"] == hop else one for one in GOOD["hops"]]}
 
 
+def test_a_reply_that_cannot_be_used_is_a_failure_of_the_model(server: Completions, tmp_path: Path) -> None:
+    replies = iter([GOOD, "Sure!", GOOD])
+    server.answer = lambda body: (200, completion(next(replies)))
+    with closing(ChatEndpoint(server.conf(max_in_flight=1), tmp_path)) as endpoint:
+        written = list(OpenAIWriter(endpoint, PROMPT, 3).write([question(n) for n in (1, 2, 3)]))
+    assert [one.rejection is None for one in written] == [True, False, True]
+    assert (endpoint.usage.calls, endpoint.usage.failures) == (3, 1)
+
+
 def test_a_good_reply_becomes_hops_with_the_supports_of_the_decomposition(server: Completions, tmp_path: Path) -> None:
     found = one(server, tmp_path, GOOD)
     assert found.rejection is None

@@ -48,12 +48,21 @@ def test_every_stage_that_asks_a_service_has_a_row(tmp_path: Path) -> None:
     write_json(path, read_json(path) | {"services": used})
     write_json(artifacts / "trajectories" / "pica-0" / "summary.json", {"plays": 4})
     write_json(artifacts / "labels" / "pica-0" / "summary.json", {"services": {"labeller": used["chat"]}})
+    write_json(artifacts / "quality" / "pica-0" / "summary.json", {"services": {"labeller": used["chat"]}})
+    write_json(artifacts / "tool" / f"{METHOD}-0" / "summary.json", {"services": {"reader": used["chat"]}})
+    path = artifacts / "augment" / "summary.json"
+    write_json(path, read_json(path) | {"services": used})
     results = build(artifacts, ("base", METHOD), (0,), "base", 50)
     measured = {"labels@pica-0": {"services": {"labeller": {"hits": 5, "seconds": 2.0}}}}
     counts = {"calls": 7.0, "tokens": 70.0, "failures": 1.0}
-    assert rows(results, ["pica"], artifacts, measured) == [
-        {"who": "base", "stage": "evaluation", "role": "chat", **counts, "hits": None, "seconds": None},
+    made = {"trajectories": ["pica"], "labels": ["pica"], "reward_quality": ["pica"], "tool": [METHOD]}
+    unknown = {"hits": None, "seconds": None}
+    assert rows(results, made, artifacts, measured) == [
+        {"who": "sub-questions", "stage": "augmentation", "role": "chat", **counts, **unknown},
+        {"who": "base", "stage": "evaluation", "role": "chat", **counts, **unknown},
         {"who": "pica", "stage": "its labels", "role": "labeller", **counts, "hits": 5.0, "seconds": 2.0},
+        {"who": "pica", "stage": "its figures on other policies", "role": "labeller", **counts, **unknown},
+        {"who": METHOD, "stage": "its evidence as a tool", "role": "reader", **counts, **unknown},
     ]
 
 

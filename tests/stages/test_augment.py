@@ -84,7 +84,7 @@ def context(tmp_path: Path) -> Context:
         return SimpleNamespace(
             settings=settings, root=tmp_path, scratch=tmp_path / "scratch", data_sha256="abc",
             progress=lambda items, *_: iter(items), log=lambda step, metrics: None,
-            track_data=lambda purpose, num_rows: None,
+            track_data=lambda purpose, num_rows: None, measured={},
         )  # fmt: skip
 
     return make
@@ -111,7 +111,7 @@ def test_training_questions_alone_in_their_order(context: Context, capsys: pytes
     }  # fmt: skip
     assert summary["hops"] == {"kept": 6, "without_query": 3}
     assert (summary["writer"], summary["data_sha256"], summary["settings"]["top_k"]) == ("rules", "abc", 2)
-    assert "note" not in summary
+    assert not {"note", "services"} & summary.keys()
     assert "3 of 4 questions kept, 6 sub-questions" in capsys.readouterr().out
     augment.body(ctx)
     assert _folder(ctx.root) == made
@@ -282,6 +282,7 @@ def test_a_model_killed_in_a_clone_and_asked_for_the_rest(
     summary = json.loads(made["summary.json"])
     assert (summary["writer"], summary["questions"]["kept"]) == ("openai: writer-1", 120)
     assert summary["writer_tokens"] == 120 * 50
+    assert summary["services"] == {"chat": {"calls": 120, "tokens": 120 * 50, "failures": 0}}
     assert summary["hops"]["without_query"] == 0
     total = len(server.asked)
     again = clone.stage("augment")

@@ -158,6 +158,8 @@ def test_its_users_get_it_and_refuse_another_one(made: Clone, tmp_path: Path) ->
     clone.must(*(f"evaluate --system {name} --seed 0" for name in ("base", "pica")), f"reward_quality {ITEM}")
     later = json.loads((clone.root / "artifacts/quality/pica-0/quality.json").read_text())
     assert later.keys() == {"base", "pica"}
+    plays = sum(one["num_trajectories"] for one in later.values())
+    assert json.loads((clone.root / "artifacts/quality/pica-0/summary.json").read_text()) == {"plays": plays}
     clone.must("retrievers", "report")
     page = (clone.root / "reports/index.html").read_text()
     assert all(f'"id":"{one}"' in page for one in ("reward-models", "reward-models-later", "audit"))
