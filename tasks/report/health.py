@@ -116,15 +116,12 @@ def evidence_section(results: Results, trainings: Sequence[TrainingRun]) -> Sect
     rows = []
     for policy in results.policies:
         own = [training for training in trainings if training.policy == policy]
-        shares = [
-            [end for end in (training.first(name), training.mean(name, 2)) if end is not None]
-            for name in ("evidence_verbatim_mean", "evidence_f1_mean")
-            for training in own
-        ]
-
-        if own and all(len(ends) == 2 for ends in shares):
-            columns = [[ends[i] for ends in part] for part in (shares[: len(own)], shares[len(own) :]) for i in (0, 1)]
-            rows.append([results.title(policy), *(interval_text(over_seeds(one, (0.0, 1.0))) for one in columns)])
+        columns = []
+        for name in ("evidence_verbatim_mean", "evidence_f1_mean"):
+            columns += [[training.first(name) for training in own], [training.mean(name, 2) for training in own]]
+        known = [[value for value in column if value is not None] for column in columns]
+        if own and known == columns:
+            rows.append([results.title(policy), *(interval_text(over_seeds(one, (0.0, 1.0))) for one in known)])
     if not rows:
         return None
     lead = (

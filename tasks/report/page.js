@@ -761,7 +761,7 @@
     const made = table(one.header.map((text, i) => (isLeft[i] ? h("span", { class: "left" }, text) : text)), one.rows.map((cells) => row(cells.map(set))), { class: "extra" });
     const card = h("div", { class: "card" }, one.rows.every((cells) => cells[0]) ? sortable(made) : made);
     section(id, one.title, one.lead, h("div", { class: "grid" },
-      one.series.length > 0 && h("div", { class: "card" }, legend(one.series.map((line) => line.policy)), chart({ series: one.series.map(bandOf), width: narrow() ? 330 : 1000, height: narrow() ? 240 : 300, xName: one.axes[0], diagonal: id === "reward-models", label: `${one.axes[1]} against ${one.axes[0]}`, format: (v) => v.toFixed(3) })),
+      one.series.length > 0 && h("div", { class: "card" }, legend(one.series.map((line) => line.policy)), chart({ series: one.series.map(bandOf), width: narrow() ? 330 : 1000, height: narrow() ? 240 : 300, xName: one.axes[0], diagonal: one.has_diagonal, label: `${one.axes[1]} against ${one.axes[0]}`, format: (v) => v.toFixed(3) })),
       FOLDED.includes(id) ? h("details", {}, h("summary", {}, `${one.rows.length} lines`), card) : card));
   }
   function bandOf(line) {

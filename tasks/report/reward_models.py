@@ -91,7 +91,7 @@ def _held_out(measured: Sequence[Measured], users: Mapping[str, Sequence[str]]) 
         for policy in users.get(name, [name])[:1]
     ]
     axes = ("f at the end", "right answers")
-    return Section("reward-models", "Reward models", lead, header, rows, series, axes)
+    return Section("reward-models", "Reward models", lead, header, rows, series, axes, has_diagonal=True)
 
 
 def _reliability(measured: Sequence[Measured]) -> list[list[float]]:

@@ -92,6 +92,7 @@ class Section:
         header, rows: the table; every cell is text.
         series: lines of a chart on the page, one a policy: {"policy", "points": [[x, mean, low, high], ...]}.
         axes: names of the chart's axes.
+        has_diagonal: whether the chart shows where both axes are equal.
         is_on_page_only: whether the Markdown file leaves it out, because it is long.
     """
 
@@ -102,6 +103,7 @@ class Section:
     rows: Sequence[Sequence[str]]
     series: Sequence[Row] = ()
     axes: tuple[str, str] = ("", "")
+    has_diagonal: bool = False
     is_on_page_only: bool = False
 
 

@@ -236,7 +236,9 @@ def study_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     whole = complete(results, artifacts, 100, rows)
     later = Section("made-later", "Of a module that the page does not know", "Lead.", ["policy", "value"], [["a", "1"]])
     line = {"policy": "dspo", "points": [[0.1, 0.2, 0.1, 0.3], [0.9, 0.8, 0.7, 0.9]]}
-    calibration = Section("reward-models", "Reward models", "Lead.", ["model"], [["x"]], [line], ("f", "right answers"))
+    calibration = Section(
+        "reward-models", "Reward models", "Lead.", ["model"], [["x"]], [line], ("f", "right answers"), True
+    )
     write_page(root / "index.html", replace(whole, sections=(*whole.sections, calibration, later)), artifacts)
     return root / "index.html"
 
