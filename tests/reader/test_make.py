@@ -79,6 +79,25 @@ def test_held_out_questions_are_not_trained_on(tmp_path: Path, monkeypatch: pyte
     assert 0 <= found.quality["held_out_accuracy"]["all"] <= 1
 
 
+def test_it_is_measured_on_held_out_questions_and_out_of_training_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: set[str] = set()
+    modes: list[bool] = []
+    real = make.accuracy
+
+    def watched(reading: Any, measured: Any) -> dict[str, float]:
+        asked.update(one.question for one in measured)
+        modes.append(reading.model.training)
+        return real(reading, measured)
+
+    monkeypatch.setattr(make, "accuracy", watched)
+    made(tmp_path, read={"max_steps": 30}, patience=2)
+    assert asked
+    assert asked <= {question.question for question in QUESTIONS if question.split == "dev"}
+    assert modes == [False] * 4  # Three times while it learns, and at its end.
+
+
 @pytest.mark.parametrize(
     ("accuracies", "over"),
     [([], False), ([0.1], False), ([0.9], True), ([0.5, 0.4, 0.5], True), ([0.5, 0.6, 0.4], False), ([0.3, 0.9], True)],

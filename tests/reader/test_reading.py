@@ -53,6 +53,13 @@ def test_answers_are_those_of_plain_greedy_decoding(reading: Reading) -> None:
     assert reading.habits == HABITS
     assert reading.answers(PAIRS) == [slow_answer(reading, pair) for pair in PAIRS]
     assert reading.answers([]) == []
+    assert not reading.model.training
+
+
+def test_padding_is_not_read(reading: Reading) -> None:
+    """One batch of very different lengths."""
+    pairs = [(PAIRS[0][0], " ".join(evidence for _, evidence in PAIRS[: 3 * number])) for number in range(3)]
+    assert reading.answers(pairs) == [slow_answer(reading, pair) for pair in pairs]
 
 
 def test_order_and_repetition_of_pairs_do_not_matter(reading: Reading) -> None:
@@ -173,9 +180,31 @@ def test_equal_pairs_are_read_once_and_counted(reading: Reading, tmp_path: Path)
     }
     assert kept.answers([PAIRS[1]]) == first[1:2]
     assert (kept.num_asked, kept.num_cached, len(counting.chunks)) == (2, 2, 1)
-    other = KeptAnswers(counting, "another model", tmp_path / "kept.jsonl")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("identity", "change"),
+    [
+        ("another model", {}),
+        ("a", {"window": 60}),
+        ("a", {"habits": replace(HABITS, max_new_tokens=5)}),
+        ("a", {"habits": replace(HABITS, prompt="{question} {evidence}")}),
+    ],
+)
+def test_another_model_or_another_way_of_reading_gets_answers_of_its_own(
+    reading: Reading, tmp_path: Path, identity: str, change: dict[str, Any]
+) -> None:
+    KeptAnswers(reading, "a", tmp_path / "kept.jsonl").answers([PAIRS[0]])
+    other = KeptAnswers(replace(reading, **change), identity, tmp_path / "kept.jsonl")
     other.answers([PAIRS[0]])
     assert other.num_asked == 1
+
+
+def test_each_question_to_one_evidence_is_read(reading: Reading, tmp_path: Path) -> None:
+    kept = KeptAnswers(reading, "a", tmp_path / "kept.jsonl")
+    pairs = [("Who?", "Alpha"), ("Where is Alpha?", "Alpha"), ("Who?", "Beta")]
+    assert kept.answers(pairs) == [slow_answer(reading, pair) for pair in pairs]
+    assert kept.num_asked == 3
 
 
 @pytest.mark.parametrize("killed_in", [0, 1, 2])

@@ -80,6 +80,13 @@ class KilledError(Exception):
     """Stands for a kill."""
 
 
+def mean_loss(model: Any, rows: list[Labelled], loss: LossConf) -> float:
+    """The weighted loss of these trajectories, read one by one."""
+    with torch.no_grad():
+        each = [losses(place_logits(model, [one.encoded])[0], one.pivots, one.is_right, loss) for one in rows]
+    return sum(float(final + loss.gold_weight * gold) for final, gold in each) / len(rows)
+
+
 def trained(folder: Path, scratch: Path, die_at: int = 0, **changes: Any) -> tuple[dict[str, torch.Tensor], Any]:
     model, tokenizer = fresh(folder)
 
@@ -117,11 +124,25 @@ def test_a_torn_checkpoint_is_passed_over(folder: Path, tmp_path: Path) -> None:
 
 def test_training_ends_early_with_the_best_weights(folder: Path, tmp_path: Path) -> None:
     """A rate this high spoils the model: the validation loss rises at once."""
-    _, progress = trained(folder, tmp_path, lr=0.5, max_epochs=40, patience=2, validate_every=1)
+    weights, progress = trained(folder, tmp_path, lr=0.5, max_epochs=40, patience=2, validate_every=1)
     assert progress.step < 40 * 3
     assert progress.num_looks_since_best() == 2
-    losses = {row["step"]: row["metrics"]["validation_loss"] for row in progress.history}
-    assert losses[progress.best_step] == min(losses.values()) == progress.best_loss
+    looks = {row["step"]: row["metrics"]["validation_loss"] for row in progress.history}
+    assert looks[progress.best_step] == min(looks.values()) == progress.best_loss < looks[progress.step]
+    model, tokenizer = fresh(folder)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+    assert mean_loss(model, labelled(tokenizer, 5, 1), LossConf()) == pytest.approx(progress.best_loss, rel=1e-4)
+
+
+def test_every_epoch_sees_all_trajectories_in_an_order_of_its_own(folder: Path, tmp_path: Path) -> None:
+    model, tokenizer = fresh(folder)
+    rows = labelled(tokenizer, 12)
+    fit = Fit(model, LossConf(), FIT, rows, rows[:1], "0", tmp_path, lambda step, metrics: None)
+    epochs = [[rows.index(one) for step in steps for one in fit._batch(step)] for steps in ((0, 1, 2), (3, 4, 5))]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(12))
+    assert epochs[0] != epochs[1]
 
 
 def test_a_loss_that_is_no_number_ends_the_training(folder: Path, tmp_path: Path) -> None:
@@ -158,6 +179,7 @@ def test_an_update_follows_the_mean_of_the_weighted_losses(folder: Path, tmp_pat
     assert metrics["loss"] == pytest.approx(sum(f.item() + 0.3 * g.item() for f, g in each) / 6, rel=1e-4)
     validated = metrics["validation_loss_final"] + 0.3 * metrics["validation_loss_gold"]
     assert progress.best_loss == metrics["validation_loss"] == pytest.approx(validated)
+    assert validated == pytest.approx(mean_loss(model, others, loss), rel=1e-4)
 
 
 def test_the_rate_rises_and_falls_to_its_floor() -> None:

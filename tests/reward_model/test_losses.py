@@ -115,6 +115,8 @@ def test_a_negative_gain_is_pulled_up_and_a_large_one_is_left_alone() -> None:
     gold_loss(above, [True], CONF).backward()  # type: ignore[no-untyped-call]
     assert above.grad is not None
     assert above.grad.tolist() == [0, 0, 0]
+    form = replace(CONF, gold_form="reward")
+    assert float(gold_loss(above.detach(), [True], form)) == near(-math.log(1 + CONF.cap))
 
 
 def test_f_below_the_clamp_is_not_pushed_further_down() -> None:

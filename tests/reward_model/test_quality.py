@@ -46,6 +46,9 @@ def test_figures_of_three_trajectories() -> None:
     assert found.pivot_auc == 1.0
     assert found.outcome_auc == 1.0
     assert [(turn.turn, turn.count) for turn in found.turns] == [(0, 3), (1, 2), (2, 2)]
+    assert [turn.mean for turn in found.turns] == pytest.approx([1.1 / 3, 0.5, 0.65])
+    assert found.ece == pytest.approx((0.1 + 0.1 + 0.3) / 3)  # Of 0.9, 0.1 and 0.7, each in a bin of its own.
+    assert found.ece_all == pytest.approx(0.31)  # Ten places; the two of 0.6 share a bin, whose rate is a half.
     assert [(one.hops, one.count, one.mean, one.rate) for one in found.start] == [(1, 1, 0.6, 1.0), (2, 2, 0.25, 0.5)]
     with pytest.raises(ValueError, match="no trajectory to measure it on"):
         measure([], 1e-4)

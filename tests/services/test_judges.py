@@ -226,7 +226,7 @@ def test_a_reply_without_a_score_is_asked_for_again_once(server: Completions, tm
     (found,), judge = judged(server, tmp_path, ITEMS[0])
     assert (found.score, found.is_readable) == (-1, True)
     assert [body["temperature"] for _, body, _ in server.asked] == [0, 0.3]
-    assert (judge.num_repeated, judge.num_unreadable) == (1, 0)
+    assert (judge.num_repeated, judge.num_unreadable, judge.usage.failures) == (1, 0, 1)
 
 
 @pytest.mark.parametrize("rubbish", ["2", "0.5", "", "1 or 0", "nan"])
@@ -234,7 +234,7 @@ def test_a_score_outside_the_three_is_none(server: Completions, tmp_path: Path, 
     server.answer = scoring(rubbish)
     (found,), judge = judged(server, tmp_path, ITEMS[0])
     assert (found.score, found.is_readable) == (0, False)
-    assert judge.num_unreadable == 1
+    assert (judge.num_unreadable, judge.usage.failures) == (1, 2)
     assert len(server.asked) == 2
 
 

@@ -98,6 +98,7 @@ TWO = [search("France capital", CAPITAL), search("rain", "Rain falls."), ANSWER]
         ('{"labels": ["+", "-"]}', None, "wrong_schema: "),
         ('{"reason": "so", "labels": ["+", "-"], "more": 1}', None, "wrong_schema: "),
         ('Here you are: {"reason": "so", "labels": ["+", "-"]}', None, "not_json: "),
+        ('Here you are:\n```json\n{"reason": "so", "labels": ["+", "-"]}\n```', None, "not_json: "),
         ("", None, "empty_reply: "),
     ],
 )
@@ -146,6 +147,18 @@ def test_a_refused_trajectory_has_no_labels(server: Completions, tmp_path: Path)
     (found,) = labelled(server, tmp_path, [(QUESTION, TWO)])
     assert found.labels is None
     assert found.reason.startswith("refused: status 400: too long")
+
+
+def test_each_reply_without_labels_is_one_failure(server: Completions, tmp_path: Path) -> None:
+    def answer(body: dict[str, Any]) -> tuple[int, Any]:
+        is_long = "too long" in body["messages"][0]["content"]
+        return (400, {"error": {"message": "no"}}) if is_long else (200, completion('{"reason": "", "labels": ["+"]}'))
+
+    server.answer = answer
+    played = [(QUESTION, [search("x", "y")]), (QUESTION, TWO), (QUESTION, [search("x", "too long")])]
+    with ChatLabeller(PROMPT, server.conf()).opened(Resources(tmp_path, tmp_path)) as opened:
+        assert [one.labels for one in opened.label(played)] == [(True,), None, None]
+        assert opened.usage.named(("calls", "failures")) == {"calls": 3, "failures": 2}
 
 
 def test_the_labellers_of_the_house_can_be_built() -> None:

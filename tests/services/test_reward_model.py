@@ -68,6 +68,8 @@ def test_each_turn_has_the_probability_at_its_place(root: Path, model: Trained) 
     assert [found[0].before, *(f for f in found[0].after if f is not None)] == pytest.approx(wanted, abs=1e-6)
     assert len(set(wanted)) == 4
     assert found[0].before == pytest.approx(found[1].before, abs=1e-6)
+    reads = [encode(tokenizer, service.card.placeholder_id, QUESTION.question, t.turns, 600) for t in plays]
+    assert (service.usage.calls, service.usage.tokens) == (3, sum(map(len, reads)))
 
 
 def test_turns_beyond_the_length_that_it_reads_have_no_score(root: Path, model: Trained) -> None:
