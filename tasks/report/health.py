@@ -119,6 +119,7 @@ def evidence_section(results: Results, trainings: Sequence[TrainingRun]) -> Sect
         columns = []
         for name in ("evidence_verbatim_mean", "evidence_f1_mean"):
             columns += [[training.first(name) for training in own], [training.mean(name, 2) for training in own]]
+
         known = [[value for value in column if value is not None] for column in columns]
         if own and known == columns:
             rows.append([results.title(policy), *(interval_text(over_seeds(one, (0.0, 1.0))) for one in known)])

@@ -2,6 +2,7 @@
 
 The agent searches for the held-out questions and writes evidence; a reader answers from it, and from a plain search. A
 reader that this pipeline trains is that of the next seed, because the agent's own one has paid for the evidence.
+R-Search Section 5.1 (arXiv 2506.04185; docs/methods/r_search.md)
 """
 
 from __future__ import annotations
