@@ -38,7 +38,7 @@ def best_rows(
     return in_order(*_best_rows(data, indices, indptr, num_rows, terms, starts, count))
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def _best_rows(data: Any, indices: Any, indptr: Any, num_rows: int, terms: Any, starts: Any, count: int) -> Any:
     num_queries = len(starts) - 1
     best_rows = np.empty((num_queries, count), dtype=np.int64)
@@ -64,7 +64,7 @@ def _best_rows(data: Any, indices: Any, indptr: Any, num_rows: int, terms: Any, 
     return best_rows, best_scores
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def _any_above(totals: Any, lowest: Any) -> bool:
     """Whether a score is above the lowest. Without a branch in the loop the compiler compares many scores at a time."""
     above = False
@@ -73,7 +73,7 @@ def _any_above(totals: Any, lowest: Any) -> bool:
     return above
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def _sink(rows: Any, scores: Any, place: int) -> None:
     """Move a new root down until the root is the worst row again: the last of those with the lowest score."""
     row, score, size = rows[place], scores[place], len(rows)
