@@ -677,7 +677,7 @@
       h("div", { class: "card" }, sortable(table(["policy", "making it", "steps", "trajectories", "generated tokens", "prefilled tokens", "searches", "evaluating it"], rows))), costOfServices());
   }
   function costOfServices() {
-    const rows = data.services.map((used) => row([[swatch(used.who), title(used.who)], ...[used.stage, used.role.replaceAll("_", " ")].map((text) => h("td", { class: "left" }, text)), ...["calls", "tokens", "failures", "hits"].map((name) => short(used[name])), duration(used.seconds)]));
+    const rows = data.services.map((used) => row([[data.policies.some((p) => p.name === used.who) && swatch(used.who), title(used.who)], ...[used.stage, used.role.replaceAll("_", " ")].map((text) => h("td", { class: "left" }, text)), ...["calls", "tokens", "failures", "hits"].map((name) => short(used[name])), duration(used.seconds)]));
     return rows.length > 0 && h("div", { class: "card services" }, h("h3", {}, "Services: models that a stage calls beside the policy"), sortable(table(["for", ...["in", "service"].map((text) => h("span", { class: "left" }, text)), "calls", "tokens", "failures", "from a cache", "waited"], rows)),
       h("p", { class: "note" }, "Means over seeds. A failure is an answer that could not be used; what a method does then stands on its page. Cache and seconds were measured where this page was made."));
   }

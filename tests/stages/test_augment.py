@@ -17,6 +17,7 @@ from tasks import retrieval, store
 from tasks.augment.records import read_hops
 from tasks.plan import RunSettings
 from tasks.retrieval import RetrievalError
+from tasks.runner import ledger
 from tasks.stages import augment
 from tests.data.rows import lines, passage, question
 from tests.services.completions import KEY, KEY_VARIABLE, Completions, completion, good, serving
@@ -287,6 +288,7 @@ def test_a_model_killed_in_a_clone_and_asked_for_the_rest(
     total = len(server.asked)
     again = clone.stage("augment")
     assert "0 requests sent, 120 replies from the cache" in again.stdout
+    assert ledger.read(clone.root)["augment"]["services"]["chat"]["hits"] == 120
     assert len(server.asked) == total
     assert _folder(clone.root) == made
     files = [path for path in clone.root.rglob("*") if path.is_file()]

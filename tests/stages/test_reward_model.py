@@ -92,20 +92,30 @@ chat:
   max_total_tokens: 100000
   request: {}
 """ + textwrap.indent(PATIENCE, "  ")
-TURN = {"content": "x", "executed": True, "kind": "search", "observation": "y", "queries": []}
+TURN = {"content": "x", "executed": True, "kind": "search", "observation": "y"}
+RECORDED = {"reward": 0.0, "tokens": None, "advantages": None, "logprobs": None, "hits": []}
+
+
+def _label_by_model(clone: Clone, server: Completions) -> None:
+    (clone.root / "conf/service/chat_labeller.yaml").write_text(LABELLER % server.url)
+    path = clone.root / "conf/reward_model/pica.yaml"
+    path.write_text(path.read_text().replace("labeller: rule_labeller", "labeller: chat_labeller"))
+    clone.must("plan")
+
+
+def _let_search(path: Path, turn: dict[str, Any]) -> int:
+    """Let every play of this file search once, each with a text of its own; returns their number."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    turns = [[turn | {"text": f"<search> {number} </search>"}] for number in range(len(rows))]
+    path.write_text("".join(json.dumps(row | {"turns": own}) + "\n" for row, own in zip(rows, turns, strict=True)))
+    return len(rows)
 
 
 def _asking(made: Clone, folder: Path, server: Completions) -> Clone:
     """A clone whose plays all search once, and are labelled by a chat model."""
     clone = made.copy(folder)
-    (clone.root / "conf/service/chat_labeller.yaml").write_text(LABELLER % server.url)
-    path = clone.root / "conf/reward_model/pica.yaml"
-    path.write_text(path.read_text().replace("labeller: rule_labeller", "labeller: chat_labeller"))
-    clone.must("plan")
-    played = clone.root / MADE[0] / "pica-0/trajectories.jsonl"
-    rows = [json.loads(line) for line in played.read_text().splitlines()]
-    turns = [[TURN | {"text": f"<search> {number} </search>"}] for number in range(len(rows))]
-    played.write_text("".join(json.dumps(row | {"turns": own}) + "\n" for row, own in zip(rows, turns, strict=True)))
+    _label_by_model(clone, server)
+    _let_search(clone.root / MADE[0] / "pica-0/trajectories.jsonl", TURN | {"queries": []})
     return clone
 
 
@@ -158,13 +168,26 @@ def test_its_users_get_it_and_refuse_another_one(made: Clone, tmp_path: Path) ->
     clone.must(*(f"evaluate --system {name} --seed 0" for name in ("base", "pica")), f"reward_quality {ITEM}")
     later = json.loads((clone.root / "artifacts/quality/pica-0/quality.json").read_text())
     assert later.keys() == {"base", "pica"}
+    summary = clone.root / "artifacts/quality/pica-0/summary.json"
     plays = sum(one["num_trajectories"] for one in later.values())
-    assert json.loads((clone.root / "artifacts/quality/pica-0/summary.json").read_text()) == {"plays": plays}
+    assert json.loads(summary.read_text()) == {"plays": plays}
     clone.must("retrievers", "report")
     page = (clone.root / "reports/index.html").read_text()
     assert all(f'"id":"{one}"' in page for one in ("reward-models", "reward-models-later", "audit"))
     assert "## Reward models" in (clone.root / "reports/results.md").read_text()
     assert "Labels to audit" not in (clone.root / "reports/results.md").read_text()
+
+    played = [clone.root / f"artifacts/evaluate/{name}-0/trajectories.jsonl" for name in ("base", "pica")]
+    count = sum(_let_search(path, TURN | RECORDED) for path in played)
+    with serving() as server:
+        server.answer = lambda body: (200, completion({"reason": "so", "labels": ["+"]}))
+        _label_by_model(clone, server)
+        for is_again in (False, True):
+            clone.must(f"reward_quality {ITEM}")
+            used = {"labeller": {"calls": count, "tokens": 50 * count, "failures": 0}}
+            assert json.loads(summary.read_text())["services"] == used
+            hits = ledger.read(clone.root)["reward_quality@pica-0"]["services"]["labeller"]["hits"]
+            assert hits == (count if is_again else count - len(server.asked))
 
     weights = clone.root / MADE[2] / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\1")
