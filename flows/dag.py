@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,12 +129,13 @@ def working_dvc(root: Path) -> int | None:
 
 
 def keep_lock_file(root: Path) -> None:
-    """Keep a copy of `dvc.lock` if it is complete, for `repair`."""
+    """Keep a copy of `dvc.lock` if it is complete, for `repair`; stages that end together may call it at once."""
     if _stages_in(root / "dvc.lock"):
         good = root / ".scratch/dvc.lock"
         good.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(root / "dvc.lock", good.with_suffix(".new"))
-        os.replace(good.with_suffix(".new"), good)
+        new = good.with_suffix(f".{threading.get_ident()}")
+        shutil.copyfile(root / "dvc.lock", new)
+        os.replace(new, good)
 
 
 def _holders(path: Path) -> list[dict[str, int]] | None:

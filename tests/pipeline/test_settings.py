@@ -3,6 +3,7 @@
 import re
 import shlex
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -280,6 +281,13 @@ def test_repair_leaves_a_sound_clone_alone(root: Path) -> None:
     assert "cmd: x" in (root / "dvc.lock").read_text()
     (root / ".dvc/tmp/rwlock").write_text("")
     assert dag.repair(root) == ["removed the list of busy paths of a killed run"]
+
+
+def test_stages_that_end_together_keep_one_copy(root: Path) -> None:
+    (root / "dvc.lock").write_text("schema: '2.0'\nstages:\n  data:\n    cmd: x\n")
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: dag.keep_lock_file(root), range(400)))
+    assert [path.name for path in (root / ".scratch").glob("dvc.*")] == ["dvc.lock"]
 
 
 def test_what_most_others_wait_for_comes_first() -> None:
