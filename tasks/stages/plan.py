@@ -16,7 +16,7 @@ from tasks.runner import Context, planned, run
 NO_STAGES = ("__init__", "plan")
 MODELS = "plan.json"
 EMPTY = (trained.FOLDER, Path("artifacts/quality"), Path("artifacts/tool"))
-"""Folders that no stage may fill."""
+"""Folders that stay empty in a run without such models."""
 
 
 def stages() -> dict[str, ModuleType]:

@@ -115,17 +115,17 @@ def body(ctx: Context[Settings]) -> None:
     from tasks.device import use_threads
     from tasks.tool.answers import answered
 
-    settings = ctx.settings
+    settings, loaded = ctx.settings, loads(ctx.settings)
     item = f"{settings.tool}-{settings.seed}"
     use_threads(settings.num_threads)
     questions = choose(
         list(read_questions(ctx.root / DATA / "questions.jsonl")), settings.splits, settings.max_questions
     )
-    policy_sha256, read = _read(ctx, questions)
+    policy_sha256, read = _read(ctx, loaded, questions)
 
     models = trained.find(ctx.root, settings.models, settings.reader_seed)
     resources = services.Resources(ctx.root, ctx.scratch, models=models)
-    with services.opened({"reader": loads(settings).reader}, resources) as called:
+    with services.opened({"reader": loaded.reader}, resources) as called:
         rows = answered(questions, read, called["reader"])
         used = work_of(usages(called), ctx.measured)
 
@@ -139,12 +139,12 @@ def body(ctx: Context[Settings]) -> None:
         write_json(out / SUMMARY, {"num_questions": len(questions), **used, **hashes})
 
 
-def _read(ctx: Context[Settings], questions: list[Question]) -> tuple[str, dict[str, list[str]]]:
+def _read(ctx: Context[Settings], loaded: Loaded, questions: list[Question]) -> tuple[str, dict[str, list[str]]]:
     """Hash of the policy, and what the reader gets for each question, by source."""
     from tasks.tool.agent import at_play
     from tasks.tool.answers import sources
 
-    loaded, settings = loads(ctx.settings), ctx.settings
+    settings = ctx.settings
     record = systems.read(ctx.root / TRAINED / f"{settings.tool}-{settings.seed}")
     search = retrieval.open_retriever(ctx.root / INDEX, ctx.root / DATA / "corpus.jsonl")
     bar = ctx.bar(len(questions))
