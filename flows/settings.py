@@ -270,13 +270,14 @@ SHORTHANDS: dict[str, Callable[[str, Path], dict[str, Any]]] = {"DATA": data_ans
 
 
 def compare_answers(name: str, root: Path) -> dict[str, Any]:
-    """`--compare`: the methods and seeds of `conf/compare/<name>.yaml`, beside the system they are compared with.
+    """`--compare`: what `conf/compare/<name>.yaml` says, with the system that its methods are compared with.
 
     Raises:
         ValueError: no such file, an unknown or missing key, or a method that does not exist.
     """
     compare = params.compare(name, root)
-    return {"systems": _beside_reference(compare.methods, root), "seeds": list(compare.seeds)}
+    answers = {"systems": _beside_reference(compare.methods, root), "seeds": list(compare.seeds)}
+    return answers if compare.sampled is None else {**answers, "evaluate.sampled": compare.sampled}
 
 
 def _text(value: Any) -> str:

@@ -113,10 +113,16 @@ class Params:
 
 @dataclass(frozen=True)
 class Compare:
-    """One file of `conf/compare/`: methods and seeds that are set side by side."""
+    """One file of `conf/compare/`: methods and seeds that are set side by side.
+
+    Attributes:
+        methods, seeds: each method runs with each seed.
+        sampled: replaces `evaluate.sampled` of `params.yaml`; null leaves it.
+    """
 
     methods: Annotated[tuple[str, ...], Field(min_length=1)]
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)]
+    sampled: bool | None = None
 
 
 @dataclass(frozen=True)

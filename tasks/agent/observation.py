@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,15 +23,17 @@ def observation_ids(
         max_tokens: budget of the documents of one query.
         is_last: whether no further search will be executed.
     """
-    last_message = _encode(tokenizer, grammar.last_message) if is_last and grammar.last_message else []
+    last_message = _encode(tokenizer, grammar.last_message) if is_last and grammar.last_message else ()
     if hits is None:
-        return _encode(tokenizer, grammar.complaint(action)) + last_message
+        return [*_encode(tokenizer, grammar.complaint(action)), *last_message]
     whole = _encode(tokenizer, grammar.body(action, hits))
-    kept = whole[: max_tokens * len(hits)]
+    kept = list(whole[: max_tokens * len(hits)])
     while len(kept) < len(whole) and kept and not grammar.may_end(tokenizer.decode(kept, skip_special_tokens=False)):
         kept.pop()
-    return _encode(tokenizer, grammar.opening) + kept + _encode(tokenizer, grammar.closing) + last_message
+    return [*_encode(tokenizer, grammar.opening), *kept, *_encode(tokenizer, grammar.closing), *last_message]
 
 
-def _encode(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer.encode(text, add_special_tokens=False))
+@functools.lru_cache(maxsize=4096)
+def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
+    """Token ids; the frames of all observations are equal, and plays of a question find the same documents."""
+    return tuple(tokenizer.encode(text, add_special_tokens=False))

@@ -214,6 +214,12 @@ def test_a_comparison_sets_methods_and_seeds(root: Path) -> None:
     assert settings.apply(answers, root) == []  # `dvc repro report` has nothing left to be told.
 
 
+def test_a_comparison_may_leave_out_the_sampled_play(root: Path) -> None:
+    compare_file(root, "methods: [c]\nseeds: [0]\nsampled: false\n")
+    settings.apply(settings.compare_answers("main", root), root)
+    assert params.read(root).evaluate.sampled is False
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
