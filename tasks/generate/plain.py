@@ -252,13 +252,21 @@ class PlainSession:
         return new_rows
 
     def _read_ahead(self, row: int) -> None:
-        """Read all but the newest token of a row into the cache, so that its forks need not read them again."""
-        unread = self.pending[row][:-1]
-        if unread:
-            self._swap(0, self.slot[row])
-            self._forward([unread], self.length[:1])
-            self.length[0] += len(unread)
-            del self.pending[row][:-1]
+        """Read all but the newest token of a row into the cache, so that its forks need not read them again.
+
+        All rows that have such tokens are read together: whoever forks one of them forks the others next.
+        """
+        if len(self.pending[row]) < 2:
+            return
+        unread = [one for one, tokens in enumerate(self.pending) if len(tokens) > 1 and one not in self.closed]
+        for place, one in enumerate(unread):
+            self._swap(place, self.slot[one])
+
+        chunks = [self.pending[one][:-1] for one in unread]
+        self._forward(chunks, self.length[: len(unread)])
+        self.length[: len(unread)] += [len(chunk) for chunk in chunks]
+        for one in unread:
+            del self.pending[one][:-1]
 
     def _give_slot(self, row: int) -> None:
         """Give a new row the slot of a closed row, or else an additional one."""
