@@ -73,6 +73,22 @@ def test_hazard_losses_of_the_page() -> None:
     assert float(hazard_loss(given_, [True, False], False)) == near(wanted["L_W"] - math.log(0.3) - math.log(0.9))
 
 
+def test_each_part_of_the_hazard_loss_of_the_page() -> None:
+    """A certain error at the end makes L_W vanish and leaves L_z; what the sum has more without it is L_W."""
+    wanted = column("pica", "Release's reward model", "quantity", "value")
+    assert math.exp(-wanted["L_S"]) == near(wanted["S"])
+    assert wanted["L_W"] == near(-math.log(1 - wanted["S"]))
+    three = logits([0.5, 0.1, 0.3, 0.6])
+    ended = torch.cat([three, torch.tensor([60.0], dtype=torch.float64)])
+    at_first = float(hazard_loss(ended, [True, True, False], False))
+    assert at_first == near(wanted["L_z"])
+    assert float(hazard_loss(three, [True, True], False)) - at_first == near(wanted["L_W"])
+
+    # Who never dies may be wrong at a cost of log(1e-5), and its first error costs what that hazard says.
+    safe = torch.tensor([0.0, -30.0, -30.0], dtype=torch.float64)
+    assert float(hazard_loss(safe, [False], False)) == near(-math.log(1e-5) + 30.0)
+
+
 def slow(values: list[float], pivots: list[bool], is_right: bool, conf: LossConf) -> float:
     """The definition, number by number, without tensors."""
     f = [1 / (1 + math.exp(-value)) for value in values]

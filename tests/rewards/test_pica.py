@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.rewards.answer import AnswerReward
 from tasks.rewards.ended_answer import EndedAnswer
 from tasks.rewards.hazard_steps import HazardSteps
 from tasks.rewards.step_penalty import StepPenalty
 from tasks.rewards.success_gain import SuccessGain
+from tasks.rl.advantages.gae import turn_gae
 from tasks.services import Probabilities, Services
 from tasks.types import Action, Question, Trajectory, Turn
 from tests.papers import column, golden
@@ -145,6 +148,16 @@ def test_golden_penalties(which: str, first: int) -> None:
         assert penalty.value(row["t"]) == near(row[which])
 
 
+def test_golden_penalties_of_every_search_of_the_release() -> None:
+    """The penalty grows with each search, also beyond the fourth; scale and baseline apply to it as to the hazard."""
+    plain, scaled = HazardSteps(1.0, 0.0, 0.3, 1.5), HazardSteps(0.3, 0.55, 0.3, 1.5)
+    for row in golden("pica", "Step penalty"):
+        assert plain.value(row["t"], 0.0) == near(1 - row["release"])
+        assert scaled.value(row["t"], 0.1) == near(0.3 * (0.35 - row["release"]))
+    placed, _ = scored(plain, played("ssssssa"), 0.5, *[0.0] * 7)
+    assert list(placed.values()) == near([1 - row["release"] for row in golden("pica", "Step penalty")])
+
+
 def test_the_penalty_lands_on_searches_from_the_third_on_and_not_on_the_answer() -> None:
     (score,) = StepPenalty(0.3, 0.3, 1.5)([played("ssisa")], [question()])
     assert {place // 3: value for place, value in score.placed} == {2: near(-0.3 * 0.3), 3: near(-0.3 * 0.45)}
@@ -165,6 +178,27 @@ def test_a_wrong_format_has_no_steps_in_the_release() -> None:
     reward = HazardSteps(0.3, 0.55, 0.3, 1.5)
     assert scored(reward, played("ss"), 0.5, 0.1, 0.1)[0] == {}
     assert scored(reward, played("a"), 0.5, 0.1)[0] == {}
+
+
+@pytest.mark.parametrize("case", golden("pica", "Advantages over turns"))
+def test_golden_advantages_from_rewards_on(case: dict[str, Any]) -> None:
+    """R = [0.105, 0.03, 1.2]: steps of hazards 0.1 and 0.35, and 1.5 times an F1 of 0.8; then their advantages."""
+    trajectory = replace(played("ssa"), answer="Bristow town")
+    asked = question(answers=("Bristow town hall",))
+    services: Services = {"reward_model": Told(Probabilities(0.5, (0.1, 0.35, 0.9)))}
+    rewards = (HazardSteps(0.3, 0.55, 0.3, 1.5), EndedAnswer("f1", 1.5, -1.5), AnswerReward("f1", 1.5))
+    steps, of_release, of_paper = (reward([trajectory], [asked], services)[0] for reward in rewards)
+    assert dict(steps.placed) == near({1: 0.105, 4: 0.03})
+    assert dict(of_release.placed) == dict(of_paper.placed) == near({7: 1.2})
+    assert of_release.outcome == of_paper.outcome == near(1.2)
+
+    given_ = torch.zeros(1, 9, dtype=torch.double)
+    for place, value in (*steps.placed, *of_paper.placed):
+        given_[0, place] += value
+    values = torch.full((1, 9), 9.0, dtype=torch.double)
+    values[0, [0, 3, 6]] = torch.tensor([0.3, 0.4, 0.5], dtype=torch.double)
+    found, _ = turn_gae(given_, values, torch.tensor([trajectory.loss_mask]), case["gamma"], case["lam"])
+    assert found[0, [0, 3, 6]].tolist() == near(case["advantages of turns"])
 
 
 def test_the_outcome_of_the_release() -> None:

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 from torch import tensor
 
 from tasks.rl.advantages.gae import TokenGae, gae, turn_gae, whiten
-from tasks.rl.advantages.group import group_normalized
+from tasks.rl.advantages.group import GroupAdvantage, group_normalized
+from tasks.rl.advantages.own_reward import OwnReward
 from tasks.rl.experience import Experience
 from tasks.rl.logprobs import k1
 from tests.papers import column, golden
@@ -30,6 +32,16 @@ def row(values):
 
 def close(found, expected, tolerance=1e-6):
     torch.testing.assert_close(found, tensor(expected, dtype=found.dtype), rtol=0, atol=tolerance)
+
+
+def experience_of(rewards, loss_mask, group_ids=("g",), old=None, ref=None, values=None):
+    """Samples without a prefix: every token is one of the response."""
+    count, width = rewards.shape
+    everything = torch.ones(count, width, dtype=torch.bool)
+    return Experience(
+        torch.ones(count, width, dtype=torch.long), torch.full((count,), width), everything, loss_mask, rewards,
+        group_ids, torch.zeros(count, width), old, ref, values,
+    )  # fmt: skip
 
 
 # Golden groups ---------------------------------------------------------------------------------------------------
@@ -116,6 +128,24 @@ def test_a_missing_group_id_is_an_error():
 
 def test_no_trajectories():
     assert group_normalized(tensor([], dtype=F64), []).tolist() == []
+
+
+@pytest.mark.parametrize("case", CANDIDATES)
+def test_the_part_gives_golden_advantages_to_every_trained_token(case):
+    """The rewards of a sample are added up, wherever they lie; observations get nothing."""
+    rewards = torch.zeros(5, 4, dtype=F64)
+    rewards[:, 1], rewards[:, 3] = 1, tensor([1, 0, 1.05, -2, -1], dtype=F64)
+    experience = experience_of(rewards, tensor([[False, True, False, True]] * 5), ("q",) * 5)
+    found = GroupAdvantage(1e-6, case["deviation"])(experience).advantages
+    close(found, [[0, a, 0, a] for a in case["advantages"]])
+    wide = GroupAdvantage(0.5, case["deviation"])(experience).advantages
+    close(wide[:, 1], slow_group([2, 1, 2.05, -1, 0], "q" * 5, 0.5, case["deviation"]))
+
+
+def test_a_samples_own_reward_is_the_sum_on_its_trained_tokens():
+    rewards = row([0, 1.5, 0.25, -0.5])
+    experience = experience_of(rewards, tensor([[False, True, False, True]]), ("q",))
+    close(OwnReward()(experience).advantages, [[0, 1.25, 0, 1.25]])
 
 
 # Golden GAE ---------------------------------------------------------------------------------------------------
@@ -231,6 +261,26 @@ def test_whiten_agrees_with_the_slow_one(batch):
     found = whiten(tensor(values, dtype=F64), tensor(own))
     for row_found, r, m in zip(found.tolist(), values, own, strict=True):
         assert row_found == pytest.approx([(v - mean) * scale if mine else 0.0 for v, mine in zip(r, m, strict=True)])
+
+
+@pytest.mark.parametrize("over", ["generated", "response"])
+def test_the_part_whitens_over_the_tokens_it_names(over):
+    """Golden advantages and whitening at once; a prefix in front has no rewards, no values and no advantages."""
+    rewards, values = row([0, 0, 0, 0, 0, 0, 0, 1]), row([7, 7, *VALUES])
+    experience = experience_of(rewards, tensor([[False, False, *OWN]]), values=values)
+    is_own = torch.arange(8) >= 2
+    found = TokenGae(1.0, 1.0, 0.0, over)(replace(experience, response_mask=is_own[None]))
+    expected = column("ppo", "Whitened advantages", "statistics over", "advantages")
+    close(found.advantages, [[0, 0, *expected[over]]])
+    close(found.returns[:, 2:], [[1] * 6])
+
+
+def test_the_kl_of_a_token_is_taken_from_its_reward():
+    """Golden advantages with the penalty, before they are whitened."""
+    old, ref = row([-1, -0.5, -2, -1.5, -0.7, -0.2]), row([-1.2, -0.4, -1, -3, -0.7, -0.5])
+    experience = experience_of(row([0, 0, 0, 0, 0, 1]), tensor([OWN]), ("g",), old, ref, row(VALUES))
+    expected = column("ppo", "KL in the reward", "quantity", "values")["advantage"]
+    close(TokenGae(1.0, 1.0, 0.001)(experience).returns, [[a + v for a, v in zip(expected, VALUES, strict=True)]])
 
 
 @many
