@@ -161,6 +161,7 @@ class Script:
 
     def open(self, prompts: Any, copies: int, sampling: Sampling, max_total_tokens: int) -> Script:
         self.opened += 1
+        self.closed = set()
         self.rows = [list(p) for p in prompts for _ in range(copies)]
         self.stop, self.longest = sampling.stop, max_total_tokens
         return self

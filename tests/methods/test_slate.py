@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from tasks.generate import Sampling
+from tasks.rewards import on_turns
 from tasks.rl.advantages.group import GroupAdvantage, group_normalized
 from tasks.rl.advantages.own_reward import OwnReward
 from tasks.rl.experience import Experience, collate
 from tasks.rl.losses import LossSum, Normalizer
 from tasks.rl.losses.policy_clip import PolicyClip
 from tasks.rl.losses.reference_kl import ReferenceKl
-from tasks.types import Sample, Scores
+from tasks.train.variance import measure
+from tasks.types import Question, Sample, Scores, Trajectory
 from tests.papers import column, golden
+from tests.tiny import Script, make_player, make_tokenizer, question
 
 POLICY = PolicyClip(0.2, 0.2, "token", "question_mean", None)
 
@@ -137,17 +142,53 @@ def test_golden_sum_over_steps() -> None:
         assert -loss_of(POLICY, batch, table) == near(row["objective"])
 
 
-def test_golden_variance() -> None:
-    """Centred advantages of independent rewards, by the formula and by drawing them."""
-    variance = column("slate", "Variance", "advantage", "variance")
-    assert variance["step"] == near(1 - 1 / 5)
-    assert variance["trajectory"] == near((1 - 1 / 5) * 4)
+def by_word(trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Scores]:
+    """1 for an action with the first of two words, -1 for one with the other."""
+    return [
+        on_turns(t, {i: 1.0 if "Avenor" in turn.text else -1.0 for i, turn in enumerate(t.turns)}) for t in trajectories
+    ]
 
-    rewards = torch.randn(40_000, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.double)
-    step = rewards[:, :, 0] - rewards[:, :, 0].mean(1, keepdim=True)
-    trajectory = rewards.sum(2) - rewards.sum(2).mean(1, keepdim=True)
-    assert float(step.var()) == near(variance["step"], 0.02)
-    assert float(trajectory.var()) == near(variance["trajectory"], 0.06)
+
+def signs(numbers: Iterable[int], row: int) -> list[str]:
+    """In a row of a Hadamard matrix, the words of these columns.
+
+    Over all its rows each column has mean 0 and variance 1, and no two columns are correlated.
+    """
+    return ["Avenor" if (row & number).bit_count() % 2 == 0 else "Bristow" for number in numbers]
+
+
+def actions_of(words: Sequence[str]) -> list[str]:
+    """A play of as many actions; the last one answers."""
+    return [*(f"<search> {word} </search>" for word in words[:-1]), f"<answer> {words[-1]} </answer>"]
+
+
+def test_golden_variance() -> None:
+    """32 questions whose rewards have exactly the theorem's moments: 5 times 4 uncorrelated ones of variance 1."""
+    k, num_steps, count = 5, 4, 32
+    plays = [[signs(range(1 + 4 * i, 5 + 4 * i), row) for i in range(k)] for row in range(count)]
+    candidates = [
+        [actions_of(plays[row][i])[step]] for step in range(num_steps) for row in range(count) for i in range(k)
+    ]
+    lines: list[list[str | list[int]]] = [[] for _ in range(count)] + [list(line) for line in candidates]
+    for row in range(count):
+        for i in range(2 * k):
+            lines[row * 2 * k + i] += actions_of(plays[row][i % k])
+
+    tokenizer = make_tokenizer()
+    budgets = {"max_turns": num_steps - 1, "batch_rows": 2 * k * count, "max_total_tokens": 900}
+    player = make_player(Script(tokenizer, lines), tokenizer, **budgets)
+    sampling = Sampling(1.0, 1.0, (), 0)
+    rows = measure("start", player, by_word, [question(i) for i in range(count)], k, sampling)
+
+    variance = column("slate", "Variance", "advantage", "variance")
+    assert (variance["step"], variance["trajectory"]) == (near(1 - 1 / k), near((1 - 1 / k) * num_steps))
+    for turn in range(num_steps + 1):
+        own = [row for row in rows if row.turn == turn]
+        assert len(own) == count
+        assert statistics.fmean(row.truncated for row in own) == near(variance["step"])
+        assert statistics.fmean(row.full for row in own) == near(variance["trajectory"])
+        assert [(row.num_turns, row.group) for row in own] == [(num_steps, k)] * count
+        assert [row.full_at_tokens for row in own] == [row.full for row in own]
 
 
 # Both implementations -------------------------------------------------------------------------------------------------

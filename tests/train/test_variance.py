@@ -20,7 +20,7 @@ from tasks.rewards import on_turns
 from tasks.train import variance
 from tasks.types import Question, Scores, Trajectory, Turn
 from tests.rl.candidates import Candidates
-from tests.tiny import make_model, make_player, make_tokenizer, make_trainer, question
+from tests.tiny import Script, make_model, make_player, make_tokenizer, make_trainer, question
 
 SAMPLING = Sampling(1.0, 1.0, (), 5)
 
@@ -66,6 +66,56 @@ def test_rewards_that_are_alike_and_independent_have_the_ratio_of_the_theorem() 
     # The standard error of the ratio is about 0.06.
     assert truncated / full == pytest.approx(1 / num_turns, abs=0.18)
     assert truncated < full
+
+
+def test_the_rows_of_a_question_by_hand() -> None:
+    """Two candidates a step; complete trajectories of other lengths, of which two count, and three at equal tokens.
+
+    Rewards are those of the words: a search 2 or 0, an answer 1 or -3.
+    """
+    search, other = "<search> Avenor </search>", "<search> Bristow </search>"
+    answer, wrong = "<answer> Bristow </answer>", "<answer> Avenor </answer>"
+    earned = {search: 2.0, other: 0.0, answer: 1.0, wrong: -3.0}
+
+    def by_text(trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Scores]:
+        return [on_turns(t, {i: earned[turn.text.strip()] for i, turn in enumerate(t.turns)}) for t in trajectories]
+
+    # First the candidates: rows 1 and 2 continue row 0, rows 3 and 4 continue row 1, rows 5 and 6 row 3. Then the plays.
+    lines: list[list[str | list[int]]] = [[], [search], [other], [other], [answer], [answer], [wrong]]
+    for row, play in enumerate([[search, answer], [wrong], [other, search, answer], [search, wrong]]):
+        lines[row] += play
+    tokenizer = make_tokenizer()
+    player = make_player(Script(tokenizer, lines), tokenizer, max_total_tokens=900)
+    rows = variance.measure("trained", player, by_text, [question()], 2, SAMPLING)
+
+    # Step means 1, 0.5, -1. Sums of the plays 3, -3, 3: their mean is 0 of two, 1 of three. The plays have 2, 1, 3 turns
+    # and the candidates 6 texts of the same length: three plays cost as much, the fourth is too much.
+    assert len({len(tokenizer.encode(text)) for text in earned}) == 1
+    found = [(row.turn, row.truncated, row.full, row.full_at_tokens) for row in rows]
+    assert found == [
+        (0, pytest.approx((1 + 0.25 + 4) / 3), 9.0, pytest.approx((4 + 16 + 4) / 3)),
+        (1, 1.0, 9.0, pytest.approx((4 + 16 + 4) / 3)),
+        (2, 0.25, 9.0, 4.0),
+        (3, 4.0, None, 4.0),
+    ]
+    assert {(row.policy, row.question_id, row.num_turns, row.group) for row in rows} == {("trained", "q0", 3, 3)}
+
+
+def test_both_samplings_draw_with_seeds_of_their_own() -> None:
+    """Equal seeds would make the complete trajectories begin as the candidates do."""
+    seeds: list[int] = []
+    tokenizer = make_tokenizer()
+    generator = PlainGenerator(make_model(tokenizer), tokenizer, True)
+    opened = generator.open
+
+    def remembering(prompts: Any, copies: int, sampling: Sampling, longest: int) -> Any:
+        seeds.append(sampling.seed)
+        return opened(prompts, copies, sampling, longest)
+
+    generator.open = remembering  # type: ignore[method-assign]
+    player = make_player(generator, tokenizer, max_call_tokens=5)
+    variance.measure("start", player, score, [question()], 2, SAMPLING)
+    assert len(seeds) == len(set(seeds)) == 2
 
 
 def test_rows_of_turns() -> None:
