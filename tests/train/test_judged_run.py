@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ import pytest
 import torch
 
 from tasks import services
+from tasks.rewards import judged_actions
 from tasks.rewards.judged_actions import JudgedActions
 from tasks.rl.advantages.group import GroupAdvantage
+from tasks.rl.experience import Experience
 from tasks.rl.losses import LossSum
 from tasks.rl.losses.policy_clip import PolicyClip
 from tasks.rl.losses.reference_kl import ReferenceKl
@@ -123,20 +125,72 @@ def test_a_budget_that_is_used_up_in_mid_step_keeps_what_was_learned(server: Com
     assert len(server.asked) == 2 * num_asked
 
 
-def test_a_judge_that_talks_rubbish_teaches_nothing_and_is_counted(server: Completions, tmp_path: Path) -> None:
-    server.answer = lambda body: (200, completion("<score> 1945 </score>"))
-    with judge_at(server.conf()).opened(Resources(tmp_path, tmp_path)) as running:
-        trainer = slate(tmp_path, num_steps=1)
-        trainer.method = replace(trainer.method, loss=LossSum((PolicyClip(0.2, 0.2, "token", "question_mean"),)))
+def one_step(server: Completions, scratch: Path, reply: str, bonus: float = 0.1) -> tuple[Trainer, list[Experience]]:
+    """A trainer after one step whose judge always says this, and what that step was learned from; no KL term."""
+    server.answer = lambda body: (200, completion(reply))
+    seen: list[Experience] = []
+    compare = GroupAdvantage(1e-6, "population")
+
+    @dataclass(frozen=True)
+    class Seen(GroupAdvantage):
+        def __call__(self, experience: Experience) -> Experience:
+            seen.append(compare(experience))
+            return seen[-1]
+
+    with judge_at(server.conf()).opened(Resources(scratch, scratch)) as running:
+        trainer = slate(scratch, num_steps=1)
+        policy_alone = LossSum((PolicyClip(0.2, 0.2, "token", "question_mean"),))
+        rewards = (JudgedActions("last", bonus, 2),)
+        trainer.method = replace(trainer.method, loss=policy_alone, advantage=Seen(), rewards=rewards)
         trainer.services = {"judge": running}
-        before = {name: p.detach().clone() for name, p in trainer.policy.trained.items()}  # type: ignore[attr-defined]
         trainer.run()
+    return trainer, seen
+
+
+def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: p.detach() for name, p in trainer.policy.trained.items()}  # type: ignore[attr-defined]
+
+
+def counted(trainer: Trainer) -> tuple[float, float]:
+    """Judgements of a question that could not be read, and the sum of its scores."""
     (metrics,) = [row["metrics"] for row in trainer.progress.history if row["step"] == 1]
-    assert metrics["judge_unreadable_mean"] >= 1
-    assert metrics["judge_mean"] == 0
-    # Searches and answers earn alike, rubbish one point less: only that is learned.
-    assert all(torch.isfinite(p).all() for p in trainer.policy.trained.values())  # type: ignore[attr-defined]
-    assert set(before) == set(trainer.policy.trained)  # type: ignore[attr-defined]
+    return metrics["judge_unreadable_mean"], metrics["judge_mean"]
+
+
+def test_a_judge_that_talks_rubbish_teaches_nothing_and_is_counted(
+    server: Completions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where only the judge can tell actions apart, all advantages are 0 and no weight moves by a bit."""
+    monkeypatch.setattr(judged_actions, "_INVALID", 0.0)
+    trainer, (experience,) = one_step(server, tmp_path / "rubbish", "<score> 1945 </score>", bonus=0.0)
+    assert counted(trainer)[0] >= 1
+    assert len(experience) > 3
+    assert not experience.rewards.any()
+    assert experience.advantages is not None
+    assert not experience.advantages.any()
+    started = taught()
+    assert all(torch.equal(weight, started[name]) for name, weight in weights_of(trainer).items())
+
+    # A judge that says something does move them: the same step, with scores that differ.
+    server.answer = verdict
+    other = slate(tmp_path / "telling", num_steps=1)
+    with judge_at(server.conf(model="writer-2")).opened(Resources(tmp_path, tmp_path)) as running:
+        other.services = {"judge": running}
+        other.run()
+    assert any(not torch.equal(weight, started[name]) for name, weight in weights_of(other).items())
+
+
+def test_rubbish_counts_as_a_score_of_0(server: Completions, tmp_path: Path) -> None:
+    """Form and bonus go on teaching as if a judge had said 0 to everything."""
+    rubbish, (of_rubbish,) = one_step(server, tmp_path / "rubbish", "<score> 1945 </score>")
+    zero, (of_zero,) = one_step(server, tmp_path / "zero", "<score> 0 </score>")
+    assert counted(rubbish)[0] >= 1
+    assert counted(rubbish)[1] == 0
+    assert counted(zero) == (0, 0)
+    assert of_rubbish.rewards.any()
+    assert torch.equal(of_rubbish.rewards, of_zero.rewards)
+    wanted = weights_of(zero)
+    assert all(torch.equal(weight, wanted[name]) for name, weight in weights_of(rubbish).items())
 
 
 def test_the_trainer_reads_candidates_as_the_generator_wrote_them(server: Completions, tmp_path: Path) -> None:
