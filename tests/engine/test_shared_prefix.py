@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +16,15 @@ from tasks.engine import Objective
 from tasks.engine.plain import PlainCritic, PlainPolicy
 from tasks.engine.shared_prefix import attention_to_prefixes, hidden_states, require_supported
 from tasks.pretrained import Qwen2Config, Qwen2ForCausalLM
+from tasks.rl.advantages.gae import TokenGae
+from tasks.rl.advantages.group import GroupAdvantage
 from tasks.rl.experience import Experience, collate, minibatches, prefix_groups, shared_minibatches
 from tasks.rl.losses import LossSum, Normalizer
 from tasks.rl.losses.policy_clip import PolicyClip
+from tasks.rl.losses.reference_kl import ReferenceKl
+from tasks.train.update import Learner
 from tasks.types import Sample, Scores
-from tests.tiny import make_model, make_policy, make_tokenizer, optimizer
+from tests.tiny import make_method, make_model, make_policy, make_tokenizer, optimizer, train_conf
 
 Tree = tuple[int, list[int]]
 """Length of a prefix, and of its samples."""
@@ -134,6 +139,75 @@ def test_an_update_is_that_of_separate_rows(options: dict[str, Any]) -> None:
     assert metrics == pytest.approx(wanted_metrics, abs=1e-5)
     assert any(gradient.abs().max() > 1e-4 for gradient in wanted.values())
     assert shared.causal_lm.config._attn_implementation == "sdpa"  # A generator plays with the same model.
+
+
+@pytest.fixture
+def double_precision(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Everything of an update in float64, also where the engine asks for single precision by `float()`."""
+    monkeypatch.setattr(Tensor, "float", Tensor.double)
+    torch.set_default_dtype(torch.double)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def samples_of_steps() -> tuple[list[Sample], list[Scores]]:
+    """Two questions of two and one steps with three candidates each, of different lengths, and their rewards."""
+    samples: list[Sample] = []
+    scores: list[Scores] = []
+    for number, step in ((0, 0), (0, 1), (1, 0)):
+        context = tuple((13 * number + 5 * t) % 200 for t in range(6 + 5 * step))
+        for i in range(3):
+            ids = tuple((31 * number + 11 * step + 17 * i + 7 * t) % 200 for t in range(2 + 3 * i))
+            logprobs = tuple(-5.0 - 0.1 * i for _ in ids)
+            group = f"q{number}/step {step + 1}"
+            samples.append(Sample(f"q{number}", group, context, ids, (True,) * len(ids), logprobs, 1 / 3))
+            scores.append(Scores(0.0, ((len(ids) - 1, (1.0, -2.0, 0.5)[(i + step) % 3]),)))
+    return samples, scores
+
+
+def learned(is_ppo: bool, **changes: Any) -> tuple[list[dict[str, Tensor]], dict[str, float], Experience]:
+    """The gradients of every update of a step of training, its metrics and what it learned from."""
+    conf = train_conf(
+        minibatches=2, epochs=2, minibatches_of="questions", policy=optimizer(max_grad_norm=1e9, lr=1e-3), **changes
+    )
+    tokenizer, model = make_tokenizer(), model_of()
+    critic = PlainCritic(model, conf.policy, "float32", share_prefixes=conf.share_prefixes) if is_ppo else None
+    policy = make_policy(model, tokenizer, conf=conf.policy, share_prefixes=conf.share_prefixes)
+    found: list[dict[str, Tensor]] = []
+    for trainee in (policy, critic) if critic is not None else (policy,):
+        trained = trainee.trained
+        trainee.optimizer.register_step_pre_hook(
+            lambda *_, of=trained: found.append({n: p.grad.clone() for n, p in of.items() if p.grad is not None})
+        )
+    terms = (PolicyClip(0.2, 0.2, "token", "question_mean"), ReferenceKl(0.05, "question_mean"))
+    advantage = TokenGae(1.0, 0.9, 0.01) if is_ppo else GroupAdvantage(1e-6, "population")
+    method = replace(
+        make_method("ppo" if is_ppo else "grpo", tokenizer), loss=LossSum(terms), advantage=advantage
+    )
+    experience, metrics = Learner(conf, method, policy, critic, True, 0).learn(*samples_of_steps(), 1)
+    return found, metrics, experience
+
+
+@pytest.mark.parametrize("is_ppo", [False, True])
+def test_a_step_of_training_has_the_loss_and_the_gradients_of_separate_rows(
+    double_precision: None, is_ppo: bool
+) -> None:
+    """Old and reference log-probabilities, values, advantages and four updates with their steps, in float64."""
+    (wanted, wanted_metrics, alone), (found, metrics, together) = (
+        learned(is_ppo, share_prefixes=share) for share in (False, True)
+    )
+    assert len(found) == len(wanted) == (8 if is_ppo else 4)
+    for own, other in zip(found, wanted, strict=True):
+        assert own.keys() == other.keys()
+        assert max(float(gradient.abs().max()) for gradient in other.values()) > 1e-3
+        for name, gradient in other.items():
+            assert gradient.dtype == torch.double
+            torch.testing.assert_close(own[name], gradient, rtol=0, atol=1e-9)
+    assert metrics.keys() == wanted_metrics.keys()
+    assert metrics == pytest.approx(wanted_metrics, rel=0, abs=1e-9)
+    assert metrics["loss"] != 0
+    for name in ("old_logprobs", "ref_logprobs", "advantages", *(("values", "returns") if is_ppo else ())):
+        torch.testing.assert_close(getattr(together, name), getattr(alone, name), rtol=0, atol=1e-9)
 
 
 def test_the_critic_reads_a_prefix_once_too() -> None:
