@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import tensor
 
+from tasks.rl.experience import Experience
 from tasks.rl.logprobs import importance_weights, k1, k3, ratios
-from tasks.rl.losses import Normalizer, aggregate
+from tasks.rl.losses import LossSum, Normalizer, aggregate
 from tasks.rl.losses.entropy import EntropyBonus
 from tasks.rl.losses.policy_clip import PolicyClip, clip_fraction, clipped
 from tasks.rl.losses.reference_kl import ReferenceKl
@@ -282,6 +284,109 @@ def test_a_row_without_generated_tokens_changes_no_mean():
     close(aggregate(more, wide, "token_mean"), -0.125)
     close(aggregate(more, wide, "seq_mean"), 0.25)
     assert Normalizer.of(wide) == Normalizer(tokens=8, sequences=2)
+
+
+# The terms as the trainer calls them ----------------------------------------------------------------------------------
+
+
+def slow_mean(per_token, mask, how, weights, group_tokens=None):
+    """`question_mean` for two questions; `group_tokens` in place of the samples' own lengths."""
+    rows = [
+        weight * sum(v for v, mine in zip(r, m, strict=True) if mine)
+        for r, m, weight in zip(per_token, mask.tolist(), weights, strict=True)
+    ]
+    sizes = [sum(m) for m in mask.tolist()]
+    if how == "token_mean":
+        return sum(rows) / max(sum(sizes), 1)
+    means = sum(r / max(n, 1) for r, n in zip(rows, group_tokens or sizes, strict=True))
+    return means / (2 if how == "question_mean" else max(sum(n > 0 for n in sizes), 1))
+
+
+@st.composite
+def step_batches(draw):
+    """A mini-batch of two questions with different weights, and its current logprobs."""
+    new, old, sampler, ref, advantages, mask = draw(batches(logs, logs, logs, logs, numbers, max_rows=5))
+    count, width = new.shape
+    weights = draw(st.lists(st.sampled_from([0.2, 0.5, 1.0, 3.0]), min_size=count, max_size=count))
+    counts = draw(st.lists(st.integers(8, 12), min_size=count, max_size=count))
+    everything = torch.ones(count, width, dtype=torch.bool)
+    batch = Experience(
+        torch.ones(count, width, dtype=torch.long), torch.full((count,), width), everything, mask,
+        torch.zeros_like(new), ("g",) * count, sampler, old, ref, None, advantages, None,
+        tensor(weights, dtype=F64), ("q",) * count, tensor(counts),
+    )  # fmt: skip
+    return batch, new, weights, counts
+
+
+def value_of(part, batch, logprobs):
+    """The term of a mini-batch of two questions."""
+    whole = Normalizer.of(batch.loss_mask)
+    return part(batch, logprobs, torch.zeros_like(logprobs), replace(whole, questions=2))[0].item()
+
+
+@many
+@given(step_batches(), bounds, bounds, st.sampled_from(["token_mean", "seq_mean", "question_mean"]))
+def test_the_clipped_term_agrees_with_the_slow_one(drawn, low, high, how):
+    """Both bounds, the correction for the generator, the samples' weights and the mean."""
+    batch, new, weights, _ = drawn
+    for cap in (2.0, None):
+        terms = [
+            [
+                slow_clipped(a, b, c, low, high)[0] * (1.0 if cap is None else min(math.exp(b - s), cap))
+                for a, b, s, c in zip(*rows, strict=True)
+            ]
+            for rows in zip(*(t.tolist() for t in (new, batch.old_logprobs, batch.sampler_logprobs, batch.advantages)), strict=True)
+        ]
+        expected = slow_mean(terms, batch.loss_mask, how, weights)
+        assert value_of(PolicyClip(low, high, "token", how, cap), batch, new) == pytest.approx(expected, abs=1e-9)
+
+
+@many
+@given(step_batches(), bounds, bounds)
+def test_the_clipped_term_of_trajectories_agrees_with_the_slow_one(drawn, low, high):
+    """One ratio, one weight and the mean advantage of a sample's own trained tokens."""
+    batch, new, weights, _ = drawn
+    total = 0.0
+    for i, weight in enumerate(weights):
+        own = batch.loss_mask[i]
+        if own.any():
+            a, b, s, c = (
+                t[i][own].mean().item() for t in (new, batch.old_logprobs, batch.sampler_logprobs, batch.advantages)
+            )
+            total += weight * slow_clipped(a, b, c, low, high)[0] * min(math.exp(b - s), 2.0)
+    expected = total / max(int(batch.loss_mask.any(-1).sum()), 1)
+    assert value_of(PolicyClip(low, high, "sequence", "seq_mean"), batch, new) == pytest.approx(expected, abs=1e-9)
+
+
+@many
+@given(step_batches(), st.sampled_from(["token_mean", "seq_mean", "question_mean"]))
+def test_the_kl_term_agrees_with_the_slow_one(drawn, how):
+    """Samples have their weights, except in a mean over the tokens of a group, which no weight may count again."""
+    batch, new, weights, counts = drawn
+    terms = [
+        [min(max(math.exp(r - a) - (r - a) - 1, -10.0), 10.0) for a, r in zip(*rows, strict=True)]
+        for rows in zip(new.tolist(), batch.ref_logprobs.tolist(), strict=True)
+    ]
+    by_group = how == "question_mean"
+    shares = [1.0] * len(weights) if by_group else weights
+    expected = 0.3 * slow_mean(terms, batch.loss_mask, how, shares, counts if by_group else None)
+    assert value_of(ReferenceKl(0.3, how), batch, new) == pytest.approx(expected, abs=1e-9)
+
+
+def test_metrics_are_distances_from_the_policy_that_played_and_from_the_reference():
+    """`approx_kl` is estimated on tokens of the old policy, `kl` on those of the new one."""
+    whole = torch.ones(1, 6, dtype=torch.long)
+    batch = Experience(
+        whole, tensor([6]), whole.bool(), OWN, torch.zeros(1, 6), ("g",), OLD, OLD, REF, None, ADVANTAGES,
+    )  # fmt: skip
+    _, metrics = LossSum((PolicyClip(0.2, 0.2),))(batch, NEW, torch.ones_like(NEW), Normalizer.of(OWN))
+    mine = [i for i, own in enumerate(OWN[0].tolist()) if own]
+    played = [NEW[0, i].item() - OLD[0, i].item() for i in mine]
+    apart = [REF[0, i].item() - NEW[0, i].item() for i in mine]
+    close(metrics["approx_kl"], sum(math.exp(d) - d - 1 for d in played) / len(mine))
+    close(metrics["kl"], sum(math.exp(d) - d - 1 for d in apart) / len(mine))
+    close(metrics["ratio_mean"], sum(map(math.exp, played)) / len(mine))
+    close(metrics["entropy"], 1.0)
 
 
 # Value loss and importance weights --------------------------------------------------------------------------------

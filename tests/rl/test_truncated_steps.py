@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from tasks.generate import Sampling
 from tasks.generate.plain import PlainGenerator
 from tasks.rewards import on_turns
-from tasks.rl.advantages.group import GroupAdvantage
+from tasks.rl.advantages.group import GroupAdvantage, group_normalized
 from tasks.rl.experience import collate
 from tasks.rl.samplers import Draw
 from tasks.rl.samplers.truncated_steps import TruncatedSteps, softmax
@@ -176,11 +177,13 @@ def test_one_candidate_a_step_is_a_play() -> None:
 # The choice -----------------------------------------------------------------------------------------------------------
 
 
-def test_golden_chances_of_the_choice() -> None:
-    population = golden("slate", "Candidates")[0]
-    assert softmax([advantage / 0.7 for advantage in population["advantages"]]) == pytest.approx(
-        population["chances"], abs=1e-6
-    )
+@pytest.mark.parametrize("case", golden("slate", "Candidates"))
+def test_golden_chances_of_the_choice(case: dict[str, Any]) -> None:
+    rewards = torch.tensor([2.0, 1.0, 2.05, -1.0, 0.0], dtype=torch.double)
+    compared = group_normalized(rewards, ["g"] * 5, 1e-6, case["deviation"])
+    found = softmax([advantage / 0.7 for advantage in compared.tolist()])
+    assert found == pytest.approx(case["chances"], abs=1e-6)
+    assert sum(found) == pytest.approx(1.0)
 
 
 def test_the_choice_has_the_chances_of_the_softmax_and_a_seed_of_its_own() -> None:
@@ -197,6 +200,22 @@ def test_the_choice_has_the_chances_of_the_softmax_and_a_seed_of_its_own() -> No
         # Six standard deviations of the share of 6000 draws.
         assert counts[i] / 6000 == pytest.approx(chance, abs=6 * (chance * (1 - chance) / 6000) ** 0.5)
     assert [chosen(seed) for seed in range(50)] == [chosen(seed) for seed in range(50)]
+
+
+def test_the_choice_is_that_of_the_golden_chances_and_another_seed_chooses_anew() -> None:
+    """The draw itself, with the run's seed and the step's group: no approximation by counting."""
+    sampler, actions = TruncatedSteps(5, 0.7), [Action("search", "a")] * 5
+    chances = golden("slate", "Candidates")[0]["chances"]
+    scores = [Scores(0.0, ((0, value),)) for value in (2.0, 1.0, 2.05, -1.0, 0.0)]
+    found: dict[int, list[int | None]] = {}
+    for seed in (7, 8):
+        groups = [f"q{number}#0/step 1" for number in range(200)]
+        found[seed] = [
+            sampler.choose([Sample("q", group, (1,), (2,), (True,), (0.0,))] * 5, scores, actions, seed)
+            for group in groups
+        ]
+        assert found[seed] == [random.Random(f"{seed}/choice/{g}").choices(range(5), chances)[0] for g in groups]
+    assert found[7] != found[8]
 
 
 def test_the_choice_compares_advantages_with_the_population_deviation() -> None:
