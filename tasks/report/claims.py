@@ -65,6 +65,7 @@ PLAIN_SEARCH = "plain search"
 """Stands for the best plain search where a claim compares what another model reads."""
 PLAYED = ("f1", "em", "subem", SEARCHES)  # Paired on seed and question.
 STOPPED, SPREAD = "stopped_share", "em_spread"
+OF_CHECKPOINTS = (*PLAYED, SPREAD, HOPS_GAIN, READ_EM)  # What a run ends with; all others are read from its training.
 NAMES = {
     SEARCHES: "searches per question",
     HOPS_GAIN: "F1 gain with two hops or more, minus that with one",
@@ -492,19 +493,24 @@ def cells(results: Results, found: Iterable[Finding]) -> Iterable[Cell]:
         low, high = curves.ends(i)
         count = i.num_questions if name in (*PLAYED, READ_EM) else None
         runs = [run for policy in pair for run in _runs(results, policy).values()]
-        mode = "greedy" if name in (*PLAYED, SPREAD, HOPS_GAIN, READ_EM) else "training"
+        mode = "greedy" if name in OF_CHECKPOINTS else "training"
         behind = origin(runs, is_training=mode == "training")
         yield Cell(" - ".join(pair), ALL, ALL, ALL, mode, name, i.mean, low, high, count, *behind)
 
 
-def _unmoved(results: Results, trainings: Sequence[TrainingRun], claim: Claim) -> str:
-    """A note on those of the two that end as their start policy, because no later policy was better in validation."""
-    told = ""
-    for policy in (claim.policy, claim.against):
+def _verdict(results: Results, trainings: Sequence[TrainingRun], one: Finding) -> str:
+    """The verdict, and which of the two policies end as their start policy where what they answer is compared.
+
+    They do so where no later policy was better in validation. Curves of training show the later policies, too.
+    """
+    if one.measure.name not in OF_CHECKPOINTS or one.verdict == NOT_MEASURED:
+        return one.verdict
+    told = [one.verdict]
+    for policy in (one.claim.policy, one.claim.against):
         steps = [training.selected_step for training in trainings if training.policy == policy]
         if steps.count(0):
-            told += f" ({results.title(policy)} is its start policy in {steps.count(0)} of {len(steps)} seeds)"
-    return told
+            told.append(f"{results.title(policy)} is its start policy in {steps.count(0)} of {len(steps)} seeds")
+    return "; ".join(told)
 
 
 def section(
@@ -521,10 +527,10 @@ def section(
         if claim.systems <= set(results.policies):
             is_known = one.difference is not None and not math.isnan(one.difference.mean)
             value = interval_text(one.difference, signed=True) if one.difference and is_known else ""
-            verdict = one.verdict if is_first else f"({one.verdict})"
-            told = _unmoved(results, trainings, claim) if is_first else ""
+            verdict = _verdict(results, trainings, one)
             written = claim.written if is_first else ""
-            rows.append([*about, f"{pair}: {NAMES[one.measure.name]}{told}", value, verdict, written])
+            shown = verdict if is_first else f"({verdict})"
+            rows.append([*about, f"{pair}: {NAMES[one.measure.name]}", value, shown, written])
         elif is_first:
             rows.append([*about, pair, "", NOT_MEASURED, claim.written])
     lead = " ".join((_RULES, seeds_note(results.seeds), _LIMITS, *_start_note(repeats)))
@@ -541,7 +547,8 @@ _RULES = (
     "harms if it lies below 0 and reaches further. One seed decides nothing, and no verdict is corrected for the "
     "number of claims. All differences are paired on seed, those of EM, F1 and subEM on question, too; these take the "
     "wider of two intervals, over questions and seeds and, where seeds differ, over seeds alone. Where neither policy "
-    "answers a question nothing is decided."
+    "answers a question nothing is decided. Where a verdict says that a policy is its start policy, training found "
+    "none better in validation, and the difference is one from what was there before it."
 )
 _LIMITS = (
     "A standard deviation of so few seeds has no interval and is only shown. A model that brings its own prompt and "

@@ -35,6 +35,7 @@ from tests.skips import SHARED, needs_shared
 PAPERS = SHARED / "papers"
 BY_ID = {claim.id: claim for claim in CLAIMS}
 SEEDS = (0, 1, 2)
+PENALTY_UNMOVED = "stepsearch_ow_penalty is its start policy in"
 
 
 @pytest.mark.parametrize(
@@ -129,9 +130,26 @@ def test_a_policy_that_is_still_its_start_is_named(tmp_path: Path):
     given |= {f"stepsearch_ow_penalty-{s}": Given("1" * 20, summary={"selected_step": s}) for s in SEEDS}
     results, _ = small(tmp_path, given, SEEDS)
     rows = complete(results, tmp_path / "artifacts", 200).sections[0].rows
-    assert [row[2] for row in rows if "its start policy" in row[2]] == [
-        "stepsearch_ow_penalty - ppo_f1: F1 (stepsearch_ow_penalty is its start policy in 1 of 3 seeds)"
+    assert [row[2:5:2] for row in rows if "its start policy" in " ".join(row)] == [
+        ["stepsearch_ow_penalty - ppo_f1: F1", f"{NOT_REPRODUCED}; {PENALTY_UNMOVED} 1 of 3 seeds"],
+        ["stepsearch_ow_penalty - ppo_f1: EM", f"({NOT_REPRODUCED}; {PENALTY_UNMOVED} 1 of 3 seeds)"],
     ]
+
+
+def test_a_verdict_on_a_policy_that_never_moved_says_so_and_curves_do_not(tmp_path: Path):
+    """The judge is compared with a policy by rule that is its start in every seed: only its curve is of training."""
+    curve = validations((0, 0.2), (90, 0.1))
+    given = {f"slate-{s}": Given("1" * 20, curve, {"selected_step": 2}) for s in SEEDS}
+    given |= {f"slate_wo_judge-{s}": Given("0" * 20, curve, {"selected_step": 0}) for s in SEEDS}
+    results, _ = small(tmp_path, given, SEEDS)
+    section = complete(results, tmp_path / "artifacts", 200).sections[0]
+    found = {row[2]: row[4] for row in section.rows}
+    unmoved = "slate_wo_judge is its start policy in 3 of 3 seeds"
+    assert found["slate - slate_wo_judge: EM"] == f"{REPRODUCED}; {unmoved}"
+    assert found["slate - slate_wo_judge: F1"] == f"({REPRODUCED}; {unmoved})"
+    assert found["slate - slate_wo_judge: validation EM at equal tokens"] == f"({UNDECIDED})"
+    assert found["slate - slate_k1"] == NOT_MEASURED
+    assert "is one from what was there before it" in section.lead
 
 
 def test_answers_take_the_wider_of_two_intervals(tmp_path: Path):
