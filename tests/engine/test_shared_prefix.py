@@ -181,9 +181,7 @@ def learned(is_ppo: bool, **changes: Any) -> tuple[list[dict[str, Tensor]], dict
         )
     terms = (PolicyClip(0.2, 0.2, "token", "question_mean"), ReferenceKl(0.05, "question_mean"))
     advantage = TokenGae(1.0, 0.9, 0.01) if is_ppo else GroupAdvantage(1e-6, "population")
-    method = replace(
-        make_method("ppo" if is_ppo else "grpo", tokenizer), loss=LossSum(terms), advantage=advantage
-    )
+    method = replace(make_method("ppo" if is_ppo else "grpo", tokenizer), loss=LossSum(terms), advantage=advantage)
     experience, metrics = Learner(conf, method, policy, critic, True, 0).learn(*samples_of_steps(), 1)
     return found, metrics, experience
 

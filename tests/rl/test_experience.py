@@ -7,9 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.rl.experience import collate, microbatches, minibatches
+from tasks.rl.experience import (
+    Experience,
+    collate,
+    microbatches,
+    minibatches,
+    question_minibatches,
+    shared_microbatches,
+)
 from tasks.rl.samples import whole_trajectories
-from tasks.types import Scores, Trajectory
+from tasks.types import Sample, Scores, Trajectory
 
 many = settings(max_examples=150)
 
@@ -77,6 +84,55 @@ def test_minibatches_are_a_seeded_partition(rows: int, count: int, seed: str) ->
 
 def test_minibatches_differ_by_seed() -> None:
     assert minibatches(20, 2, "0/minibatch/1") != minibatches(20, 2, "0/minibatch/2")
+
+
+def of_questions(questions: list[int]) -> Experience:
+    """Samples of these questions, in groups of two; of three tokens each the middle one is an observation."""
+    samples = [
+        Sample(f"q{number}", f"g{i // 2}", (1,) * (1 + number), (2, 3, 4), (True, False, True), (-1.0, 0.0, -1.0))
+        for i, number in enumerate(questions)
+    ]
+    return collate(samples, [Scores(0.0, ())] * len(samples))
+
+
+@many
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=24), st.integers(1, 9))
+def test_minibatches_of_questions_keep_all_rows_of_a_question_together(questions: list[int], count: int) -> None:
+    found = question_minibatches(of_questions(questions), count, "seed")
+    assert sorted(i for part in found for i in part) == list(range(len(questions)))
+    of_part = [{questions[i] for i in part} for part in found]
+    assert len(of_part) == min(count, len(set(questions)))
+    assert sum(map(len, of_part)) == len(set(questions))  # No question is in two of them.
+    assert max(map(len, of_part)) - min(map(len, of_part)) <= 1
+    assert found == question_minibatches(of_questions(questions), count, "seed")
+
+
+def test_minibatches_of_questions_differ_by_seed() -> None:
+    many_questions = of_questions(list(range(20)))
+    assert question_minibatches(many_questions, 2, "1") != question_minibatches(many_questions, 2, "2")
+
+
+@many
+@given(st.lists(st.integers(0, 6), min_size=2, max_size=24), st.integers(1, 30), st.data())
+def test_shared_microbatches_divide_the_rows_they_are_given(
+    questions: list[int], budget: int, data: st.DataObject
+) -> None:
+    """A prefix of 1 + q tokens counts once in a micro-batch, each sample's own 3 always."""
+    experience = of_questions(questions)
+    rows = data.draw(st.lists(st.integers(0, len(questions) - 1), min_size=1, unique=True))
+    found = shared_microbatches(experience, rows, budget)
+    assert sorted(i for part in found for i in part) == sorted(rows)
+    for part in found:
+        size = 3 * len(part) + sum(1 + number for number in {questions[i] for i in part})
+        assert size <= budget or len(part) == 1
+    whole = 3 * len(rows) + sum(1 + number for number in {questions[i] for i in rows})
+    assert len(found) == 1 or whole > budget
+
+
+def test_tokens_of_a_group_are_the_trained_ones_of_its_samples() -> None:
+    experience = of_questions([0, 0, 0])
+    assert experience.group_tokens is not None
+    assert experience.group_tokens.tolist() == [4, 4, 2]
 
 
 @many

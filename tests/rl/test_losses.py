@@ -335,7 +335,9 @@ def test_the_clipped_term_agrees_with_the_slow_one(drawn, low, high, how):
                 slow_clipped(a, b, c, low, high)[0] * (1.0 if cap is None else min(math.exp(b - s), cap))
                 for a, b, s, c in zip(*rows, strict=True)
             ]
-            for rows in zip(*(t.tolist() for t in (new, batch.old_logprobs, batch.sampler_logprobs, batch.advantages)), strict=True)
+            for rows in zip(
+                *(t.tolist() for t in (new, batch.old_logprobs, batch.sampler_logprobs, batch.advantages)), strict=True
+            )
         ]
         expected = slow_mean(terms, batch.loss_mask, how, weights)
         assert value_of(PolicyClip(low, high, "token", how, cap), batch, new) == pytest.approx(expected, abs=1e-9)

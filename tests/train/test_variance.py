@@ -80,7 +80,7 @@ def test_the_rows_of_a_question_by_hand() -> None:
     def by_text(trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Scores]:
         return [on_turns(t, {i: earned[turn.text.strip()] for i, turn in enumerate(t.turns)}) for t in trajectories]
 
-    # First the candidates: rows 1 and 2 continue row 0, rows 3 and 4 continue row 1, rows 5 and 6 row 3. Then the plays.
+    # First the candidates: rows 1 and 2 continue row 0, rows 3 and 4 row 1, rows 5 and 6 row 3. Then the plays.
     lines: list[list[str | list[int]]] = [[], [search], [other], [other], [answer], [answer], [wrong]]
     for row, play in enumerate([[search, answer], [wrong], [other, search, answer], [search, wrong]]):
         lines[row] += play
@@ -88,8 +88,8 @@ def test_the_rows_of_a_question_by_hand() -> None:
     player = make_player(Script(tokenizer, lines), tokenizer, max_total_tokens=900)
     rows = variance.measure("trained", player, by_text, [question()], 2, SAMPLING)
 
-    # Step means 1, 0.5, -1. Sums of the plays 3, -3, 3: their mean is 0 of two, 1 of three. The plays have 2, 1, 3 turns
-    # and the candidates 6 texts of the same length: three plays cost as much, the fourth is too much.
+    # Step means 1, 0.5, -1. Sums of the plays 3, -3, 3: their mean is 0 of two, 1 of three. The plays have 2, 1, 3
+    # turns and the candidates 6 texts of the same length: three plays cost as much, the fourth is too much.
     assert len({len(tokenizer.encode(text)) for text in earned}) == 1
     found = [(row.turn, row.truncated, row.full, row.full_at_tokens) for row in rows]
     assert found == [
