@@ -21,7 +21,7 @@ from tasks.augment import Written
 from tasks.augment.coherence import fault
 from tasks.augment.openai import OpenAIWriter
 from tasks.augment.settings import AugmentConf
-from tasks.services import ServiceError
+from tasks.services import Reply, ServiceError
 from tasks.services.endpoint import ChatEndpoint, Endpoint
 from tasks.types import Hop, Question
 from tests.services.completions import KEY, KEY_VARIABLE, PROMPT, Completions, completion, good, hops_in, serving
@@ -188,6 +188,40 @@ def test_a_second_run_asks_nothing(server: Completions, tmp_path: Path) -> None:
     assert len(server.asked) == 12
     write(server.conf(model="writer-2"), tmp_path, questions)
     assert len(server.asked) == 18
+
+
+def test_a_reply_is_kept_for_its_own_request_alone(server: Completions, tmp_path: Path) -> None:
+    """Whatever a reply may depend on is part of its name: server, model, messages, and every field of a request."""
+    server.answer = lambda body: (200, completion(f"reply {len(server.asked)}"))
+    said, asks = {"role": "user", "content": "Who?"}, {"role": "system", "content": "Be brief."}
+    other = server.conf(base_url=f"{server.url}/other")
+    requests: list[tuple[Endpoint, list[dict[str, str]], dict[str, Any]]] = [
+        (server.conf(), [said], {}),
+        (other, [said], {}),
+        (server.conf(model="writer-2"), [said], {}),
+        (server.conf(request={"seed": 2}), [said], {}),
+        (server.conf(request={"seed": 1, "max_tokens": 9}), [said], {}),
+        (server.conf(), [said], {"temperature": 0.3}),
+        (server.conf(), [said], {"temperature": 0.7}),
+        (server.conf(), [said | {"content": "Who ?"}], {}),
+        (server.conf(), [said | {"role": "assistant"}], {}),
+        (server.conf(), [asks, said], {}),
+        (server.conf(), [said, asks], {}),
+    ]
+
+    def contents() -> list[str]:
+        found = []
+        for conf, messages, request in requests:
+            with closing(ChatEndpoint(conf, tmp_path)) as endpoint:
+                (reply,) = endpoint.replies([messages], request)
+            assert isinstance(reply, Reply)
+            found.append(reply.content)
+        return found
+
+    first = contents()
+    assert first == [f"reply {number}" for number in range(1, len(requests) + 1)]
+    assert contents() == first
+    assert len(server.asked) == len(requests)
 
 
 def test_a_torn_file_of_the_cache_is_asked_again(server: Completions, tmp_path: Path) -> None:
