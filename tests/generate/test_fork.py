@@ -136,6 +136,32 @@ def test_a_stop_string_that_began_before_the_fork_stops_its_rows(merging: Any) -
     assert session.generate([1], [30])[0].stopped
 
 
+def test_what_one_row_reads_or_writes_is_not_in_its_siblings(model: Any, tokenizer: Any) -> None:
+    """Observations and tokens of a row, its forks and forks of those, in any order, against rows that share nothing."""
+    session = open_session(model, tokenizer, [PROMPT], 1, GREEDY)
+    written = texts(session, [0], 3)[0]
+    first, second = session.fork(0, 2)
+    session.append([0, first], [SEEN, SEEN[:2]])
+    (third,) = session.fork(0, 1)
+    session.append([third], [[70]])
+    known = {0: SEEN, first: SEEN[:2], second: [], third: [*SEEN, 70]}
+    for row, seen in known.items():
+        alone = open_session(model, tokenizer, [[*PROMPT, *written, *seen]], 1, GREEDY)
+        assert texts(session, [row], 6) == texts(alone, [0], 6)
+
+
+def test_halves_of_a_stop_string_in_two_forks_stop_neither(merging: Any) -> None:
+    model = make_model(merging)
+    session = PlainGenerator(model, merging).open([[1, 2]], 1, Sampling(1.0, 1.0, ("</search>",), 0), ROOM)
+    start, end = merging.encode("so </sear"), merging.encode("ch>")
+    assert merging.decode([*start, *end]) == "so </search>"
+    tokens = {1: iter(start), 2: iter(end)}
+    session._sample = lambda logits, rows: ([next(tokens[row]) for row in rows], [0.0] * len(rows))  # type: ignore[method-assign]
+    session.fork(0, 2)
+    assert not session.generate([1], [len(start)])[0].stopped
+    assert not session.generate([2], [len(end)])[0].stopped
+
+
 def test_rows_that_cannot_be_forked(model: Any, tokenizer: Any) -> None:
     session = open_session(model, tokenizer, [PROMPT], 2, GREEDY)
     with pytest.raises(ValueError, match="row 0: found times=0, expected at least 1"):
