@@ -146,6 +146,11 @@ def test_the_rewards_of_actions_are_those_of_their_prefixes() -> None:
     assert rewards == [value for _, value in whole.placed]
 
 
+def test_an_action_has_the_rewards_on_its_own_tokens_also_on_its_first() -> None:
+    scores = Scores(0.0, ((1, 5.0), (2, 1.0), (3, 2.0)))
+    assert [variance._earned(scores, start) for start in (0, 2, 3, 4)] == [8.0, 3.0, 2.0, 0.0]
+
+
 def test_equal_tokens() -> None:
     assert variance._group_at(10, [4, 4, 4]) == 2
     assert variance._group_at(12, [4, 4, 4]) == 3
