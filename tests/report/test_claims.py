@@ -137,17 +137,17 @@ def test_a_policy_that_is_still_its_start_is_named(tmp_path: Path):
 
 
 def test_a_verdict_on_a_policy_that_never_moved_says_so_and_curves_do_not(tmp_path: Path):
-    """The judge is compared with a policy by rule that is its start in every seed: only its curve is of training."""
+    """The judge is compared with exact match alone, which is its start in every seed: only its curve is of training."""
     curve = validations((0, 0.2), (90, 0.1))
     given = {f"slate-{s}": Given("1" * 20, curve, {"selected_step": 2}) for s in SEEDS}
-    given |= {f"slate_wo_judge-{s}": Given("0" * 20, curve, {"selected_step": 0}) for s in SEEDS}
+    given |= {f"slate_em_only-{s}": Given("0" * 20, curve, {"selected_step": 0}) for s in SEEDS}
     results, _ = small(tmp_path, given, SEEDS)
     section = complete(results, tmp_path / "artifacts", 200).sections[0]
     found = {row[2]: row[4] for row in section.rows}
-    unmoved = "slate_wo_judge is its start policy in 3 of 3 seeds"
-    assert found["slate - slate_wo_judge: EM"] == f"{REPRODUCED}; {unmoved}"
-    assert found["slate - slate_wo_judge: F1"] == f"({REPRODUCED}; {unmoved})"
-    assert found["slate - slate_wo_judge: validation EM at equal tokens"] == f"({UNDECIDED})"
+    unmoved = "slate_em_only is its start policy in 3 of 3 seeds"
+    assert found["slate - slate_em_only: EM"] == f"{REPRODUCED}; {unmoved}"
+    assert found["slate - slate_em_only: F1"] == f"({REPRODUCED}; {unmoved})"
+    assert found["slate - slate_em_only: validation EM at equal tokens"] == f"({UNDECIDED})"
     assert found["slate - slate_k1"] == NOT_MEASURED
     assert "is one from what was there before it" in section.lead
 
