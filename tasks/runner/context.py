@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tasks import conf, store
 from tasks.runner import progress as shown
+from tasks.runner.planned import divided
 from tasks.runner.resume import fingerprint
 
 if TYPE_CHECKING:
@@ -67,8 +68,9 @@ class Context(Generic[S]):
 
     @functools.cached_property
     def config_sha256(self) -> str:
-        """Hash of the settings, by which a number in the result table names those it was measured with."""
-        return hashlib.sha256(store.dump(conf.plain(self.settings)).encode()).hexdigest()
+        """Hash of the settings in the plan, by which a number in the result table names those it was measured with."""
+        decisive, _ = divided(conf.plain(self.settings))
+        return hashlib.sha256(store.dump(decisive).encode()).hexdigest()
 
     @functools.cached_property
     def scratch(self) -> Path:

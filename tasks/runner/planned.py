@@ -2,6 +2,10 @@
 
 Stage `plan` writes one for each stage and item, `artifacts/plan/<stage>.json` or `artifacts/plan/<stage>/<item>.json`.
 DVC runs a stage again when its plan file or an artifact changes; the stage itself reads its settings from there.
+
+How a remote model is reached and what it may cost decides no result. This stands in a second file beside the plan,
+`<item>.servers.json`, on which no stage depends: a run whose budget was spent goes on when the budget is raised, and
+what was finished stays finished.
 """
 
 from __future__ import annotations
@@ -19,6 +23,13 @@ from typing import Any, TypeVar
 from tasks import conf, identity, store
 
 FOLDER = Path("artifacts/plan")
+SERVER = "base_url"
+"""Settings with this key are those of a remote model."""
+REACHED_BY = (
+    SERVER, "key_variable", "max_in_flight", "timeout_s", "retries", "backoff_s", "max_backoff_s", "max_retry_after_s",
+    "max_refused_in_a_row", "max_requests", "max_total_tokens",
+)  # fmt: skip
+"""Keys of such settings that say how the model is reached and what it may cost, not what it is asked."""
 S = TypeVar("S")
 
 
@@ -50,8 +61,38 @@ def write(folder: Path, name: str, plan: Plan) -> None:
     """
     path = folder / path_of(name).relative_to(FOLDER)
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(dataclasses.asdict(plan), ensure_ascii=False, allow_nan=False, indent=1)
+    decisive, servers = divided(plan.settings)
+    _write(path, dataclasses.asdict(dataclasses.replace(plan, settings=decisive)))
+    if servers:
+        _write(_servers(path), servers)
+
+
+def _write(path: Path, tree: Mapping[str, Any]) -> None:
+    text = json.dumps(tree, ensure_ascii=False, allow_nan=False, indent=1)
     path.write_text(f"{text}\n", encoding="utf-8")
+
+
+def _servers(path: Path) -> Path:
+    return path.with_suffix(".servers.json")
+
+
+def divided(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The settings without the keys `REACHED_BY` of remote models, and these keys by their dotted place.
+
+    >>> divided({"seed": 0, "chat": {"base_url": "http://a", "model": "b", "retries": 2}})
+    ({'seed': 0, 'chat': {'model': 'b'}}, {'chat': {'base_url': 'http://a', 'retries': 2}})
+    """
+    servers: dict[str, dict[str, Any]] = {}
+
+    def without(node: Any, place: tuple[str, ...]) -> Any:
+        if not isinstance(node, Mapping):
+            return node
+        if SERVER in node:
+            servers[".".join(place)] = {key: node[key] for key in REACHED_BY if key in node}
+            node = {key: value for key, value in node.items() if key not in REACHED_BY}
+        return {key: without(value, (*place, key)) for key, value in node.items()}
+
+    return without(settings, ()), servers
 
 
 def read(root: Path, name: str) -> Plan:
@@ -65,7 +106,19 @@ def read(root: Path, name: str) -> Plan:
         raise ValueError(
             f"{path_of(name)}: the stage needs its plan and it is missing. Run `make run`, which makes it."
         )
-    return conf.fill(Plan, store.read_json(path), str(path_of(name)))
+    plan = conf.fill(Plan, store.read_json(path), str(path_of(name)))
+    servers = _servers(path)
+    for place, reached in store.read_json(servers).items() if servers.is_file() else ():
+        node: Any = plan.settings
+        for key in place.split("."):
+            node = node.get(key) if isinstance(node, dict) else None
+        if not isinstance(node, dict) or not isinstance(reached, dict):
+            raise ValueError(
+                f"{_servers(path_of(name))}: {place}: {path_of(name)} has no such settings. Run `make run`, which "
+                "plans anew."
+            )
+        node.update(reached)
+    return plan
 
 
 def settings_of(plan: Plan, cls: type[S], name: str) -> S:
