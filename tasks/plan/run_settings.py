@@ -14,7 +14,7 @@ from tasks.agent.grammar import SearchGrammar
 from tasks.agent.prompts import Prompt
 from tasks.agent.rollout import RolloutConf
 from tasks.base.settings import ModelConf, StartConf
-from tasks.conf import Tree
+from tasks.conf import Tree, require
 from tasks.data.settings import DataConf
 from tasks.methods import loader
 from tasks.params import (
@@ -213,7 +213,9 @@ class RunSettings:
         """A file of `conf/method/`, resolved; prompt and grammar that its policy was taught replace the method's."""
         start = self.start(name)
         prompting = self.start_prompting(start) if start else self.model_prompting
-        return loader.load(name, self.params.scale, self.root, *prompting)
+        tree = loader.load(name, self.params.scale, self.root, *prompting)
+        _check_head(self, name, tree)
+        return tree
 
     @_once
     def reads(self, system: str) -> tuple[str, ...] | None:
@@ -316,6 +318,17 @@ def _check_models(run: RunSettings) -> None:
                 f"{conf.CONF}/reward_model/{name}.yaml: backbone={backbone!r}: there is no such folder. Put the "
                 "model there, or write null for the start policy."
             )
+
+
+def _check_head(run: RunSettings, method: str, tree: Tree) -> None:
+    """Raise the ValueError for a service that says another head of its reward model than that model's file."""
+    service = tree["services"].get("reward_model", {})
+    if service.get(parts.KIND) == "reward_model":
+        name, head = service["model"], service["head"]
+        trained = run.reward_model(name).loss.head
+        where = f"{conf.CONF}/method/{method}.yaml: services: reward_model: head"
+        expected = f"{trained!r}, the loss.head of {conf.CONF}/reward_model/{name}.yaml. Name another model or head"
+        require(head == trained, where, head, expected)
 
 
 def _tool_reader(run: RunSettings, system: str) -> tuple[Tree, tuple[str, ...]]:

@@ -19,7 +19,8 @@ from typing import Any
 
 from tasks import parts, trained
 from tasks.reward_model import wire
-from tasks.services import Resources, RewardModel
+from tasks.reward_model.card import read_card
+from tasks.services import Head, Resources, RewardModel
 
 HOST, PATH = "127.0.0.1", "/v1/chat/completions"
 MAX_BYTES = 16 << 20
@@ -42,10 +43,11 @@ def main(words: list[str] | None = None) -> int:
 def _serve(model: str, seed: int, port: int) -> int:
     root = Path.cwd()
     models = trained.find(root, [model], seed)
-    kind = parts.make("services", {"kind": "reward_model", "model": model}, "--model")
+    head = read_card(root / models[model].folder).head
+    kind = parts.make("services", {"kind": "reward_model", "model": model, "head": head}, "--model")
     with kind.opened(Resources(root, root, models=models)) as opened:
         name = f"{model}-{seed}@{models[model].sha256[:16]}"
-        with ThreadingHTTPServer((HOST, port), handler(opened, name)) as server:
+        with ThreadingHTTPServer((HOST, port), handler(opened, name, head)) as server:
             signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
             print(f"ready: model {name} at http://{HOST}:{server.server_port}/v1. Ctrl-C ends it.", flush=True)
             with contextlib.suppress(KeyboardInterrupt):
@@ -53,8 +55,8 @@ def _serve(model: str, seed: int, port: int) -> int:
     return 0
 
 
-def handler(opened: RewardModel, name: str) -> type[BaseHTTPRequestHandler]:
-    """What answers the requests for this model; one trajectory is scored at a time."""
+def handler(opened: RewardModel, name: str, head: Head) -> type[BaseHTTPRequestHandler]:
+    """What answers requests for this model with its numbers and their meaning; scores one trajectory at a time."""
     lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -72,7 +74,7 @@ def handler(opened: RewardModel, name: str) -> type[BaseHTTPRequestHandler]:
                 return self._send(400, {"error": {"message": str(error)[:300]}})
             with lock:
                 (found,) = opened.probabilities([played], [question])
-            message = {"role": "assistant", "content": wire.answer(found)}
+            message = {"role": "assistant", "content": wire.answer(found, head)}
             return self._send(200, {"choices": [{"message": message, "finish_reason": "stop"}]})
 
         def _send(self, status: int, tree: Any) -> None:

@@ -9,7 +9,7 @@ from pydantic import PositiveInt
 
 from tasks import conf
 from tasks.reward_model.quality import Quality
-from tasks.reward_model.settings import Head
+from tasks.services import Head
 from tasks.store import read_json, write_json
 
 READING, CARD = "reading.json", "README.md"

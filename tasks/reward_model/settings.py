@@ -9,9 +9,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from tasks.conf import LearningRate, Share, require
 from tasks.model import Dtype
-
-Head = Literal["success", "hazard"]
-"""What the sigmoid of the head means: the probability of success, or of the first error at this step (the release)."""
+from tasks.services import Head
 
 
 @dataclass(frozen=True)

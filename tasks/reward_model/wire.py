@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tasks import conf
-from tasks.services import Probabilities
+from tasks.services import Head, Probabilities
 from tasks.store import dump
 from tasks.types import Action, Question, Trajectory, Turn
 
@@ -34,8 +34,14 @@ class _Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """The schema of an answer."""
+    """The schema of an answer.
 
+    Attributes:
+        head: what the numbers mean.
+        before, after: see `Probabilities`.
+    """
+
+    head: Head
     before: conf.Share
     after: tuple[conf.Share | None, ...]
 
@@ -59,6 +65,6 @@ def play(text: str) -> tuple[Trajectory, Question]:
     return Trajectory("q", "g", (), (), (), (), turns, "open"), Question("q", "q", "train", found.question, ("-",), 1)
 
 
-def answer(found: Probabilities) -> str:
+def answer(found: Probabilities, head: Head) -> str:
     """The text of an answer, with every digit."""
-    return dump({"before": found.before, "after": list(found.after)})
+    return dump(conf.plain(Answer(head, found.before, found.after)))

@@ -10,7 +10,7 @@ from tasks.conf import require
 from tasks.rewards import Field, on_turns
 from tasks.rewards.format import follows_search_rule
 from tasks.rewards.success import probabilities
-from tasks.services import NO_SERVICES, Probabilities, Role, Services
+from tasks.services import NO_SERVICES, Head, Probabilities, Role, Services
 from tasks.types import Note, Question, Scores, Trajectory
 
 
@@ -29,6 +29,7 @@ class HazardSteps:
 
     reads: ClassVar[tuple[Field, ...]] = ()
     services: ClassVar[tuple[Role, ...]] = ("reward_model",)
+    head: ClassVar[Head] = "hazard"
     components: ClassVar[tuple[str, ...]] = ("hazard", "missing_scores")
 
     scale: float

@@ -13,7 +13,7 @@ from tasks.conf import require
 from tasks.rewards import Field, on_turns
 from tasks.rewards.shaping import potential_differences
 from tasks.rewards.success import probabilities
-from tasks.services import NO_SERVICES, Probabilities, Role, Services
+from tasks.services import NO_SERVICES, Head, Probabilities, Role, Services
 from tasks.types import Note, Question, Scores, Trajectory
 
 
@@ -36,6 +36,7 @@ class SuccessGain:
 
     reads: ClassVar[tuple[Field, ...]] = ()
     services: ClassVar[tuple[Role, ...]] = ("reward_model",)
+    head: ClassVar[Head] = "success"
     components: ClassVar[tuple[str, ...]] = ("success_gain", "missing_scores", "start_success")
 
     scale: float

@@ -57,6 +57,7 @@ class Method:
         self._check_groups()
         self._check_filter()
         self._check_services()
+        self._check_heads()
 
     @property
     def needs_reference(self) -> bool:
@@ -110,6 +111,15 @@ class Method:
             if role not in called:
                 raise ValueError(f"services: {role} is named, but no part of this method calls it. Remove it.")
             check_role(role, kind, f"services: {role}")
+
+    def _check_heads(self) -> None:
+        """A reward model's number means what the reward takes it for; the opposite would reward what is wrong."""
+        for reward in self.rewards:
+            if "reward_model" in reward.services:
+                # Only these rewards, and services of that role, have such a field.
+                given, needed = getattr(self.services["reward_model"], "head", None), getattr(reward, "head", None)
+                expected = f"{needed!r}, which {type(reward).__name__} reads. Name another file of conf/service/"
+                require(given == needed, "services: reward_model: head", given, expected)
 
 
 def component_means(names: Sequence[str], scores: Sequence[dict[str, float]]) -> dict[str, float]:

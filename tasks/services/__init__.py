@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 ROOM = "services"
 Role = Literal["chat", "log_probs", "turn_scores", "documents", "labeller", "reward_model", "judge", "reader"]
+Head = Literal["success", "hazard"]
+"""What a reward model's number means: the probability of success, or of the first error at this step (the release)."""
 Messages = Sequence[Mapping[str, str]]
 """A conversation: objects with `role` and `content`, as chat models take them."""
 Pair = tuple[Sequence[int], Sequence[int]]
@@ -211,7 +213,10 @@ class Probabilities:
 
 
 class RewardModel(Protocol):
-    """A frozen model of how likely it is that the final answer will be right, or of a hazard; see `LossConf.head`."""
+    """A frozen model of how likely it is that the final answer will be right, or of a hazard.
+
+    Its kind says which of the two in a field `head`, and checks the model itself when it is opened or answers.
+    """
 
     def probabilities(self, trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Probabilities]:
         """One for each trajectory, in order.

@@ -1,7 +1,7 @@
 """A trained reward model in another process or on another machine, behind an OpenAI-compatible server.
 
 `python -m tasks.reward_model` is such a server. A request carries one trajectory as JSON, and the answer its
-probabilities. An answer that cannot be used ends the step: no score is made up.
+probabilities and what they mean. An answer that cannot be used ends the step: no score is made up.
 """
 
 from __future__ import annotations
@@ -14,10 +14,15 @@ from typing import ClassVar
 
 from tasks.records.usage import Usage
 from tasks.reward_model.wire import Answer, request
-from tasks.services import Chat, Messages, Probabilities, Refusal, Reply, Resources, Role, ServiceError
-from tasks.services.endpoint import Endpoint
+from tasks.services import Chat, Head, Messages, Probabilities, Refusal, Reply, Resources, Role, ServiceError
+from tasks.services.endpoint import CACHE, Endpoint
 from tasks.services.replies import UnusableError, read_json
 from tasks.types import Question, Trajectory
+
+_MEND = (
+    f"Mend the server, remove its replies below {CACHE} and from a recording, where they would be read again, and run "
+    "again."
+)
 
 
 @dataclass(frozen=True)
@@ -26,18 +31,20 @@ class RemoteRewardModel:
 
     Attributes:
         chat: the server; its `model` is the name that the server prints, which holds the hash of the weights.
+        head: what the model's number means. Every answer says it, too.
     """
 
     role: ClassVar[Role] = "reward_model"
     needs_reference: ClassVar[bool] = False
 
     chat: Endpoint
+    head: Head
 
     @contextlib.contextmanager
     def opened(self, resources: Resources) -> Iterator[AskedRewardModel]:
         """Open and close the connections to the server."""
         with self.chat.opened(resources) as chat:
-            yield AskedRewardModel(chat)
+            yield AskedRewardModel(chat, self.head)
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,7 @@ class AskedRewardModel:
     """See `tasks.services.RewardModel`."""
 
     chat: Chat
+    head: Head
 
     @property
     def usage(self) -> Usage:
@@ -58,28 +66,33 @@ class AskedRewardModel:
             [{"role": "user", "content": request(question.question, played.turns)}] for played, question in pairs
         ]
         with closing(self.chat.replies(asked)) as replies:
-            return [_read(reply, len(t.turns), t.question_id) for reply, t in zip(replies, trajectories, strict=True)]
+            return [self._read(reply, t) for reply, t in zip(replies, trajectories, strict=True)]
 
+    def _read(self, reply: Reply | Refusal, trajectory: Trajectory) -> Probabilities:
+        """The probabilities of an answer.
 
-def _read(reply: Reply | Refusal, num_turns: int, question_id: str) -> Probabilities:
-    """The probabilities of an answer.
+        Raises:
+            ServiceError: it is a refusal, has another form or length, or its numbers mean something else.
+        """
+        where = f"services: reward_model: question {trajectory.question_id!r}"
+        if isinstance(reply, Refusal):
+            raise ServiceError(f"{where}: the server refuses to score it: {reply.detail}. {_MEND}")
+        try:
+            found = read_json(reply, Answer)
+        except UnusableError as error:
+            reason = ": ".join(map(str, error.args))
+            raise ServiceError(f"{where}: no probabilities ({reason}). {_MEND}") from None
 
-    Raises:
-        ServiceError: it is a refusal, or has another form or length.
-    """
-    where = f"services: reward_model: question {question_id!r}"
-    if isinstance(reply, Refusal):
-        raise ServiceError(f"{where}: the server refuses to score it: {reply.detail}. Mend the server, run again.")
-    try:
-        found = read_json(reply, Answer)
-    except UnusableError as error:
-        reason = ": ".join(map(str, error.args))
-        raise ServiceError(f"{where}: no probabilities ({reason}). Mend the server, run again.") from None
-    if len(found.after) != num_turns:
-        raise ServiceError(
-            f"{where}: found probabilities of {len(found.after)} turns, expected {num_turns}. Mend the server."
-        )
-    return Probabilities(found.before, found.after)
+        if found.head != self.head:
+            raise ServiceError(
+                f"{where}: found numbers of head {found.head!r}, expected {self.head!r}. Name another server in "
+                "conf/service/, or a method that reads these numbers."
+            )
+        if len(found.after) != len(trajectory.turns):
+            raise ServiceError(
+                f"{where}: found probabilities of {len(found.after)} turns, expected {len(trajectory.turns)}. {_MEND}"
+            )
+        return Probabilities(found.before, found.after)
 
 
 PART = RemoteRewardModel

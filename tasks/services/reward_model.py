@@ -13,7 +13,7 @@ from tasks.records.usage import Usage
 from tasks.reward_model.card import Card, read_card
 from tasks.reward_model.model import load, probabilities
 from tasks.reward_model.reading import encode
-from tasks.services import Probabilities, Resources, Role
+from tasks.services import Head, Probabilities, Resources, Role, ServiceError
 from tasks.types import Question, Trajectory
 
 
@@ -23,12 +23,14 @@ class InProcessRewardModel:
 
     Attributes:
         model: a file of `conf/reward_model/`, which this pipeline trains.
+        head: what its number means, as `loss.head` of that file says.
     """
 
     role: ClassVar[Role] = "reward_model"
     needs_reference: ClassVar[bool] = False
 
     model: str
+    head: Head
 
     def __post_init__(self) -> None:
         require(bool(self.model), "model", self.model, "the name of a file of conf/reward_model/")
@@ -39,10 +41,17 @@ class InProcessRewardModel:
 
         Raises:
             DataError: another model lies in its folder than the one this run was planned for.
+            ServiceError: its number means something else.
         """
         folder = resources.models[self.model].checked(resources.root)
+        card = read_card(folder)
+        if card.head != self.head:
+            raise ServiceError(
+                f"services: reward_model: {folder.name}: found head {card.head!r}, expected {self.head!r}. Name a "
+                f"model in conf/service/ whose loss has head {self.head!r}."
+            )
         model, tokenizer = load(folder, is_new=False)
-        yield FrozenRewardModel(model.requires_grad_(False).to(pick_device()), tokenizer, read_card(folder))
+        yield FrozenRewardModel(model.requires_grad_(False).to(pick_device()), tokenizer, card)
 
 
 @dataclass(frozen=True)

@@ -38,9 +38,8 @@ from tasks.model import export_folder
 from tasks.reader.card import write_card
 from tasks.reader.make import make_reader
 from tasks.reader.settings import ReaderConf
-from tasks.reward_model.settings import Head
 from tasks.rl.filters.keep_all import KeepAll
-from tasks.services import Resources, opened
+from tasks.services import Head, Resources, opened
 from tasks.store import digest, sha256
 from tasks.train.loop import Trainer
 from tasks.train.settings import TrainConf

@@ -332,6 +332,12 @@ def test_numbers_out_of_bounds(root: Path, name: str, changes: dict[str, Any], m
         ("search_r1_ppo", {"services": {"log_probs": "start_policy"}}, "services: log_probs is named, but no part"),
         ("search_r1_ppo", {"services": {"jury": "openai"}}, "unknown role 'jury'. Known: chat, log_probs,"),
         ("search_r1_ppo", {"services": {"chat": 3}}, ": services.chat: found 3"),
+        (
+            "pica",
+            {"services": {"reward_model": "pica_as_released"}},
+            "head='hazard': expected 'success', which Success",
+        ),
+        ("pica_as_released", {"services": {"reward_model": "pica"}}, "head='success': expected 'hazard', which Hazard"),
         ("zerosearch", {"search": None, "services": {"documents": "world"}}, ": search: found None"),
     ],
 )

@@ -163,6 +163,28 @@ def test_a_model_lays_the_budgets_it_needs_over_all_others(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
+    ("method", "file", "text", "wanted"),
+    [
+        ("pica", "service/pica", "kind: reward_model\nmodel: pica_as_released\nhead: success\n", "hazard"),
+        ("pica_as_released", "reward_model/pica_as_released", "extends: pica\n", "success"),
+    ],
+)
+def test_a_service_says_of_its_model_what_that_models_file_says(
+    tmp_path: Path, method: str, file: str, text: str, wanted: str
+) -> None:
+    """A model of the other head would reward what is wrong, to the end of the run."""
+    run = _clone(tmp_path, "kind: tiny\n")
+    chosen = replace(run.params, model="tiny", systems=("base", method))
+    train = {"train": stages()["train"]}
+    assert dict(plan.plans(RunSettings(tmp_path, params.with_models(chosen, tmp_path)), train, SOURCES))
+    (tmp_path / f"conf/{file}.yaml").write_text(text)
+    with pytest.raises(ValueError) as caught:
+        list(plan.plans(RunSettings(tmp_path, params.with_models(chosen, tmp_path)), train, SOURCES))
+    assert str(caught.value).startswith(f"conf/method/{method}.yaml: services: reward_model: head=")
+    assert f"expected {wanted!r}, the loss.head of conf/reward_model/pica_as_released.yaml." in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("title", "message"),
     [
         ("5", "title: found 5 (int), expected text."),

@@ -17,7 +17,8 @@ from tasks.reward_model.fit import Labelled
 from tasks.reward_model.model import load
 from tasks.reward_model.quality import Judged, measure
 from tasks.reward_model.reading import Encoded, encode, placeholder_id
-from tasks.reward_model.settings import FitConf, Head
+from tasks.reward_model.settings import FitConf
+from tasks.services import Head
 from tasks.trained import Trained
 from tasks.types import Action, Turn
 from tests.tiny import make_merging_tokenizer, make_model

@@ -50,7 +50,7 @@ def played(*turns: Turn) -> Trajectory:
 
 
 def opened(root: Path, model: Trained) -> FrozenRewardModel:
-    with InProcessRewardModel("small").opened(Resources(root, root, models={"small": model})) as service:
+    with InProcessRewardModel("small", "success").opened(Resources(root, root, models={"small": model})) as service:
         return service
 
 
@@ -86,7 +86,15 @@ def test_a_model_that_was_exchanged_is_refused(root: Path, model: Trained) -> No
 
 def test_it_names_a_model() -> None:
     with pytest.raises(ValueError, match="model='': expected the name of a file of conf/reward_model/"):
-        parts.make("services", {"kind": "reward_model", "model": ""}, "x")
+        parts.make("services", {"kind": "reward_model", "model": "", "head": "success"}, "x")
+
+
+def test_a_model_of_another_head_is_not_opened(root: Path, model: Trained) -> None:
+    """Its numbers would be rewarded with the wrong sign."""
+    kind, resources = InProcessRewardModel("small", "hazard"), Resources(root, root, models={"small": model})
+    message = "services: reward_model: small-3: found head 'success', expected 'hazard'. Name a model in conf/service/"
+    with pytest.raises(ServiceError, match=message), kind.opened(resources):
+        pass
 
 
 # Over HTTP ------------------------------------------------------------------------------------------------------------
@@ -112,7 +120,7 @@ def test_a_server_gives_the_same_probabilities(root: Path, model: Trained, tmp_p
     here = opened(root, model).probabilities(plays, [QUESTION] * 3)
     with server(root) as (url, name):
         settings = Completions.conf(SimpleNamespace(url=url), model=name, retries=0, request={})  # type: ignore[arg-type]
-        with RemoteRewardModel(settings).opened(Resources(tmp_path, tmp_path)) as service:
+        with RemoteRewardModel(settings, "success").opened(Resources(tmp_path, tmp_path)) as service:
             there = service.probabilities(plays, [QUESTION] * 3)
             assert (service.usage.calls, service.usage.failures, service.usage.hits) == (3, 0, 0)
             for a, b in zip(here, there, strict=True):
@@ -120,11 +128,11 @@ def test_a_server_gives_the_same_probabilities(root: Path, model: Trained, tmp_p
                 assert [a.before, *filter(None, a.after)] == pytest.approx([b.before, *filter(None, b.after)], abs=1e-6)
         other = replace(settings, model="small-3@other", max_refused_in_a_row=9)
         with (
-            RemoteRewardModel(other).opened(Resources(tmp_path, tmp_path)) as service,
+            RemoteRewardModel(other, "success").opened(Resources(tmp_path, tmp_path)) as service,
             pytest.raises(ServiceError, match="refuses to score it: status 400: found model 'small-3@other', expected"),
         ):
             service.probabilities(plays[:1], [QUESTION])
-    again = RemoteRewardModel(settings)  # The server is gone; kept answers are not asked for again.
+    again = RemoteRewardModel(settings, "success")  # The server is gone; kept answers are not asked for again.
     with again.opened(Resources(tmp_path, tmp_path)) as service:
         assert service.probabilities(plays, [QUESTION] * 3) == there
         with pytest.raises(ServiceError, match="ConnectError"):
@@ -134,10 +142,16 @@ def test_a_server_gives_the_same_probabilities(root: Path, model: Trained, tmp_p
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"before": 0.5, "after": [0.5]}', "found probabilities of 1 turns, expected 2"),
-        ('{"before": 0.5, "after": [0.5, 1.5]}', "no probabilities (wrong_schema: "),
-        ('{"before": null, "after": [0.5, 0.5]}', "no probabilities (wrong_schema: "),
-        ('{"before": 0.5, "after": [0.5, NaN]}', "no probabilities (wrong_schema: "),
+        ('{"head": "success", "before": 0.5, "after": [0.5]}', "found probabilities of 1 turns, expected 2"),
+        ('{"head": "success", "before": 0.5, "after": [0.5, 1.5]}', "no probabilities (wrong_schema: "),
+        ('{"head": "success", "before": null, "after": [0.5, 0.5]}', "no probabilities (wrong_schema: "),
+        ('{"head": "success", "before": 0.5, "after": [0.5, NaN]}', "no probabilities (wrong_schema: "),
+        ('{"before": 0.5, "after": [0.5, 0.5]}', "no probabilities (wrong_schema: reply: key 'head' is missing."),
+        ('{"head": "hope", "before": 0.5, "after": [0.5, 0.5]}', "no probabilities (wrong_schema: reply: head: found"),
+        (
+            '{"head": "hazard", "before": 0.5, "after": [0.5, 0.5]}',
+            "found numbers of head 'hazard', expected 'success'",
+        ),
         ("0.5", "no probabilities (wrong_schema: "),
         ("half", "no probabilities (not_json: "),
     ],
@@ -146,7 +160,7 @@ def test_an_answer_that_is_no_list_of_probabilities_ends_the_step(tmp_path: Path
     with serving() as running:
         running.answer = lambda body: (200, completion(content))
         with (
-            RemoteRewardModel(running.conf()).opened(Resources(tmp_path, tmp_path)) as service,
+            RemoteRewardModel(running.conf(), "success").opened(Resources(tmp_path, tmp_path)) as service,
             pytest.raises(ServiceError) as caught,
         ):
             service.probabilities([played(SEARCH, ANSWER)], [QUESTION])
