@@ -29,6 +29,7 @@ METRICS = (
     "filter_kept_share",
     "sampling_rounds",
     "skipped_update",
+    "missing_scores_mean",
 )
 """The columns, each only where a run has it."""
 
@@ -47,7 +48,8 @@ def section(results: Results, trainings: Sequence[TrainingRun]) -> Section | Non
     lead = (
         "The last third of training, mean over seeds; of the logprob gap the largest of each seed. Share with signal: "
         "groups whose rewards differ, before any filter, only where there are groups. The selected step is the best "
-        "checkpoint by validation, seed by seed. What a run did not log is left empty."
+        "checkpoint by validation, seed by seed. Missing scores: searches of a trajectory without a number of the "
+        "reward model. What a run did not log is left empty."
     )
     header = ["policy", *(name.replace("_", " ") for name in names), "stopped", "selected step"]
     return Section("health-table", "Health in numbers", lead, header, rows)

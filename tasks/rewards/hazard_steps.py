@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from tasks.conf import require
+from tasks.conf import Share, require
 from tasks.rewards import Field, on_turns
 from tasks.rewards.format import follows_search_rule
-from tasks.rewards.success import probabilities
+from tasks.rewards.success import num_missing, probabilities
 from tasks.services import NO_SERVICES, Head, Probabilities, Role, Services
 from tasks.types import Note, Question, Scores, Trajectory
 
@@ -25,6 +25,7 @@ class HazardSteps:
 
     Attributes:
         scale, baseline, weight, growth: see above.
+        max_missing_share: largest share of the searches of a step that may have no score; more end the run.
     """
 
     reads: ClassVar[tuple[Field, ...]] = ()
@@ -36,6 +37,7 @@ class HazardSteps:
     baseline: float
     weight: float
     growth: float
+    max_missing_share: Share = 0.5
 
     def __post_init__(self) -> None:
         for name in ("scale", "baseline", "weight", "growth"):
@@ -45,7 +47,7 @@ class HazardSteps:
         self, trajectories: Sequence[Trajectory], questions: Sequence[Question], services: Services = NO_SERVICES
     ) -> list[Scores]:
         """One `Scores` per trajectory; raises as `probabilities`."""
-        found = probabilities(services, trajectories, questions)
+        found = probabilities(services, trajectories, questions, self.max_missing_share)
         return [self._placed(t, one) for t, one in zip(trajectories, found, strict=True)]
 
     def _placed(self, trajectory: Trajectory, found: Probabilities) -> Scores:
@@ -56,7 +58,7 @@ class HazardSteps:
         earned = {searched[k - 1]: self.value(k, h) for k, h in hazards.items() if h is not None and is_right}
         known = [h for h in hazards.values() if h is not None]
         components = {"hazard": sum(known) / len(known)} if known else {}
-        scores = on_turns(trajectory, earned, missing_scores=float(len(hazards) - len(known)), **components)
+        scores = on_turns(trajectory, earned, missing_scores=float(num_missing(trajectory, found)), **components)
         notes = [Note(searched[k - 1], "h(t)", h) for k, h in hazards.items() if h is not None]
         return replace(scores, notes=tuple(notes))
 

@@ -9,10 +9,10 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field as Bound
 
-from tasks.conf import require
+from tasks.conf import Share, require
 from tasks.rewards import Field, on_turns
 from tasks.rewards.shaping import potential_differences
-from tasks.rewards.success import probabilities
+from tasks.rewards.success import num_missing, probabilities
 from tasks.services import NO_SERVICES, Head, Probabilities, Role, Services
 from tasks.types import Note, Question, Scores, Trajectory
 
@@ -32,6 +32,7 @@ class SuccessGain:
         keep_final: whether the last turn earns its gain, too. A reward model is trained to say there whether the answer
             is right, which the outcome's reward says better.
         clamp, limit: see above.
+        max_missing_share: largest share of the searches of a step that may have no score; more end the run.
     """
 
     reads: ClassVar[tuple[Field, ...]] = ()
@@ -43,6 +44,7 @@ class SuccessGain:
     keep_final: bool = False
     clamp: Annotated[float, Bound(gt=0, lt=0.5)] = 1e-4
     limit: Annotated[float, Bound(gt=0)] = 1.0
+    max_missing_share: Share = 0.5
 
     def __post_init__(self) -> None:
         require(self.scale >= 0, "scale", self.scale, "0 or more")
@@ -51,15 +53,11 @@ class SuccessGain:
         self, trajectories: Sequence[Trajectory], questions: Sequence[Question], services: Services = NO_SERVICES
     ) -> list[Scores]:
         """One `Scores` per trajectory; raises as `probabilities`."""
-        found = probabilities(services, trajectories, questions)
+        found = probabilities(services, trajectories, questions, self.max_missing_share)
         return [self._placed(t, one) for t, one in zip(trajectories, found, strict=True)]
 
     def _placed(self, trajectory: Trajectory, found: Probabilities) -> Scores:
         gains = self.gains(found)
-        num_missing = sum(
-            turn.executed and f is None for turn, f in zip(trajectory.turns, found.after, strict=True)
-        )  # Turns that searched nothing have no score by design.
-
         if not self.keep_final:
             gains.pop(_final(trajectory), None)
         earned = {number: self.scale * gain for number, gain in gains.items()}
@@ -67,7 +65,7 @@ class SuccessGain:
             trajectory,
             earned,
             success_gain=sum(gains.values()),
-            missing_scores=float(num_missing),
+            missing_scores=float(num_missing(trajectory, found)),
             start_success=found.before,
         )
         return replace(scores, notes=_notes("f(t)", found))

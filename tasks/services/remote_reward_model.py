@@ -92,7 +92,21 @@ class AskedRewardModel:
             raise ServiceError(
                 f"{where}: found probabilities of {len(found.after)} turns, expected {len(trajectory.turns)}. {_MEND}"
             )
+        if (gap := _gap(trajectory, found.after)) is not None:
+            raise ServiceError(
+                f"{where}: turn {gap + 1}: found null, expected a number from 0 to 1, because the turn searched and a "
+                f"later one has a number. {_MEND}"
+            )
         return Probabilities(found.before, found.after)
+
+
+def _gap(trajectory: Trajectory, after: Sequence[float | None]) -> int | None:
+    """The first search without a number that must have one; None where each has.
+
+    What lies beyond the length that the model reads is the end of a trajectory, so a number after it cannot be.
+    """
+    last = max((number for number, f in enumerate(after) if f is not None), default=-1)
+    return next((n for n in range(last) if trajectory.turns[n].executed and after[n] is None), None)
 
 
 PART = RemoteRewardModel

@@ -26,8 +26,9 @@ def test_the_last_third_is_averaged_over_seeds(tmp_path: Path):
         entropy=[9, 9, 9, 9, 0.2, 0.4], share_with_signal=[1, 1, 1, 1, 0.5, 0.7], logprob_gap_max=[9, 0, 0, 0, 1, 3]
     )
     second = steps(
-        entropy=[9, 9, 9, 9, 0.6, 0.8], share_with_signal=[1, 1, 1, 1, 0.1, 0.1], logprob_gap_max=[9, 0, 0, 0, 2, 5]
-    )
+        entropy=[9, 9, 9, 9, 0.6, 0.8], share_with_signal=[1, 1, 1, 1, 0.1, 0.1], logprob_gap_max=[9, 0, 0, 0, 2, 5],
+        missing_scores_mean=[9, 9, 9, 9, 0.1, 0.2],
+    )  # fmt: skip
     stop = {"stopped": {"step": 6, "reason": "entropy below 0.01"}, "selected_step": 4}
     runs = {
         "grpo-0": Given("1", first, GROUPS | {"stopped": None, "selected_step": 6}),
@@ -38,11 +39,12 @@ def test_the_last_third_is_averaged_over_seeds(tmp_path: Path):
     results, trainings = small(tmp_path, runs)
     found = health.section(results, trainings)
     assert found is not None
-    assert found.header == ["policy", "entropy", "share with signal", "logprob gap max", "stopped", "selected step"]
+    assert found.header == ["policy", "entropy", "share with signal", "logprob gap max",
+                            "missing scores mean", "stopped", "selected step"]  # fmt: skip
     stopped = "1 of 2 (seed 1 at step 6: entropy below 0.01)"
     # Means of .2 .4 .6 .8, of .5 .7 .1 .1, and of the largest gaps, 3 and 5.
-    assert found.rows[0] == ["grpo", "0.5", "0.35", "4", stopped, "6, 4"]
-    assert found.rows[1] == ["ppo", "0.5", "", "4", "", ""]
+    assert found.rows[0] == ["grpo", "0.5", "0.35", "4", "0.15", stopped, "6, 4"]
+    assert found.rows[1] == ["ppo", "0.5", "", "4", "0.15", "", ""]
 
 
 def test_groups_without_a_signal_by_hand(tmp_path: Path):

@@ -18,7 +18,7 @@ from tasks.rewards.hazard_steps import HazardSteps
 from tasks.rewards.step_penalty import StepPenalty
 from tasks.rewards.success_gain import SuccessGain
 from tasks.rl.advantages.gae import turn_gae
-from tasks.services import Probabilities, Services
+from tasks.services import Probabilities, ServiceError, Services
 from tasks.types import Action, Question, Trajectory, Turn
 from tests.papers import column, golden
 from tests.tiny import question
@@ -120,6 +120,25 @@ def test_a_missing_score_earns_nothing_and_is_counted() -> None:
     placed, components = scored(GAIN, played("sisa"), 0.2, 0.4, None, 0.8, 0.8)
     assert placed == {0: near(math.log(2)), 2: near(math.log(2)), 3: near(0.0)}
     assert components["missing_scores"] == 0.0  # The invalid turn searched nothing.
+
+
+@pytest.mark.parametrize("reward", [replace(GAIN, max_missing_share=0.4), HazardSteps(0.3, 0.55, 0.3, 1.5, 0.4)])
+def test_a_step_without_enough_scores_ends_the_run(reward: Any) -> None:
+    """Two of five searches have none, then three: half of all turns, but more than the share of the searches."""
+
+    class Short:
+        def __init__(self, read: int) -> None:
+            self.read = read
+
+        def probabilities(self, trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> Any:
+            after = [[0.5 if n < self.read else None for n in range(len(t.turns))] for t in trajectories]
+            return [Probabilities(0.5, tuple(one)) for one in after]
+
+    plays = [played("sia"), played("ssss")]
+    scores = reward(plays, [question()] * 2, {"reward_model": Short(2)})
+    assert [score.components["missing_scores"] for score in scores] == [0.0, 2.0]
+    with pytest.raises(ServiceError, match=r"^services: reward_model: found no score for 3 of 5 searches, .* of 0\.4 "):
+        reward(plays, [question()] * 2, {"reward_model": Short(1)})
 
 
 @pytest.mark.parametrize("reward", [GAIN, HazardSteps(0.3, 0.55, 0.3, 1.5)])

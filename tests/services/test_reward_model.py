@@ -168,6 +168,32 @@ def test_an_answer_that_is_no_list_of_probabilities_ends_the_step(tmp_path: Path
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("after", "gap"),
+    [
+        ([0.5, None, 0.5, 0.5], 0),
+        ([0.5, None, None, None], 0),  # The model read no further.
+        ([None, None, None, None], 0),
+        ([None, None, 0.5, 0.5], 1),
+        ([0.5, None, None, 0.5], 3),
+    ],
+)
+def test_null_stands_where_nothing_was_searched_or_read(tmp_path: Path, after: list[float | None], gap: int) -> None:
+    plays = [played(SEARCH, INVALID, SEARCH, ANSWER)]
+    with serving() as running:
+        running.answer = lambda body: (200, completion({"head": "success", "before": 0.5, "after": after}))
+        with RemoteRewardModel(running.conf(), "success").opened(Resources(tmp_path, tmp_path)) as service:
+            if gap:
+                message = (
+                    rf"^services: reward_model: question 'q': turn {gap}: found null, expected a number from 0 to 1"
+                )
+                with pytest.raises(ServiceError, match=message):
+                    service.probabilities(plays, [QUESTION])
+            else:
+                (found,) = service.probabilities(plays, [QUESTION])
+                assert list(found.after) == after
+
+
 def test_the_remote_model_of_the_house_can_be_built() -> None:
     house = Path(__file__).parents[2]
     assert parts.make("services", conf.section("service", "remote_pica", house), "x").role == "reward_model"
