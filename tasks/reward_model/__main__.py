@@ -20,6 +20,7 @@ from typing import Any
 from tasks import parts, trained
 from tasks.reward_model import wire
 from tasks.reward_model.card import read_card
+from tasks.server.settings import port
 from tasks.services import Head, Resources, RewardModel
 
 HOST, PATH = "127.0.0.1", "/v1/chat/completions"
@@ -31,7 +32,7 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tasks.reward_model", description="Serve a trained reward model.")
     parser.add_argument("--model", required=True, help="name of a file of conf/reward_model")
     parser.add_argument("--seed", type=int, required=True, help="which of its seeds")
-    parser.add_argument("--port", type=int, default=8001, help="port to listen on; 0 takes a free one")
+    parser.add_argument("--port", type=port, default=8001, help="port to listen on; 0 takes a free one")
     given = parser.parse_args(words)
     try:
         return _serve(given.model, given.seed, given.port)
@@ -70,10 +71,10 @@ def handler(opened: RewardModel, name: str, head: Head) -> type[BaseHTTPRequestH
             try:
                 content = _content(self.rfile.read(int(size)), name)
                 played, question = wire.play(content)
+                with lock:
+                    (found,) = opened.probabilities([played], [question])
             except (ValueError, RecursionError) as error:
                 return self._send(400, {"error": {"message": str(error)[:300]}})
-            with lock:
-                (found,) = opened.probabilities([played], [question])
             message = {"role": "assistant", "content": wire.answer(found, head)}
             return self._send(200, {"choices": [{"message": message, "finish_reason": "stop"}]})
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from tasks import conf
 from tasks.retrieval.remote import KEY_VARIABLE
-from tasks.server.settings import Settings
+from tasks.server.settings import Settings, port
 
 if TYPE_CHECKING:
     from tasks.server.app import SearchService
@@ -96,7 +96,7 @@ def parser(program: str, about: str) -> argparse.ArgumentParser:
     parser.add_argument("--corpus", type=Path, help="refuse an index that was built from another corpus")
     parser.add_argument("--settings", default="default", help="name of a file of conf/server (default)")
     parser.add_argument("--host", help="address to listen on")
-    parser.add_argument("--port", type=int, help="port to listen on; 0 takes a free one")
+    parser.add_argument("--port", type=port, help="port to listen on; 0 takes a free one")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another value of a setting")
     parser.add_argument("--without-key", action="store_true", help="let everybody in, on any address")
     return parser

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from tasks.conf import require
+
+LAST_PORT = 65_535
+
+
+def port(text: str) -> int:
+    """A port on a command line; an `argparse` type.
+
+    >>> port("8000")
+    8000
+    """
+    if not (text.isascii() and text.isdecimal() and len(text) <= 5 and int(text) <= LAST_PORT):
+        raise argparse.ArgumentTypeError(f"found {text[:80]!r}, expected 0 (takes a free one) to {LAST_PORT}")
+    return int(text)
 
 
 @dataclass(frozen=True)
@@ -42,7 +56,7 @@ class Settings:
     """
 
     host: Annotated[str, Field(min_length=1, description="an address such as 127.0.0.1")] = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65_535)] = 8000
+    port: Annotated[int, Field(ge=0, le=LAST_PORT)] = 8000
     num_threads: PositiveInt = 1
     encoder_threads: NonNegativeInt = 0
     max_batch: PositiveInt = 64

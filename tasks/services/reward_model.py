@@ -70,12 +70,19 @@ class FrozenRewardModel:
     usage: Usage = field(default_factory=Usage)
 
     def probabilities(self, trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Probabilities]:
-        """See `tasks.services.RewardModel`."""
+        """See `tasks.services.RewardModel`.
+
+        Raises:
+            ServiceError: a question alone is longer than the model reads.
+        """
         card = self.card
         sequences = [
             encode(self.tokenizer, card.placeholder_id, question.question, trajectory.turns, card.max_tokens)
             for trajectory, question in zip(trajectories, questions, strict=True)
         ]
+        for question, sequence in zip(questions, sequences, strict=True):
+            if not sequence.places:
+                raise self._too_long(question)
         with self.usage.waiting(len(sequences), sum(map(len, sequences))):
             found = probabilities(self.model, sequences, card.max_pack_tokens)
 
@@ -85,6 +92,14 @@ class FrozenRewardModel:
             after = tuple(by_turn.get(number) for number in range(len(trajectory.turns)))
             scored.append(Probabilities(values[0], after))
         return scored
+
+    def _too_long(self, question: Question) -> ServiceError:
+        """The error for a question after which no token is left to read its start at."""
+        num_tokens = len(self.tokenizer.encode(f"{question.question}\n", add_special_tokens=False))
+        return ServiceError(
+            f"services: reward_model: question {question.id!r}: found {num_tokens} tokens, expected fewer than "
+            f"max_tokens={self.card.max_tokens}. Leave the question out, or raise fit.max_tokens in conf/reward_model/."
+        )
 
 
 PART = InProcessRewardModel

@@ -58,8 +58,11 @@ class EvidenceAgent:
         """What the agent found for each question, in order.
 
         Raises:
-            RetrievalError: a search failed, or the agent cannot take a question, such as one that is too long.
+            RetrievalError: a search failed, or the agent cannot take a question: one that is too long, or that holds
+                half of a surrogate pair, which is no text.
         """
+        for text in questions:
+            _check_text(text)
         found: list[Found] = []
         asked = [Question(f"asked-{i}", "asked", "test", text, ("",), 1) for i, text in enumerate(questions)]
         with self._lock:
@@ -73,6 +76,16 @@ class EvidenceAgent:
             return [_found(cast(Trajectory, episode)) for episode in episodes]
         except DataError as error:
             raise RetrievalError(f"the agent cannot take this question: {error}") from error
+
+
+def _check_text(question: str) -> None:
+    try:
+        question.encode()
+    except UnicodeEncodeError as error:
+        raise RetrievalError(
+            f"the agent cannot take this question: found half of a surrogate pair at character {error.start}, expected "
+            "text. Send whole characters."
+        ) from None
 
 
 def _found(trajectory: Trajectory) -> Found:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import BaseModel, Field
 
 from tasks.retrieval import RetrievalError
+from tasks.server.settings import port
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
@@ -101,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--corpus", type=Path, help="refuse an index that was built from another corpus")
     parser.add_argument("--generator", default="plain", help="file of conf/generator that writes its text (plain)")
     parser.add_argument("--http", action="store_true", help=f"listen on {HOST} instead of talking over stdio")
-    parser.add_argument("--port", type=int, default=8765, help="port of --http (8765)")
+    parser.add_argument("--port", type=port, default=8765, help="port of --http (8765)")
     return parser
 
 

@@ -84,6 +84,16 @@ def test_a_model_that_was_exchanged_is_refused(root: Path, model: Trained) -> No
         opened(root, Trained(model.folder, "0" * 64))
 
 
+LONG = replace(QUESTION, id="long", question="Who is 1 ?" + " look" * 700)
+
+
+def test_a_question_longer_than_the_model_reads_is_named(root: Path, model: Trained) -> None:
+    service = opened(root, model)
+    message = r"^services: reward_model: question 'long': found \d+ tokens, expected fewer than max_tokens=600\. Leave"
+    with pytest.raises(ServiceError, match=message):
+        service.probabilities([played(ANSWER), played(ANSWER)], [QUESTION, LONG])
+
+
 def test_it_names_a_model() -> None:
     with pytest.raises(ValueError, match="model='': expected the name of a file of conf/reward_model/"):
         parts.make("services", {"kind": "reward_model", "model": "", "head": "success"}, "x")
@@ -132,6 +142,12 @@ def test_a_server_gives_the_same_probabilities(root: Path, model: Trained, tmp_p
             pytest.raises(ServiceError, match="refuses to score it: status 400: found model 'small-3@other', expected"),
         ):
             service.probabilities(plays[:1], [QUESTION])
+        short = replace(settings, max_refused_in_a_row=9)
+        with (
+            RemoteRewardModel(short, "success").opened(Resources(tmp_path, tmp_path)) as service,
+            pytest.raises(ServiceError, match=r"status 400: services: reward_model: question 'q': found \d+ tokens, "),
+        ):
+            service.probabilities([played(ANSWER)], [LONG])
     again = RemoteRewardModel(settings, "success")  # The server is gone; kept answers are not asked for again.
     with again.opened(Resources(tmp_path, tmp_path)) as service:
         assert service.probabilities(plays, [QUESTION] * 3) == there

@@ -83,6 +83,11 @@ def test_a_question_that_is_too_long_is_refused(agent: Any) -> None:
         agent.find(["what " * 400])
 
 
+def test_half_of_a_surrogate_pair_is_no_question(agent: Any, learned: Learned) -> None:
+    with pytest.raises(RetrievalError, match="this question: found half of a surrogate pair at character 2"):
+        agent.find([learned.questions[0].question, "x \ud800"])
+
+
 def test_a_policy_that_writes_no_evidence_is_refused(learned: Learned, tmp_path: Path) -> None:
     write_summary(tmp_path, RSearchGrammar(evidence=False))
     search = open_search(learned.index, None)

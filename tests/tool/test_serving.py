@@ -64,6 +64,9 @@ def test_health_says_that_it_is_no_plain_index(server: ServerProcess, learned: L
     refused = httpx.post(f"{server.url}/retrieve", json={"queries": ["what " * 400]}, timeout=SECONDS)
     assert refused.status_code == 503
     assert "the agent cannot take this question" in refused.json()["detail"]
+    half = httpx.post(f"{server.url}/retrieve", content=b'{"queries": ["x \\ud800"]}', timeout=SECONDS)
+    assert half.status_code == 400
+    assert "Invalid JSON" in half.json()["detail"]
 
 
 def test_a_wrong_policy_is_one_line(learned: Learned, tmp_path: Path) -> None:
