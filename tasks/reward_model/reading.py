@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tasks.conf import require
+
+_TAG = re.compile(r"(</?\w+>)")
 
 
 class ReadTurn(Protocol):
@@ -53,6 +56,26 @@ def placeholder_id(tokenizer: Any, placeholder: str, where: str) -> int:
     expected = "one token of the model's tokenizer, such as <|vision_start|> of Qwen or <|endoftext|>"
     require(len(ids) == 1, f"{where}: placeholder", placeholder, expected)
     return int(ids[0])
+
+
+class Blanked:
+    """A tokenizer that makes one and the same token of every token of a word; tags such as `<search>` stay.
+
+    What is left of a trajectory is its form: how many turns and searches, how long each text is, and which tags.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.filler = int(tokenizer.encode(".", add_special_tokens=False)[0])
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Token ids, as many as the tokenizer makes of the words and the tags by themselves."""
+        return list(self._ids(text))
+
+    def _ids(self, text: str) -> Iterator[int]:
+        for piece in _TAG.split(text):
+            ids = self.tokenizer.encode(piece, add_special_tokens=False)
+            yield from ids if _TAG.fullmatch(piece) else [self.filler] * len(ids)
 
 
 def encode(tokenizer: Any, placeholder: int, question: str, turns: Sequence[ReadTurn], max_tokens: int) -> Encoded:

@@ -47,7 +47,8 @@ class FitConf:
         max_epochs: passes over the trajectories at most.
         validate_every, patience: updates between two looks at the validation loss, and how many looks without a smaller
             one end the training.
-        control_steps: updates of a second model that learns from shuffled labels; it must learn nothing.
+        control_steps: updates of two more models, by which the figures are judged: one learns from shuffled labels, one
+            from texts without words. 0 trains neither.
         dtype, keep_activations, num_threads: of forward passes, as in training a policy.
     """
 

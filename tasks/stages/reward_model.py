@@ -19,7 +19,7 @@ from tasks.records.played import LABELS, SAMPLES, SUMMARY, LabelRow, Part
 from tasks.reward_model.card import Card, write_card
 from tasks.reward_model.fit import Fit, Labelled, num_steps
 from tasks.reward_model.quality import QUALITY, Judged, Quality, measure
-from tasks.reward_model.reading import encode, placeholder_id
+from tasks.reward_model.reading import Blanked, encode, placeholder_id
 from tasks.reward_model.settings import FitConf, LossConf
 from tasks.runner import Context, main
 from tasks.store import DataError, read_json, replacing_folder, write_json, write_jsonl
@@ -74,7 +74,8 @@ def body(ctx: Context[Settings]) -> None:
     encoded, num_too_long = encoded_rows(rows, tokenizer, card)
     ctx.track.log_params(conf.plain(settings))
 
-    control = _control(ctx, start, encoded)
+    blanked, _ = encoded_rows(rows, Blanked(tokenizer), card)
+    compared = controls(ctx, start, encoded, blanked)
     fit = _fit(ctx, model.to(pick_device()), encoded, "fit", ctx.bar(_num_steps(ctx, encoded)).log)
     progress = fit.run()
     quality = judge(model, encoded["held_out"], settings.fit.max_pack_tokens, settings.loss)
@@ -82,14 +83,15 @@ def body(ctx: Context[Settings]) -> None:
     with replacing_folder(ctx.root / trained.FOLDER / f"{settings.reward_model}-{settings.seed}") as out:
         export_folder(model.to("cpu"), tokenizer, out)
         write_card(out, settings.reward_model, settings.seed, card, quality)
-        facts = {"too_long": num_too_long, "control_auc": control, "best_step": progress.best_step}
+        facts = {"too_long": num_too_long, **compared, "best_step": progress.best_step}
         facts |= {"labels": read_json(source / SUMMARY), "steps": progress.step}
         write_json(out / QUALITY, {**schema.plain(quality), "facts": facts})
         write_jsonl(out / "metrics.jsonl", progress.history)
         shutil.copyfile(source / SAMPLES, out / SAMPLES)
         trained.seal(out, {"reward_model": settings.reward_model, "seed": settings.seed})
     print(f"pivot AUC {quality.pivot_auc}, ECE {quality.ece:.3f}, outcome AUC {quality.outcome_auc} on "
-          f"{quality.num_trajectories} held-out trajectories; shuffled labels: AUC {control}", flush=True)  # fmt: skip
+          f"{quality.num_trajectories} held-out trajectories; pivot AUC of shuffled labels {compared['control_auc']}, "
+          f"without words {compared['blanked_auc']}", flush=True)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -139,22 +141,40 @@ def _fit(
     return Fit(model, settings.loss, settings.fit, training, validation, seed, scratch, log, steps)
 
 
-def _control(ctx: Context[Settings], start: Path, encoded: dict[Part, list[Known]]) -> float | None:
-    """The AUC of a model that has learned from shuffled labels, against labels shuffled in the same way.
+def controls(
+    ctx: Context[Settings], start: Path, encoded: dict[Part, list[Known]], blanked: dict[Part, list[Known]]
+) -> dict[str, float | None]:
+    """The pivot AUC of two more models, after `control_steps` updates each; None where there are none.
 
-    If anything in the text gave the labels away, this model would find it.
+    * `control_auc`: labels and outcomes are dealt anew, of what is learned and of what is measured alike. 0.5 says that
+      the measuring makes no figure out of nothing; a biased AUC, or measured trajectories that were learned by heart,
+      would show. It cannot show what a text gives away, because these labels have nothing to do with it.
+    * `blanked_auc`: the labels are right, and `blanked` has the texts without words. What is above 0.5 comes from the
+      form of a trajectory: the place of a search, lengths and tags. Only the rest of the model's own AUC, which is
+      measured on the same trajectories, is read from words.
     """
+    settings = ctx.settings
+    if not settings.fit.control_steps:
+        return {"control_auc": None, "blanked_auc": None}
+    dealt = {part: shuffled(known, f"{settings.seed}/control/{part}") for part, known in encoded.items()}
+    return {
+        "control_auc": _auc_of(ctx, start, dealt, "control", dealt["validation"] + dealt["held_out"]),
+        "blanked_auc": _auc_of(ctx, start, blanked, "blanked", blanked["held_out"]),
+    }
+
+
+def _auc_of(
+    ctx: Context[Settings], start: Path, encoded: dict[Part, list[Known]], name: str, measured: Sequence[Known]
+) -> float | None:
+    """The pivot AUC of a model that has learned from these trajectories."""
     from tasks.model import pick_device
     from tasks.reward_model.model import load
 
-    settings = ctx.settings
-    if not settings.fit.control_steps:
-        return None
-    dealt = {part: shuffled(known, f"{settings.seed}/control/{part}") for part, known in encoded.items()}
+    fit, loss = ctx.settings.fit, ctx.settings.loss
     model, _ = load(start, is_new=True)
     model = model.to(pick_device())
-    _fit(ctx, model, dealt, "control", lambda step, metrics: None, settings.fit.control_steps).run()
-    return judge(model, dealt["validation"] + dealt["held_out"], settings.fit.max_pack_tokens, settings.loss).pivot_auc
+    _fit(ctx, model, encoded, name, lambda step, metrics: None, fit.control_steps).run()
+    return judge(model, measured, fit.max_pack_tokens, loss).pivot_auc
 
 
 def shuffled(known: Sequence[Known], seed: str) -> list[Known]:

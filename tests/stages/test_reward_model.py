@@ -51,6 +51,8 @@ def test_the_model_is_an_ordinary_folder_with_card_figures_and_samples(made: Clo
     assert quality["facts"]["labels"] == labels
     assert labels["read"] == labels["kept"] == 40
     assert quality["num_trajectories"] == 8
+    assert 0 <= quality["ece"] <= 1
+    assert {"control_auc", "blanked_auc"} < quality["facts"].keys()
     rows = [json.loads(line) for line in (made.root / "artifacts/labels/pica-0/labels.jsonl").read_text().splitlines()]
     by_part = {part: {row["question_id"] for row in rows if row["part"] == part} for part in ("train", "held_out")}
     assert not by_part["train"] & by_part["held_out"]
@@ -175,6 +177,7 @@ def test_its_users_get_it_and_refuse_another_one(made: Clone, tmp_path: Path) ->
     page = (clone.root / "reports/index.html").read_text()
     assert all(f'"id":"{one}"' in page for one in ("reward-models", "reward-models-later", "audit"))
     assert "## Reward models" in (clone.root / "reports/results.md").read_text()
+    assert "| AUC, shuffled labels | AUC, without words |" in (clone.root / "reports/results.md").read_text()
     assert "Labels to audit" not in (clone.root / "reports/results.md").read_text()
 
     played = [clone.root / f"artifacts/evaluate/{name}-0/trajectories.jsonl" for name in ("base", "pica")]
