@@ -30,6 +30,7 @@ class EvidenceReward:
 
     reads: ClassVar[tuple[Field, ...]] = ()
     services: ClassVar[tuple[Role, ...]] = ("reader",)
+    pays_evidence: ClassVar[bool] = True
     components: ClassVar[tuple[str, ...]] = ("evidence_f1", "has_evidence", "evidence_copied", "evidence_verbatim")
 
     weight: float

@@ -32,6 +32,11 @@ class EvidenceFormatReward(EachReward):
         for name in ("evidence", "answer"):
             require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "0 to 1, a right answer's value")
 
+    @property
+    def pays_evidence(self) -> bool:
+        """Whether evidence is paid, so that prompt and grammar must ask for it."""
+        return self.evidence > 0
+
     def score(self, trajectory: Trajectory, question: Question) -> Scores:
         """See `EachReward`."""
         needs_evidence = trajectory.num_searches > 0

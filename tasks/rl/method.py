@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tasks import parts
 from tasks.agent.grammar import SearchGrammar
 from tasks.agent.prompts import Prompt
 from tasks.conf import require
@@ -58,6 +59,7 @@ class Method:
         self._check_filter()
         self._check_services()
         self._check_heads()
+        self._check_evidence()
 
     @property
     def needs_reference(self) -> bool:
@@ -120,6 +122,16 @@ class Method:
                 given, needed = getattr(self.services["reward_model"], "head", None), getattr(reward, "head", None)
                 expected = f"{needed!r}, which {type(reward).__name__} reads. Name another file of conf/service/"
                 require(given == needed, "services: reward_model: head", given, expected)
+
+    def _check_evidence(self) -> None:
+        """Evidence is paid only where prompt and grammar ask for it; else it would be 0 for ever."""
+        for reward in self.rewards:
+            # Only rewards of evidence have such a field.
+            if getattr(reward, "pays_evidence", False) and not self.grammar.shows_evidence:
+                raise ValueError(
+                    f"rewards: {parts.kind_of(reward)} pays evidence, and grammar {parts.kind_of(self.grammar)} shows "
+                    "none. Expected grammar and prompt r_search, or a method without this reward."
+                )
 
 
 def component_means(names: Sequence[str], scores: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -1,9 +1,10 @@
 """A chat model as judge (SLATE), behind an OpenAI-compatible server.
 
-Three prompts ask for an explanation and then for a score. A reply is data: it counts only if its last pair of score
-tags holds -1, 0 or 1. A reply that cannot be read is asked for again once, at another temperature; after that the score
-is 0 and the judgement says that it could not be read. A server that is down ends the run (`ServiceError`) instead of
-scoring everything 0. The endpoint keeps every reply, so a run that was killed asks no question twice.
+Three prompts ask for an explanation and then for a score. A reply is data: it counts only if it is
+whole and its last pair of score tags holds -1, 0 or 1. One that cannot be read is asked for again once, at another
+temperature; after that the score is 0 and the judgement says that it could not be read. A server that is down, or whose
+replies mostly cannot be read, ends the run (`ServiceError`) instead of scoring everything 0. The endpoint keeps every
+reply, so a run that was killed asks no question twice.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from tasks.conf import require
+from tasks.conf import Share, require
 from tasks.records.usage import Usage
 from tasks.services import Chat, Judged, Judgement, Messages, Refusal, Reply, Resources, Role
 from tasks.services.endpoint import Endpoint
-from tasks.services.replies import UnusableError, check_prompt, filled, inert
+from tasks.services.replies import UnusableError, check_prompt, check_share, filled, inert, require_whole
 from tasks.types import Hit, Turn
 
 _SCORE = re.compile(r"<score>((?:(?!<score>).)*?)</score>", re.DOTALL)
@@ -44,6 +45,8 @@ class ChatJudge:
         thought, query, answer: the prompts, with the placeholders of `_PLACEHOLDERS`.
         second_temperature: of the request that follows a reply without a score.
         chat: the server, the model and its budget.
+        max_unusable_share: largest share of the judgements that may stand for a reply without a score; more end the
+            run.
     """
 
     role: ClassVar[Role] = "judge"
@@ -54,6 +57,7 @@ class ChatJudge:
     answer: str
     second_temperature: float
     chat: Endpoint
+    max_unusable_share: Share = 0.5
 
     def __post_init__(self) -> None:
         for name, placeholders in _PLACEHOLDERS.items():
@@ -73,12 +77,14 @@ class ModelJudge:
 
     Attributes:
         num_repeated: replies without a score that were asked for again.
-        num_unreadable: scores of 0 that stand for a reply without a score.
+        num_judged: all scores.
+        num_unreadable: those of 0 that stand for a reply without a score.
     """
 
     chat: Chat
     conf: ChatJudge
     num_repeated: int = 0
+    num_judged: int = 0
     num_unreadable: int = 0
 
     @property
@@ -87,7 +93,11 @@ class ModelJudge:
         return self.chat.usage
 
     def judge(self, items: Sequence[Judged]) -> list[Judgement]:
-        """See `tasks.services.Judge`."""
+        """See `tasks.services.Judge`.
+
+        Raises:
+            ServiceError: also where too many replies have no score.
+        """
         prompts = [self._prompt(item) for item in items]
         different = list(dict.fromkeys(prompts))
         judged = self._ask(different, {})
@@ -98,7 +108,12 @@ class ModelJudge:
             judged |= self._ask(again, {"temperature": self.conf.second_temperature})
 
         judgements = [judged[prompt] for prompt in prompts]
-        self.num_unreadable += sum(not judgement.is_readable for judgement in judgements)
+        unreadable = [judgement.reason for judgement in judgements if not judgement.is_readable]
+        self.num_judged += len(judgements)
+        self.num_unreadable += len(unreadable)
+        if unreadable:
+            most = self.conf.max_unusable_share
+            check_share("services: judge", self.num_unreadable, self.num_judged, most, unreadable[-1])
         return judgements
 
     def _ask(self, prompts: Sequence[str], request: Mapping[str, Any]) -> dict[str, Judgement]:
@@ -137,6 +152,7 @@ def read_judgement(reply: Reply | Refusal) -> Judgement:
     if isinstance(reply, Refusal):
         return Judgement(0, f"refused: {reply.detail}"[:_SHOWN], is_readable=False)
     try:
+        require_whole(reply)
         score = read_score(reply.content)
     except UnusableError as error:
         return Judgement(0, ": ".join(map(str, error.args))[:_SHOWN], is_readable=False)

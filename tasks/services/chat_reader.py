@@ -1,6 +1,7 @@
 """A model behind an OpenAI-compatible server that answers from evidence (R-Search).
 
-A request that fails is repeated as often as the endpoint says, and then the run ends: no answer is made up.
+A request that fails is repeated as often as the endpoint says, and then the run ends: no answer is made up. A reply
+that is empty or cut off is no answer: it earns nothing and counts as a failure, and too many of them end the run.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from typing import ClassVar
 
 from pydantic import PositiveInt
 
+from tasks.conf import Share
 from tasks.reader.reading import Pair, check_prompt, filled
 from tasks.records.usage import Usage
-from tasks.services import Chat, Refusal, Resources, Role, ServiceError
+from tasks.services import Chat, Refusal, Reply, Resources, Role, ServiceError
 from tasks.services.endpoint import Endpoint
-from tasks.services.replies import one_paragraph
+from tasks.services.replies import UnusableError, check_share, one_paragraph, require_whole
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class ChatReader:
         prompt: text with {question} and {evidence}.
         max_evidence_chars: longer evidence is cut at its end, because the server's model has a window, too.
         chat: the server, the model and its budget.
+        max_unusable_share: largest share of the replies that may be empty or cut off; more end the run.
     """
 
     role: ClassVar[Role] = "reader"
@@ -38,6 +41,7 @@ class ChatReader:
     prompt: str
     max_evidence_chars: PositiveInt
     chat: Endpoint
+    max_unusable_share: Share = 0.5
 
     def __post_init__(self) -> None:
         check_prompt(self.prompt)
@@ -49,12 +53,18 @@ class ChatReader:
             yield ChatAnswers(chat, self)
 
 
-@dataclass(frozen=True)
+@dataclass
 class ChatAnswers:
-    """See `tasks.services.Reader`; equal requests are answered from the cache of `chat`."""
+    """See `tasks.services.Reader`; equal requests are answered from the cache of `chat`.
+
+    Attributes:
+        num_read, num_unusable: replies, and those that were empty or cut off.
+    """
 
     chat: Chat
     conf: ChatReader
+    num_read: int = 0
+    num_unusable: int = 0
 
     @property
     def usage(self) -> Usage:
@@ -65,7 +75,7 @@ class ChatAnswers:
         """See `Reader`.
 
         Raises:
-            ServiceError: the server cannot answer now, or refuses a question.
+            ServiceError: the server cannot answer now, refuses a question, or most replies are empty or cut off.
         """
         # The prompt of the paper has no marks, so evidence is kept from opening a paragraph with a question of its own.
         cut = [(one_paragraph(q), one_paragraph(evidence)[: self.conf.max_evidence_chars]) for q, evidence in pairs]
@@ -78,8 +88,20 @@ class ChatAnswers:
                         f"services: reader: question {question[:60]!r}: the server refuses it ({reply.detail}), "
                         "expected an answer. Take another model, or leave the question out."
                     )
-                found.append(reply.content.strip())
+                found.append(self._answer(reply))
         return found
+
+    def _answer(self, reply: Reply) -> str:
+        self.num_read += 1
+        try:
+            require_whole(reply)
+        except UnusableError as error:
+            self.usage.failures += 1
+            self.num_unusable += 1
+            reason = ": ".join(map(str, error.args))
+            check_share("services: reader", self.num_unusable, self.num_read, self.conf.max_unusable_share, reason)
+            return ""
+        return reply.content.strip()
 
 
 PART = ChatReader

@@ -26,7 +26,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 from urllib.parse import urlsplit
 
 from tasks import store
@@ -41,6 +41,11 @@ CACHE = Path(".scratch/replies")
 WHERE = "the file of conf/service/"
 _DAY_S = 86_400.0
 _OWN_FIELDS = ("model", "messages", "stream", "n")
+# What the protocol allows; a server may refuse such a request or, worse, mend it.
+_REQUEST: Mapping[str, tuple[float, float]] = {
+    "temperature": (0, 2), "top_p": (0, 1), "max_tokens": (1, 1 << 20), "max_completion_tokens": (1, 1 << 20),
+}  # fmt: skip
+_MOST_IN_FLIGHT = 1024  # Each has a thread and a connection.
 # Conversations that wait or are in flight, per allowed request in flight, so that a slow reply does not hold up others.
 _AHEAD = 4
 _PATH = "/chat/completions"
@@ -127,7 +132,12 @@ class Endpoint:
             require(field not in self.request, "request", field, "fields that the service does not set itself")
         for field, value in self.request.items():
             require(_is_json(value), f"request.{field}", value, "finite numbers")
-        for name in ("max_in_flight", "max_requests", "max_total_tokens"):
+            if value is not None and (bounds := _REQUEST.get(field)) is not None:
+                require(_is_within(value, bounds), f"request.{field}", value, f"{bounds[0]} to {bounds[1]}")
+        require(
+            1 <= self.max_in_flight <= _MOST_IN_FLIGHT, "max_in_flight", self.max_in_flight, f"1 to {_MOST_IN_FLIGHT}"
+        )
+        for name in ("max_requests", "max_total_tokens"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         require(0 <= self.retries <= 100, "retries", self.retries, "0 to 100")
         require(self.max_refused_in_a_row >= 0, "max_refused_in_a_row", self.max_refused_in_a_row, "0 or more")
@@ -157,6 +167,13 @@ def _is_json(value: object) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _is_within(value: object, bounds: tuple[float, float]) -> bool:
+    """Whether the value is a number within bounds, and a whole one where they count something."""
+    least, most = bounds
+    is_number = type(value) is int or (type(value) is float and least == 0)
+    return is_number and least <= float(cast(float, value)) <= most
 
 
 class _Batch:

@@ -45,6 +45,8 @@ class ModelReader:
     def __post_init__(self) -> None:
         require(bool(self.folder.strip()), "folder", self.folder, "a model folder")
         check_prompt(self.prompt)
+        expected = f"more than max_new_tokens={self.max_new_tokens}, or null"
+        require(self.window is None or self.window > self.max_new_tokens, "window", self.window, expected)
 
     @contextlib.contextmanager
     def opened(self, resources: Resources) -> Iterator[KeptAnswers]:

@@ -9,16 +9,45 @@ from typing import TypeVar
 
 from tasks import conf
 from tasks.conf import require
-from tasks.services import Reply
+from tasks.services import Reply, ServiceError
 
 T = TypeVar("T")
 _FENCED = re.compile(r"\s*```(?:json)?[ \t]*\n(.*?)\n?[ \t]*```\s*", re.DOTALL | re.IGNORECASE)
 _MARKS = re.compile("={3,}|<{3,}|>{3,}")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_FEWEST = 20
 
 
 class UnusableError(Exception):
     """A reply that cannot be used; its arguments are a reason and what was found."""
+
+
+def require_whole(reply: Reply) -> None:
+    """Raise the UnusableError for a reply that is cut off or empty."""
+    if reply.finish_reason == "length":
+        raise UnusableError("cut_off", "the reply ended at its length limit; raise max_tokens of the request")
+    if not reply.content.strip():
+        raise UnusableError("empty_reply", f"no text in message.content, finish_reason {reply.finish_reason!r}")
+
+
+def check_share(where: str, num_unusable: int, num: int, most: float, reason: str) -> None:
+    """End a run in which too large a share of a model's replies cannot be used: each stands for a score of 0.
+
+    Args:
+        where: the service.
+        num_unusable, num: replies so far; the first `_FEWEST` decide nothing.
+        most: share that is allowed.
+        reason: why the last of them cannot be used.
+
+    Raises:
+        ServiceError: there are more.
+    """
+    if num >= _FEWEST and num_unusable > most * num:
+        raise ServiceError(
+            f"{where}: {num_unusable} of {num} replies cannot be used, expected a share of at most {most:g} "
+            f"(max_unusable_share). The last one: {reason}. Mend the prompt, the request or the server, or take "
+            "another model; replies that are kept below .scratch/replies are read again."
+        )
 
 
 def check_prompt(prompt: str, placeholders: Iterable[str]) -> None:
@@ -52,11 +81,7 @@ def read_json(reply: Reply, schema: type[T]) -> T:
     Raises:
         UnusableError: the reply is cut off, empty, no JSON, or JSON of another schema.
     """
-    if reply.finish_reason == "length":
-        raise UnusableError("cut_off", "the reply ended at its length limit; raise max_tokens of the request")
-    if not reply.content.strip():
-        raise UnusableError("empty_reply", f"no text in message.content, finish_reason {reply.finish_reason!r}")
-
+    require_whole(reply)
     fenced = _FENCED.fullmatch(reply.content)
     try:
         tree = json.loads(fenced[1] if fenced else reply.content)

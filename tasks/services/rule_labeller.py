@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tasks import text
-from tasks.conf import Share
+from tasks.conf import Share, require
 from tasks.data.decomposition import hops_of
 from tasks.services import Resources, Role, StepLabels
 from tasks.types import Hop, Question, Turn
@@ -31,6 +31,9 @@ class RuleLabeller:
     needs_reference: ClassVar[bool] = False
 
     min_match: Share
+
+    def __post_init__(self) -> None:
+        require(self.min_match > 0, "min_match", self.min_match, "above 0; 0 takes any query for any hop")
 
     @contextlib.contextmanager
     def opened(self, resources: Resources) -> Iterator[RuleLabeller]:

@@ -88,10 +88,12 @@ def settings(run: RunSettings, system: str, seed: int) -> Settings:
     if not run.is_method(system):
         return Settings(system, seed, playing[parts.KIND], playing, None)
     method, where = run.method(system), f"{conf.CONF}/method/{system}.yaml"
+    rollout = run.rollout(method["rollout"], where)
+    _check_budgets(method, rollout, where)
     learning = Learning(
         method=methods.composition(method),
         train=run.training(method["train"], where),
-        rollout=run.rollout(method["rollout"], where),
+        rollout=rollout,
         lora=run.model.lora,
         start=run.start(system),
         checks_prompts=run.model.pretrained is not None,
@@ -100,6 +102,13 @@ def settings(run: RunSettings, system: str, seed: int) -> Settings:
         retriever=run.retriever(),
     )
     return Settings(system, seed, playing[parts.KIND], None, learning)
+
+
+def _check_budgets(method: Mapping[str, Any], rollout: RolloutConf, where: str) -> None:
+    """Raise the ValueError for a reward that counts down to another last step than that of the game."""
+    for reward in method["rewards"]:
+        key, expected = f"{where}: rewards: {reward[parts.KIND]}: budget", f"{rollout.max_turns}, the scale's max_turns"
+        conf.require(reward.get("budget", rollout.max_turns) == rollout.max_turns, key, reward.get("budget"), expected)
 
 
 @dataclass(frozen=True)

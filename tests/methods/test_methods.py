@@ -338,6 +338,12 @@ def test_numbers_out_of_bounds(root: Path, name: str, changes: dict[str, Any], m
             "head='hazard': expected 'success', which Success",
         ),
         ("pica_as_released", {"services": {"reward_model": "pica"}}, "head='success': expected 'hazard', which Hazard"),
+        (
+            "r_search",
+            {"grammar": {"kind": "search_r1"}},
+            "rewards: evidence pays evidence, and grammar search_r1 shows n",
+        ),
+        ("r_search_wo_evidence", {"rewards": {"evidence_format": {"evidence": 0.2}}}, "evidence_format pays evidence"),
         ("zerosearch", {"search": None, "services": {"documents": "world"}}, ": search: found None"),
     ],
 )

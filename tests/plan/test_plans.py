@@ -16,6 +16,7 @@ from tasks.params import Params
 from tasks.plan import RunSettings
 from tasks.runner import planned
 from tasks.runner.planned import Plan
+from tasks.services.endpoint import Endpoint
 from tasks.stages.plan import stages
 
 ROOT = Path(__file__).parents[2]
@@ -38,9 +39,8 @@ def test_every_method_can_be_planned_and_its_settings_survive_the_file(scale: st
     found = _planned(scale=scale, model=model, systems=("base", *METHODS), seeds=(0,))
     assert {f"train@{name}-0" for name in METHODS} < found.keys()
     for name, made in found.items():
-        planned.write(tmp_path, name, made)
-        path = tmp_path / planned.path_of(name).relative_to(planned.FOLDER)
-        read = conf.fill(Plan, json.loads(path.read_text()), name)
+        planned.write(tmp_path / planned.FOLDER, name, made)
+        read = planned.read(tmp_path, name)
         assert read == made
         module = stages()[name.partition("@")[0]]
         settings = planned.settings_of(read, module.Settings, name)
@@ -214,3 +214,29 @@ def test_the_settings_of_a_system_hold_those_of_its_services() -> None:
     named = replace(made, services={"documents": services.load("documents", "world", ROOT)})
     assert named.settings == {**made.settings, "services": {"documents": run.service("documents", "world")}}
     assert systems.build(named.settings, "named") == named
+
+
+def test_what_reaches_a_server_is_no_part_of_a_plan_and_all_else_is(tmp_path: Path) -> None:
+    chat = {name: 0 for name in ("model", "request", "recorded", "replayed_sha256", *planned.REACHED_BY)}
+    assert chat.keys() == {field.name for field in dataclasses.fields(Endpoint)}
+    made = Plan({"seed": 0, "services": {"judge": {"kind": "chat_judge", "chat": chat}}, "rows": [1]}, {}, "")
+    planned.write(tmp_path / planned.FOLDER, "train@a-0", made)
+    written = json.loads((tmp_path / planned.FOLDER / "train/a-0.json").read_text())["settings"]
+    assert written["services"]["judge"]["chat"].keys() == {"model", "request", "recorded", "replayed_sha256"}
+    assert planned.read(tmp_path, "train@a-0") == made
+
+    path = tmp_path / planned.FOLDER / "train/a-0.servers.json"
+    path.write_text('{"services.reader.chat": {"retries": 1}}')
+    with pytest.raises(ValueError, match=r"a-0\.servers\.json: services\.reader\.chat: .* has no such settings"):
+        planned.read(tmp_path, "train@a-0")
+
+
+def test_a_bonus_counts_down_to_the_last_step_of_the_game() -> None:
+    with pytest.raises(
+        ValueError, match=r"slate\.yaml: rewards: judged_actions: budget=4: expected 5, the scale's max_t"
+    ):
+        stage = stages()["train"]
+        run = RunSettings(ROOT, replace(params.read(ROOT), systems=("base", "slate")))
+        method = run.method("slate")
+        rewards = tuple({**reward, "budget": 4} for reward in method["rewards"])
+        stage._check_budgets({"rewards": rewards}, run.rollout(method["rollout"]), "conf/method/slate.yaml")

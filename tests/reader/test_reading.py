@@ -238,7 +238,11 @@ def test_a_given_folder_reads(folder: Path, reading: Reading, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"folder": " "}, "folder=' ': expected a model folder"), ({"prompt": "x"}, "expected text with {question} once")],
+    [
+        ({"folder": " "}, "folder=' ': expected a model folder"),
+        ({"prompt": "x"}, "expected text with {question} once"),
+        ({"window": 4}, "window=4: expected more than max_new_tokens=4, or null"),
+    ],
 )
 def test_settings_of_a_given_folder(change: dict[str, Any], message: str) -> None:
     fine = {"folder": "m", "prompt": "{question}{evidence}", "max_new_tokens": 4, "window": None, "batch": 2}
@@ -254,6 +258,21 @@ def test_a_server_is_asked_with_the_prompt(tmp_path: Path) -> None:
             assert services["reader"].answers([("Q?", "abcdefgh"), ("{evidence}", "x")]) == ["abcde|Q?", "x|{evidence}"]
             services["reader"].answers([("Q?", "abcdefgh")])
         assert len(server.asked) == 2
+
+
+def test_a_reply_that_is_empty_or_cut_off_is_no_answer(tmp_path: Path) -> None:
+    replies = {"whole": completion("Paris"), "empty": completion("  "), "cut": completion("It", finish_reason="length")}
+    with serving() as server:
+        server.answer = lambda body: (200, replies[body["messages"][0]["content"].partition("|")[0].split()[0]])
+        kind = ChatReader("{evidence}|{question}", 20, server.conf())
+        with opened({"reader": kind}, Resources(tmp_path, tmp_path)) as services:
+            reader = services["reader"]
+            assert reader.answers([("Q?", name) for name in replies]) == ["Paris", "", ""]
+            assert reader.usage.failures == 2
+            with pytest.raises(
+                ServiceError, match=r"reader: 11 of 20 replies cannot be used.*cut_off: the reply ended"
+            ):
+                reader.answers([("Q?", f"cut {n}") for n in range(20)])
 
 
 @pytest.mark.parametrize(

@@ -238,6 +238,28 @@ def test_a_score_outside_the_three_is_none(server: Completions, tmp_path: Path, 
     assert len(server.asked) == 2
 
 
+def test_a_reply_that_was_cut_off_has_no_score(server: Completions, tmp_path: Path) -> None:
+    """What stands there may be an example of a score, and the judge's own would have followed."""
+    server.answer = lambda body: (200, completion("For instance <score> 1 </score>", finish_reason="length"))
+    (found,), judge = judged(server, tmp_path, ITEMS[0])
+    assert (found.score, found.is_readable) == (0, False)
+    assert "length limit" in found.reason
+    assert (len(server.asked), judge.usage.failures) == (2, 2)
+
+
+def test_a_judge_of_rubbish_ends_the_run(server: Completions, tmp_path: Path) -> None:
+    """Half of 20 scores may be missing, and more may not; fewer scores decide nothing."""
+    server.answer = lambda body: (200, completion("well" if "poor" in str(body) else "<score> 1 </score>"))
+    good, poor = ([replace(ITEMS[0], thought=f"{name} {n}") for n in range(20)] for name in ("good", "poor"))
+    _, judge = judged(server, tmp_path, *poor[:19])
+    assert judge.num_unreadable == 19
+    judged(server, tmp_path, *good[:10], *poor[:10])
+    with pytest.raises(
+        ServiceError, match=r"judge: 11 of 21 replies cannot be used, expected .* at most 0\.5 .*found no"
+    ):
+        judged(server, tmp_path, *good[:10], *poor[:11])
+
+
 def test_a_server_that_is_down_ends_the_run(server: Completions, tmp_path: Path) -> None:
     server.answer = lambda body: (503, {"error": {"message": "away"}})
     with pytest.raises(ServiceError, match="status 503"):
