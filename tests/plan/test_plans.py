@@ -18,6 +18,7 @@ from tasks.runner import planned
 from tasks.runner.planned import Plan
 from tasks.services.endpoint import Endpoint
 from tasks.stages.plan import stages
+from tasks.stages.train import _check_budgets
 
 ROOT = Path(__file__).parents[2]
 SOURCES = identity.Sources(identity.ROOT)  # Each file is read once.
@@ -217,7 +218,7 @@ def test_the_settings_of_a_system_hold_those_of_its_services() -> None:
 
 
 def test_what_reaches_a_server_is_no_part_of_a_plan_and_all_else_is(tmp_path: Path) -> None:
-    chat = {name: 0 for name in ("model", "request", "recorded", "replayed_sha256", *planned.REACHED_BY)}
+    chat = dict.fromkeys(("model", "request", "recorded", "replayed_sha256", *planned.REACHED_BY), 0)
     assert chat.keys() == {field.name for field in dataclasses.fields(Endpoint)}
     made = Plan({"seed": 0, "services": {"judge": {"kind": "chat_judge", "chat": chat}}, "rows": [1]}, {}, "")
     planned.write(tmp_path / planned.FOLDER, "train@a-0", made)
@@ -232,11 +233,10 @@ def test_what_reaches_a_server_is_no_part_of_a_plan_and_all_else_is(tmp_path: Pa
 
 
 def test_a_bonus_counts_down_to_the_last_step_of_the_game() -> None:
+    run = RunSettings(ROOT, replace(params.read(ROOT), systems=("base", "slate")))
+    method = run.method("slate")
+    rewards = tuple({**reward, "budget": 4} for reward in method["rewards"])
     with pytest.raises(
-        ValueError, match=r"slate\.yaml: rewards: judged_actions: budget=4: expected 5, the scale's max_t"
+        ValueError, match=r"x\.yaml: rewards: judged_actions: budget=4: expected 5, the scale's max_turns"
     ):
-        stage = stages()["train"]
-        run = RunSettings(ROOT, replace(params.read(ROOT), systems=("base", "slate")))
-        method = run.method("slate")
-        rewards = tuple({**reward, "budget": 4} for reward in method["rewards"])
-        stage._check_budgets({"rewards": rewards}, run.rollout(method["rollout"]), "conf/method/slate.yaml")
+        _check_budgets({"rewards": rewards}, run.rollout(method["rollout"]), "x.yaml")
