@@ -77,6 +77,7 @@ def _held_out(measured: Sequence[Measured], users: Mapping[str, Sequence[str]]) 
         dropped = sum(one.facts["labels"]["dropped"].values())
         more = [_shown(one.facts["control_auc"]), _shown(one.facts["blanked_auc"]), str(dropped)]
         rows.append([one.name, str(one.seed), *_figures(one.quality), *more])
+
     lead = (
         "Plays of questions that were kept out of the training of the reward model. AUC of pivots: chance that a pivot "
         "earns more than another search. ECE: expected calibration error of f, over ten bins. Shuffled labels: the AUC "
@@ -86,6 +87,7 @@ def _held_out(measured: Sequence[Measured], users: Mapping[str, Sequence[str]]) 
         "usable labels. The chart shows the rate of right answers against f(T), the mean over seeds and its range; a "
         "calibrated model lies on the diagonal."
     )
+
     header = ["reward model", "seed", *_HEADER, "AUC, shuffled labels", "AUC, without words", "plays dropped"]
     series = [
         {"policy": policy, "points": points}
