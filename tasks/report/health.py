@@ -30,6 +30,7 @@ METRICS = (
     "sampling_rounds",
     "skipped_update",
     "missing_scores_mean",
+    "judge_unreadable_mean",
 )
 """The columns, each only where a run has it."""
 
@@ -49,7 +50,8 @@ def section(results: Results, trainings: Sequence[TrainingRun]) -> Section | Non
         "The last third of training, mean over seeds; of the logprob gap the largest of each seed. Share with signal: "
         "groups whose rewards differ, before any filter, only where there are groups. The selected step is the best "
         "checkpoint by validation, seed by seed. Missing scores: searches of a trajectory without a number of the "
-        "reward model. What a run did not log is left empty."
+        "reward model; judge unreadable: scores of 0 that stand for a judge's reply without a score. What a run did "
+        "not log is left empty."
     )
     header = ["policy", *(name.replace("_", " ") for name in names), "stopped", "selected step"]
     return Section("health-table", "Health in numbers", lead, header, rows)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tasks.evaluate.statistics import SAME, over_seeds
 from tasks.records import schema
 from tasks.records.variance import VarianceRow
 from tasks.report.table import Results, Section
@@ -31,7 +32,7 @@ def section(results: Results, artifacts: Path, num_resamples: int) -> Section | 
         "question, and candidates for one action compared with each other. SLATE (Theorem 1) bounds the ratio by 1, "
         "and by 1/T where the rewards of T steps are independent and vary alike; T is the mean number of turns here. "
         "Equal tokens: as many complete trajectories as cost the tokens of the candidates. Ratios have 95% intervals "
-        "over questions."
+        "over questions, and of several seeds the wider of two: both resampled, or Student's over the seeds' ratios."
     )
     header = ["policy", "turn", "questions", "complete", "truncated", "ratio", "ratio at equal tokens", "1/T"]
     return Section("variance", "Variance of advantages", lead, header, rows)
@@ -57,24 +58,42 @@ def _lines(rows: Sequence[tuple[int, VarianceRow]], num_resamples: int) -> list[
 
 def _cells(turn: int, rows: Mapping[tuple[int, str], VarianceRow], num_resamples: int) -> list[str]:
     table = np.array([[row.truncated, row.full, row.full_at_tokens, row.num_turns] for row in rows.values()], float)
+    seeds = np.array([seed for seed, _ in rows])
     truncated, full, _, num_turns = table.mean(0)
     return [
         "all" if turn == 0 else str(turn),
         str(len(rows)),
         f"{full:.3f}",
         f"{truncated:.3f}",
-        ratio(table[:, 0], table[:, 1], num_resamples),
-        ratio(table[:, 0], table[:, 2], num_resamples),
+        ratio(table[:, 0], table[:, 1], seeds, num_resamples),
+        ratio(table[:, 0], table[:, 2], seeds, num_resamples),
         f"{1 / num_turns:.3f}" if turn == 0 else "",
     ]
 
 
-def ratio(above: np.ndarray, below: np.ndarray, num_resamples: int) -> str:
-    """Ratio of the means with its 95% interval, resampling questions; without one where the lower mean is 0."""
+def ratio(above: np.ndarray, below: np.ndarray, seeds: np.ndarray, num_resamples: int) -> str:
+    """Ratio of the means [rows] with its 95% interval; without one where the lower mean is 0.
+
+    Seeds and the questions of each seed are resampled. Of several seeds the interval reaches at least as far as
+    Student's over their ratios, as for all figures of the report (`tasks.evaluate.statistics`).
+    """
     if not below.mean():
         return "no variance"
-    drawn = np.random.default_rng(0).integers(len(above), size=(num_resamples, len(above)))
-    tops, bottoms = above[drawn].mean(1), below[drawn].mean(1)
+    groups = [np.flatnonzero(seeds == seed) for seed in np.unique(seeds)]
+    rng = np.random.default_rng(0)
+    picked = rng.integers(len(groups), size=(num_resamples, len(groups)))
+    tops, bottoms = np.zeros(num_resamples), np.zeros(num_resamples)
+    for place in range(len(groups)):
+        for number, group in enumerate(groups):
+            own = np.flatnonzero(picked[:, place] == number)
+            rows = group[rng.integers(len(group), size=(len(own), len(group)))]
+            tops[own] += above[rows].sum(1)
+            bottoms[own] += below[rows].sum(1)
     known = tops[bottoms > 0] / bottoms[bottoms > 0]
     low, high = np.percentile(known, [2.5, 97.5])
+
+    each = [above[group].sum() / below[group].sum() for group in groups if below[group].sum() > 0]
+    if len(each) > 1 and max(each) - min(each) > SAME:
+        student = over_seeds(each, (0.0, float("inf")))
+        low, high = min(low, student.low), max(high, student.high)
     return f"{above.mean() / below.mean():.3f} [{low:.3f}, {high:.3f}]"

@@ -187,6 +187,14 @@ def test_training_measures_before_and_after_and_a_cut_run_measures_the_same(tmp_
 
 
 def test_the_interval_of_a_ratio() -> None:
-    above, below = np.array([1.0, 1.0, 1.0]), np.array([2.0, 2.0, 2.0])
-    assert ratio(above, below, 100) == "0.500 [0.500, 0.500]"
-    assert ratio(above, np.zeros(3), 100) == "no variance"
+    one, two = np.ones(4), 2 * np.ones(4)
+    assert ratio(one, two, np.array([0, 0, 0, 0]), 100) == "0.500 [0.500, 0.500]"
+    assert ratio(one, two, np.array([0, 0, 1, 1]), 100) == "0.500 [0.500, 0.500]"
+    assert ratio(one, np.zeros(4), np.zeros(4), 100) == "no variance"
+
+
+def test_seeds_that_differ_widen_the_interval_of_a_ratio() -> None:
+    """Ratios of 0.5 and 0.7: 0.6 -+ 12.706 * 0.1414 / sqrt(2), never below 0; resampled alone 0.5 to 0.7."""
+    above = np.array([1.0, 1.0, 1.4, 1.4])
+    assert ratio(above, 2 * np.ones(4), np.array([0, 0, 1, 1]), 200) == "0.600 [0.000, 1.871]"
+    assert ratio(above, 2 * np.ones(4), np.zeros(4), 2000).startswith("0.600 [0.500, 0.700")
