@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tasks import conf, store
+from tasks.reached import divided
 from tasks.runner import progress as shown
-from tasks.runner.planned import divided
 from tasks.runner.resume import fingerprint
 
 if TYPE_CHECKING:

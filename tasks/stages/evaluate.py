@@ -10,6 +10,7 @@ from tasks import parts, retrieval, services, trained
 from tasks.data.records import read_questions
 from tasks.data.sample import choose
 from tasks.model import Dtype
+from tasks.reached import divided
 from tasks.records import schema, systems
 from tasks.records.systems import SystemRecord
 from tasks.records.usage import work_of
@@ -180,7 +181,8 @@ def _play(ctx: Context[Settings], record: SystemRecord, questions: list[Question
 def _used(settings: Settings) -> Row:
     """The settings that readers of the report see."""
     evaluate = {key: getattr(settings, key) for key in ("top_k", "max_questions", "sampled", "max_failed_share")}
-    return {"evaluate": evaluate, "splits": list(settings.splits), "system": settings.playing}
+    system, _ = divided(settings.playing)
+    return {"evaluate": evaluate, "splits": list(settings.splits), "system": system}
 
 
 def _summary(ctx: Context[Settings], record: SystemRecord, num_questions: int) -> Row:

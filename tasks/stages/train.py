@@ -19,6 +19,7 @@ from tasks.data.sample import choose
 from tasks.engine import Critic, Engine, Policy, Training
 from tasks.generate import Generator, GeneratorConf
 from tasks.model import LoraConf
+from tasks.reached import divided
 from tasks.records import schema, systems
 from tasks.records.metrics import MetricRow
 from tasks.records.systems import SystemRecord
@@ -239,7 +240,8 @@ def _inputs(ctx: Context[Settings]) -> Path:
 
 def _used(learning: Learning) -> dict[str, Any]:
     """The settings that readers of the summary see."""
-    return {"train": conf.plain(learning.train), "rollout": conf.plain(learning.rollout), "method": learning.method}
+    method, _ = divided(learning.method)
+    return {"train": conf.plain(learning.train), "rollout": conf.plain(learning.rollout), "method": method}
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from tasks import checkpoint
 from tasks.agent.rollout import RolloutCost
 from tasks.conf import plain
 from tasks.engine import Critic, Policy
+from tasks.reached import divided
 from tasks.records.usage import WORK, Usage, named_by_role
 from tasks.rl.method import Method
 from tasks.store import DataError
@@ -73,11 +74,11 @@ _PROGRESS = TypeAdapter(Progress)
 
 
 def settings_of(conf: TrainConf, method: Method, seed: int) -> dict[str, Any]:
-    """What a checkpoint was made with; a run may be made longer, nothing else may differ.
+    """What a checkpoint was made with; a run may be made longer and reach its models in another way, nothing else.
 
     A longer run has one validation more (at the end of the shorter one), from which its best may come.
     """
-    settings = {"train": plain(conf), "method": plain(method), "seed": seed}
+    settings, _ = divided({"train": plain(conf), "method": plain(method), "seed": seed})
     # A curriculum depends on the length of the run, so a longer run is a different run.
     if not method.search.depends_on_budget:
         del settings["train"]["num_steps"], settings["train"]["max_generated_tokens"]

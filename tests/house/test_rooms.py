@@ -25,6 +25,7 @@ TASKS = ROOT / "tasks"
 ORDER = (
     "types",
     "conf",
+    "reached",
     "parts",
     "extends",
     "text",

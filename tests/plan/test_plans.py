@@ -14,6 +14,7 @@ import pytest
 from tasks import conf, identity, params, plan, services, systems
 from tasks.params import Params
 from tasks.plan import RunSettings
+from tasks.reached import REACHED_BY
 from tasks.runner import planned
 from tasks.runner.planned import Plan
 from tasks.services.endpoint import Endpoint
@@ -218,7 +219,7 @@ def test_the_settings_of_a_system_hold_those_of_its_services() -> None:
 
 
 def test_what_reaches_a_server_is_no_part_of_a_plan_and_all_else_is(tmp_path: Path) -> None:
-    chat = dict.fromkeys(("model", "request", "recorded", "replayed_sha256", *planned.REACHED_BY), 0)
+    chat = dict.fromkeys(("model", "request", "recorded", "replayed_sha256", *REACHED_BY), 0)
     assert chat.keys() == {field.name for field in dataclasses.fields(Endpoint)}
     made = Plan({"seed": 0, "services": {"judge": {"kind": "chat_judge", "chat": chat}}, "rows": [1]}, {}, "")
     planned.write(tmp_path / planned.FOLDER, "train@a-0", made)
