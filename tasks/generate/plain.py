@@ -252,16 +252,12 @@ class PlainSession:
         return new_rows
 
     def _read_ahead(self, row: int) -> None:
-        """Read all but the newest token of a row into the cache, so that its forks need not read them again.
-
-        All rows that have such tokens are read together: whoever forks one of them forks the others next.
-        """
+        """Read all but the newest token of a row, so that its forks need not; also of the rows that are forked next."""
         if len(self.pending[row]) < 2:
             return
         unread = [one for one, tokens in enumerate(self.pending) if len(tokens) > 1 and one not in self.closed]
         for place, one in enumerate(unread):
             self._swap(place, self.slot[one])
-
         chunks = [self.pending[one][:-1] for one in unread]
         self._forward(chunks, self.length[: len(unread)])
         self.length[: len(unread)] += [len(chunk) for chunk in chunks]
