@@ -84,7 +84,7 @@ KINDS: dict[str, tuple[str, Any, str]] = {  # File of conf/service/ -> role, wha
     "remote_pica": (
         "reward_model",
         lambda it: it.probabilities([PLAYED], [question()]),
-        '{"before": 0.5, "after": [0.625]}',
+        '{"head": "success", "before": 0.5, "after": [0.625]}',
     ),
 }
 
