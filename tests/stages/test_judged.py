@@ -71,7 +71,7 @@ def test_a_run_whose_budget_is_spent_goes_on_when_it_is_raised(tmp_path: Path) -
         plan, state = (clone.root / path_of(NAME)).read_bytes(), fingerprint(clone.root, NAME)
         assert (clone.root / f".scratch/work/{NAME}-{state}").is_dir()
 
-        # Another limit and another patience are no other run, and neither is another address of the same model.
+        # Another limit and another patience are no other run.
         clone.change(service, f"max_requests: {num_asked - 3}", "max_requests: 100000")
         clone.change(service, "retries: 1", "retries: 5")
         clone.must("plan")
