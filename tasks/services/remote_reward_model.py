@@ -97,6 +97,11 @@ class AskedRewardModel:
                 f"{where}: turn {gap + 1}: found null, expected a number from 0 to 1, because the turn searched and a "
                 f"later one has a number. {_MEND}"
             )
+        if (stray := _stray(trajectory, found.after)) is not None:
+            raise ServiceError(
+                f"{where}: turn {stray + 1}: found {found.after[stray]}, expected null, because the turn searched "
+                f"nothing and is not the last. {_MEND}"
+            )
         return Probabilities(found.before, found.after)
 
 
@@ -107,6 +112,12 @@ def _gap(trajectory: Trajectory, after: Sequence[float | None]) -> int | None:
     """
     last = max((number for number, f in enumerate(after) if f is not None), default=-1)
     return next((n for n in range(last) if trajectory.turns[n].executed and after[n] is None), None)
+
+
+def _stray(trajectory: Trajectory, after: Sequence[float | None]) -> int | None:
+    """The first turn with a number that can have none: it searched nothing and is not the last."""
+    before_last = list(enumerate(zip(trajectory.turns, after, strict=True)))[:-1]
+    return next((n for n, (turn, f) in before_last if f is not None and not turn.executed), None)
 
 
 PART = RemoteRewardModel

@@ -185,25 +185,23 @@ def test_an_answer_that_is_no_list_of_probabilities_ends_the_step(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("after", "gap"),
+    ("after", "error"),
     [
-        ([0.5, None, 0.5, 0.5], 0),
-        ([0.5, None, None, None], 0),  # The model read no further.
-        ([None, None, None, None], 0),
-        ([None, None, 0.5, 0.5], 1),
-        ([0.5, None, None, 0.5], 3),
+        ([0.5, None, 0.5, 0.5], ""),
+        ([0.5, None, None, None], ""),  # The model read no further.
+        ([None, None, None, None], ""),
+        ([None, None, 0.5, 0.5], "turn 1: found null, expected a number from 0 to 1"),
+        ([0.5, None, None, 0.5], "turn 3: found null, expected a number from 0 to 1"),
+        ([0.5, 0.25, 0.5, 0.5], "turn 2: found 0.25, expected null, because the turn searched nothing"),
     ],
 )
-def test_null_stands_where_nothing_was_searched_or_read(tmp_path: Path, after: list[float | None], gap: int) -> None:
+def test_null_stands_where_nothing_was_searched_or_read(tmp_path: Path, after: list[float | None], error: str) -> None:
     plays = [played(SEARCH, INVALID, SEARCH, ANSWER)]
     with serving() as running:
         running.answer = lambda body: (200, completion({"head": "success", "before": 0.5, "after": after}))
         with RemoteRewardModel(running.conf(), "success").opened(Resources(tmp_path, tmp_path)) as service:
-            if gap:
-                message = (
-                    rf"^services: reward_model: question 'q': turn {gap}: found null, expected a number from 0 to 1"
-                )
-                with pytest.raises(ServiceError, match=message):
+            if error:
+                with pytest.raises(ServiceError, match=rf"^services: reward_model: question 'q': {error}"):
                     service.probabilities(plays, [QUESTION])
             else:
                 (found,) = service.probabilities(plays, [QUESTION])

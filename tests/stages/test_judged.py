@@ -55,8 +55,8 @@ def _ready(folder: Path, server: Completions) -> Clone:
 
 
 def test_a_run_whose_budget_is_spent_goes_on_when_it_is_raised(tmp_path: Path) -> None:
-    with serving() as server:
-        server.answer = _verdict
+    with serving() as server, serving() as other:
+        server.answer = other.answer = _verdict
         clone = _ready(tmp_path / "clone", server)
         whole = clone.copy(tmp_path / "whole")
         whole.must(TRAIN)
@@ -71,14 +71,16 @@ def test_a_run_whose_budget_is_spent_goes_on_when_it_is_raised(tmp_path: Path) -
         plan, state = (clone.root / path_of(NAME)).read_bytes(), fingerprint(clone.root, NAME)
         assert (clone.root / f".scratch/work/{NAME}-{state}").is_dir()
 
-        # Another limit and another patience are no other run.
+        # Another limit, another patience and another address of the same model are no other run.
         clone.change(service, f"max_requests: {num_asked - 3}", "max_requests: 100000")
         clone.change(service, "retries: 1", "retries: 5")
+        clone.change(service, server.url, other.url)
         clone.must("plan")
         assert (clone.root / path_of(NAME)).read_bytes() == plan
         assert fingerprint(clone.root, NAME) == state
         clone.must(TRAIN)
-        assert len(server.asked) == 2 * num_asked  # Nothing was paid for twice.
+        assert len(server.asked) == 2 * num_asked - 3
+        assert 3 <= len(other.asked) < 10  # The unfinished step asks again, because replies are kept by address.
         assert clone.files("artifacts/train") == whole.files("artifacts/train")
 
         clone.change(service, "model: judge-1", "model: judge-2")
