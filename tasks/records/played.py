@@ -62,7 +62,8 @@ class LabelRow:
     """One labelled play: a `PlayedRow` with a label for each executed search, in order.
 
     Attributes:
-        hops: golden hops of the question.
+        hops: number of golden hops of the question.
+        golden: the golden hops in words, sub-question and sub-answer.
         labels: one for each executed search.
         reason: what the labeller said, empty where it is a rule.
     """
@@ -75,6 +76,7 @@ class LabelRow:
     answer: str | None
     is_right: Flag
     hops: Hops
+    golden: list[Text]
     labels: list[Label]
     reason: str
     turns: list[PlayedTurn]

@@ -148,14 +148,17 @@ def _audit(measured: Sequence[Measured]) -> Section:
         for sample in one.samples:
             searches = [turn for turn in sample.turns if turn.executed]
             answer = f"{sample.answer or 'no answer'} ({'right' if sample.is_right else 'wrong'})"
-            for turn, label in zip(searches, sample.labels, strict=True):
+            golden = " · ".join(sample.golden)
+            for number, (turn, label) in enumerate(zip(searches, sample.labels, strict=True)):
                 found = " ".join(turn.observation.split())[:_MAX_SHOWN]
-                rows.append([one.name, sample.question, turn.content, found, label, sample.reason[:_MAX_SHOWN], answer])
+                # What is the same for all searches of a play stands once, so that plays are seen apart.
+                play = ["", "", "", ""] if number else [one.name, sample.question, golden, answer]
+                rows.append([*play, turn.content, found, label, sample.reason[:_MAX_SHOWN]])
     lead = (
         "Labelled plays, drawn by seed, for a human audit: is a search with + one that found the next fact of the "
-        "question's chain, and every other one with -?"
+        "question's chain (golden hops, in order), and every other one with -? A rule gives no reason."
     )
-    header = ["reward model", "question", "query", "what was found", "label", "reason", "answer"]
+    header = ["reward model", "question", "golden hops", "answer", "query", "what was found", "label", "reason"]
     return Section("audit", "Labels to audit", lead, header, rows, is_on_page_only=True)
 
 

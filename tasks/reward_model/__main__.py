@@ -1,8 +1,9 @@
 """`python -m tasks.reward_model --model pica --seed 0`: serve a trained reward model until SIGTERM or Ctrl-C.
 
-It answers chat completions on the loopback address only, one trajectory a request (`tasks/reward_model/wire.py`). A
-request must name the model with the hash of its weights, as the server prints it, so that nobody gets scores of another
-one. `conf/service/remote_pica.yaml` asks it.
+It answers chat completions, one trajectory a request (`tasks/reward_model/wire.py`), on the loopback address unless
+`--host` names another one: it asks for no key, so only a network that is trusted may reach it. A request must name the
+model with the hash of its weights, as the server prints it, so that nobody gets scores of another one.
+`conf/service/remote_pica.yaml` asks it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tasks.reward_model.card import read_card
 from tasks.server.settings import port
 from tasks.services import Head, Resources, RewardModel
 
-HOST, PATH = "127.0.0.1", "/v1/chat/completions"
+PATH = "/v1/chat/completions"
 MAX_BYTES = 16 << 20
 
 
@@ -33,24 +34,27 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--model", required=True, help="name of a file of conf/reward_model")
     parser.add_argument("--seed", type=int, required=True, help="which of its seeds")
     parser.add_argument("--port", type=port, default=8001, help="port to listen on; 0 takes a free one")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on; without a key, so in a trusted network"
+    )
     given = parser.parse_args(words)
     try:
-        return _serve(given.model, given.seed, given.port)
+        return _serve(given.model, given.seed, given.host, given.port)
     except (ValueError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return 1
 
 
-def _serve(model: str, seed: int, port: int) -> int:
+def _serve(model: str, seed: int, host: str, port: int) -> int:
     root = Path.cwd()
     models = trained.find(root, [model], seed)
     head = read_card(root / models[model].folder).head
     kind = parts.make("services", {"kind": "reward_model", "model": model, "head": head}, "--model")
     with kind.opened(Resources(root, root, models=models)) as opened:
         name = f"{model}-{seed}@{models[model].sha256[:16]}"
-        with ThreadingHTTPServer((HOST, port), handler(opened, name, head)) as server:
+        with ThreadingHTTPServer((host, port), handler(opened, name, head)) as server:
             signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
-            print(f"ready: model {name} at http://{HOST}:{server.server_port}/v1. Ctrl-C ends it.", flush=True)
+            print(f"ready: model {name} at http://{host}:{server.server_port}/v1. Ctrl-C ends it.", flush=True)
             with contextlib.suppress(KeyboardInterrupt):
                 server.serve_forever()
     return 0

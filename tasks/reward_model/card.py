@@ -50,7 +50,8 @@ def write_card(folder: Path, name: str, seed: int, card: Card, quality: Quality)
 
 def _text(name: str, seed: int, card: Card, quality: Quality) -> str:
     meaning = {
-        "success": "the probability that the final answer will be right, given the question and all up to that action",
+        "success": "trained to be the probability that the final answer will be right, given the question and all up "
+        "to that action; how near it comes is measured below",
         "hazard": "the probability that the first error happens at that step (the variant of PiCA's release)",
     }[card.head]
     return f"""---
@@ -76,9 +77,22 @@ searches, {quality.num_pivots} of them pivots:
 | expected calibration error at the end | {_shown(quality.ece)} |
 | expected calibration error at all places | {_shown(quality.ece_all)} |
 
+| place | plays | mean of f | right answers | AUC of the answer |
+| --- | ---: | ---: | ---: | ---: |
+{_places(quality)}
+
 It knows the searches and answers of the policy whose plays it was trained on. It is no judge of facts, and a policy
 that is trained against it for long may learn to please it.
 """
+
+
+def _places(quality: Quality) -> str:
+    start = [(f"the question, {by.hops} hops", by.count, by.mean, by.rate, None) for by in quality.start]
+    turns = [(f"search {at.turn}", at.count, at.mean, at.rate, at.auc) for at in quality.turns]
+    return "\n".join(
+        f"| {place} | {count} | {mean:.3f} | {rate:.3f} | {_shown(auc)} |"
+        for place, count, mean, rate, auc in [*start, *turns]
+    )
 
 
 def _shown(value: float | None) -> str:

@@ -60,7 +60,7 @@ def label(
         if reason := _fault(row, found):
             counts.dropped[reason] += 1
             continue
-        yield _labelled(row, found, len(hops[row.question_id]), counts)
+        yield _labelled(row, found, hops[row.question_id], counts)
 
 
 def question_of(row: PlayedRow, hops: tuple[Hop, ...]) -> Question:
@@ -81,7 +81,7 @@ def _fault(row: PlayedRow, found: StepLabels) -> str | None:
     return "labels_differ" if len(found.labels) != len(row.searches) else None
 
 
-def _labelled(row: PlayedRow, found: StepLabels, num_hops: int, counts: Counts) -> LabelRow:
+def _labelled(row: PlayedRow, found: StepLabels, hops: tuple[Hop, ...], counts: Counts) -> LabelRow:
     assert found.labels is not None
     counts.kept += 1
     counts.right += row.is_right
@@ -95,7 +95,8 @@ def _labelled(row: PlayedRow, found: StepLabels, num_hops: int, counts: Counts) 
         status=row.status,
         answer=row.answer,
         is_right=row.is_right,
-        hops=num_hops,
+        hops=len(hops),
+        golden=[f"{hop.question} {hop.answer}" for hop in hops],
         labels=["+" if is_pivot else "-" for is_pivot in found.labels],
         reason=found.reason,
         turns=row.turns,

@@ -10,6 +10,7 @@ import functools
 import re
 from collections.abc import Sequence
 
+from tasks import text
 from tasks.types import Trajectory
 
 EVIDENCE = "original_evidence"
@@ -36,6 +37,21 @@ def evidence_of(trajectory: Trajectory) -> str:
     """The evidence that is scored, empty if there is none."""
     found = blocks(trajectory, EVIDENCE) if trajectory.num_searches else []
     return found[-1] if found else ""
+
+
+def is_verbatim(trajectory: Trajectory, evidence: str) -> bool:
+    """Whether the evidence stands in one retrieved passage word for word; False without evidence.
+
+    It pays nothing. Evidence that mixes words of several passages has a large `copied_share` and is not verbatim.
+    """
+    words = f" {' '.join(words_of(evidence))} "
+    passages = (hit.text for turn in trajectory.turns for hit in turn.hits)
+    return bool(words.strip()) and any(words in f" {' '.join(words_of(passage))} " for passage in passages)
+
+
+def words_of(passage: str) -> list[str]:
+    """The words of a text, normalised as answers are."""
+    return text.normalize(passage).split()
 
 
 def _counts(trajectory: Trajectory, strings: Sequence[str]) -> list[int]:

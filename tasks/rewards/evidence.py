@@ -9,7 +9,7 @@ from typing import ClassVar
 from tasks import text
 from tasks.conf import require
 from tasks.rewards import Field, on_last_token
-from tasks.rewards.blocks import evidence_of
+from tasks.rewards.blocks import evidence_of, is_verbatim, words_of
 from tasks.services import NO_SERVICES, Role, Services
 from tasks.services.numbers import check_list
 from tasks.types import Note, Question, Scores, Trajectory
@@ -84,23 +84,9 @@ def copied_share(trajectory: Trajectory, evidence: str) -> float:
 
     It pays nothing. An evidence block that only states the answer, or copies the question, has a small one.
     """
-    words = _words(evidence)
-    read = {word for turn in trajectory.turns for hit in turn.hits for word in _words(f"{hit.title} {hit.text}")}
+    words = words_of(evidence)
+    read = {word for turn in trajectory.turns for hit in turn.hits for word in words_of(f"{hit.title} {hit.text}")}
     return sum(word in read for word in words) / len(words) if words else 0.0
-
-
-def is_verbatim(trajectory: Trajectory, evidence: str) -> bool:
-    """Whether the evidence stands in one retrieved passage word for word; False without evidence.
-
-    It pays nothing. Evidence that mixes words of several passages has a large `copied_share` and is not verbatim.
-    """
-    words = f" {' '.join(_words(evidence))} "
-    passages = (hit.text for turn in trajectory.turns for hit in turn.hits)
-    return bool(words.strip()) and any(words in f" {' '.join(_words(passage))} " for passage in passages)
-
-
-def _words(passage: str) -> list[str]:
-    return text.normalize(passage).split()
 
 
 PART = EvidenceReward

@@ -45,8 +45,8 @@ def check_share(where: str, num_unusable: int, num: int, most: float, reason: st
     if num >= _FEWEST and num_unusable > most * num:
         raise ServiceError(
             f"{where}: {num_unusable} of {num} replies cannot be used, expected a share of at most {most:g} "
-            f"(max_unusable_share). The last one: {reason}. Mend the prompt, the request or the server, or take "
-            "another model; replies that are kept below .scratch/replies are read again."
+            f"(max_unusable_share). The last one: {reason}. Mend the prompt or the request, or take another model. "
+            "Where the server was at fault, remove .scratch/replies as well: it keeps these replies."
         )
 
 

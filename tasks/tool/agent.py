@@ -14,7 +14,7 @@ from tasks.agent import grammars
 from tasks.generate import Generator
 from tasks.model import weights_sha256
 from tasks.retrieval import RetrievalError, Retriever
-from tasks.rewards.blocks import evidence_of
+from tasks.rewards.blocks import evidence_of, is_verbatim
 from tasks.store import DataError
 from tasks.systems import System
 from tasks.types import Hit, Question, Trajectory
@@ -30,11 +30,13 @@ class Found:
         evidence: what it wrote as evidence after a search; empty without any.
         queries: what it searched, in order.
         passages: the passages that it read, in order, each once.
+        is_verbatim: whether the evidence stands in one of them word for word.
     """
 
     evidence: str
     queries: tuple[str, ...]
     passages: tuple[Hit, ...]
+    is_verbatim: bool
 
 
 @dataclass
@@ -94,7 +96,8 @@ def _found(trajectory: Trajectory) -> Found:
     searched = [turn for turn in trajectory.turns if turn.executed]
     passages = {hit.passage_id: hit for turn in searched for hit in turn.hits}
     queries = tuple(query for turn in searched for query in turn.action.searches)
-    return Found(evidence_of(trajectory), queries, tuple(passages.values()))
+    evidence = evidence_of(trajectory)
+    return Found(evidence, queries, tuple(passages.values()), is_verbatim(trajectory, evidence))
 
 
 @contextlib.contextmanager

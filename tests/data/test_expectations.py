@@ -37,7 +37,8 @@ SEARCH: Row = {
 }  # fmt: skip
 LABELLED: Row = {
     "question_id": "d/1", "question": "Who?", "copy": 0, "part": "train", "status": "answered", "answer": "X",
-    "is_right": True, "hops": 2, "labels": ["+", "-"], "reason": "", "turns": [SEARCH, SEARCH],
+    "is_right": True, "hops": 2, "golden": ["Who? A", "Of A? B"],
+    "labels": ["+", "-"], "reason": "", "turns": [SEARCH, SEARCH],
 }  # fmt: skip
 VALID: dict[Kind, Row] = {
     "questions": question(1), "passages": passage(1), "augmented": HOPS, "results": SCORE, "trajectories": PLAYED,

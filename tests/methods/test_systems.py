@@ -63,7 +63,7 @@ F1, EM, SUBEM = AnswerReward("f1", gated=True), AnswerReward("em"), AnswerReward
 KEY, GAIN_AND_PENALTY = KeyReward(0.618), SearchTurnReward(1.0, 1.0)
 F1_OF_PICA, STEP_PENALTY = AnswerReward("f1", weight=1.5), StepPenalty(0.3, 0.3, 1.5, 3)
 GAIN_IN_SUCCESS = SuccessGain(0.3, keep_final=False, clamp=1e-4, limit=1.0)
-TURNS = PPO | {"group": 5, "advantage": TokenGae(1.0, 1.0, 0.001, per="turn")}
+TURNS = PPO | {"group": 5, "advantage": TokenGae(1.0, 1.0, 0.001, "none", "turn")}
 EVIDENCE = EvidenceReward(1.0)
 GAIN, PENALTY = SearchTurnReward(1.0, 0.0), SearchTurnReward(0.0, 1.0)
 

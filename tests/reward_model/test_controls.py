@@ -47,8 +47,8 @@ def rows(texts: dict[bool, str]) -> list[LabelRow]:
         found.append(
             LabelRow(
                 question_id=f"q{number}", question=f"Who is {number % 3} ?", copy=0, part=part, status="answered",
-                answer="x", is_right=is_right, hops=1, labels=["+" if one else "-" for one in labels], reason="",
-                turns=turns,
+                answer="x", is_right=is_right, hops=1, golden=["Who? x"],
+                labels=["+" if one else "-" for one in labels], reason="", turns=turns,
             )
         )  # fmt: skip
     return found

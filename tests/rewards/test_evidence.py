@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tasks.agent.grammars.r_search import RSearchGrammar
 from tasks.rewards import total
 from tasks.rewards.answer import AnswerReward
-from tasks.rewards.blocks import blocks, evidence_of, is_well_formed
-from tasks.rewards.evidence import EvidenceReward, copied_share, is_verbatim
+from tasks.rewards.blocks import blocks, evidence_of, is_verbatim, is_well_formed
+from tasks.rewards.evidence import EvidenceReward, copied_share
 from tasks.rewards.evidence_format import EvidenceFormatReward
 from tasks.rl.advantages.group import group_normalized
 from tasks.services import ServiceError

@@ -318,6 +318,16 @@ def test_turn_golden(case):
     close(targets, [[first + 0.3, first + 0.3, 0, second + 0.4, second + 0.4, 0, third + 0.5, third + 0.5]])
 
 
+@pytest.mark.parametrize("case", golden("pica", "Advantages over turns"))
+def test_what_pica_trains_is_the_estimate_itself(case):
+    """Not whitened: the middle of these advantages would get another sign."""
+    values = row([0.3, 9, 9, 0.4, 9, 9, 0.5, 9])
+    experience = experience_of(row(TURN_REWARDS), tensor([TURN_OWN]), values=values)
+    found = TokenGae(case["gamma"], case["lam"], 0.0, "none", "turn")(experience)
+    first, second, third = case["advantages of turns"]
+    close(found.advantages, [[first, first, 0, second, second, 0, third, third]])
+
+
 def test_turn_golden_token_level():
     """The same episode by tokens: 1.035, .985, .83, .78, .7, .65."""
     found, _ = gae(

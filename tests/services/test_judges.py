@@ -113,6 +113,12 @@ def test_golden_replies() -> None:
             assert read_score(reply) == row["score"], reply
 
 
+def test_the_last_of_several_scores_counts() -> None:
+    assert read_score("I would say <score> 1 </score>, but it is false: <score> -1 </score> Done.") == -1
+    with pytest.raises(UnusableError):
+        read_score("<score> 1 </score> or <score> very good </score>")
+
+
 def slow_score(text: str) -> int | None:
     """The same rule, character by character: the last closing tag that has an opening tag before it."""
     closing = text.rfind("</score>")

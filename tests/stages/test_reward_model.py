@@ -121,6 +121,19 @@ def _asking(made: Clone, folder: Path, server: Completions) -> Clone:
     return clone
 
 
+def test_labels_that_break_an_expectation_end_the_stage(made: Clone, tmp_path: Path) -> None:
+    """The same play twice: every row is well-formed, so only the rule between rows can find it."""
+    clone = made.copy(tmp_path / "clone")
+    before = clone.files("artifacts/labels")
+    path = clone.root / "artifacts/trajectories/pica-0/trajectories.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines, lines[0]]))
+    found = clone.stage(STAGES[1])
+    assert found.returncode == 1
+    assert "question_id/copy" in found.stderr, found.stderr
+    assert clone.files("artifacts/labels") == before
+
+
 def test_labels_killed_while_a_model_labels_are_the_same_and_paid_once(made: Clone, tmp_path: Path) -> None:
     def slow(body: dict[str, Any]) -> tuple[int, Any]:
         time.sleep(0.03)

@@ -61,9 +61,9 @@ def test_a_client_of_a_retriever_gets_evidence_first_and_as_many_hits_as_it_asks
 
 def test_ranks_without_evidence() -> None:
     read, other = Hit("a", 9.0, "A", "a"), Hit("b", 8.0, "B", "b")
-    hits = ranked("q", Found("", ("x",), (read,)), [other, read], 3)
+    hits = ranked("q", Found("", ("x",), (read,), False), [other, read], 3)
     assert [(hit.passage_id, hit.score) for hit in hits] == [("a", 1.0), ("b", 0.5)]
-    assert ranked("q", Found("e", (), ()), [other], 1)[0].text == "e"
+    assert ranked("q", Found("e", (), (), False), [other], 1)[0].text == "e"
 
 
 def test_a_failed_search_is_an_error_and_no_empty_evidence(agent: Any, learned: Learned) -> None:

@@ -87,13 +87,15 @@ async def check(client: Client, learned: Learned) -> None:
     """The tool is listed with its schema, finds evidence, and refuses what is no question."""
     (tool,) = (await client.list_tools()).tools
     assert (tool.name, list(tool.input_schema["properties"])) == ("find_evidence", ["question"])
-    assert set((tool.output_schema or {})["properties"]) == {"evidence", "queries", "passages"}
+    assert set((tool.output_schema or {})["properties"]) == {"evidence", "is_verbatim", "queries", "passages"}
 
     for question in learned.questions:
         result = await client.call_tool("find_evidence", {"question": question.question})
         assert not result.is_error
         found: Any = result.structured_content
         assert question.answers[0] in found["evidence"]
+        read = " ".join(passage["text"] for passage in found["passages"])
+        assert found["is_verbatim"] is (found["evidence"] in read)
         assert len(found["queries"]) == len(found["passages"]) == 2
 
     for wrong in ({"question": ""}, {"question": "x" * (MAX_CHARS + 1)}, {"questions": "x"}, {"question": 7}):
@@ -151,11 +153,11 @@ def test_what_is_found_stays_text(learned: Learned) -> None:
             pass
 
         def find(self, questions: Any) -> list[Found]:
-            return [Found(order, (), ())]
+            return [Found(order, (), (), False)]
 
     async def session() -> None:
         async with Client(make_server(Told())) as client:
             result = await client.call_tool("find_evidence", {"question": "x"})
-            assert result.structured_content == {"evidence": order, "queries": [], "passages": []}
+            assert result.structured_content == {"evidence": order, "is_verbatim": False, "queries": [], "passages": []}
 
     asyncio.run(session())

@@ -1,4 +1,4 @@
-"""PPO's advantage: generalised advantage estimation with a critic, over tokens or turns, whitened.
+"""PPO's advantage: generalised advantage estimation with a critic, over tokens or turns, whitened or as it is.
 
 Shapes: B sequences, T response tokens.
 """
@@ -107,7 +107,7 @@ def turn_gae(rewards: Tensor, values: Tensor, loss_mask: Tensor, gamma: float, l
 
 @dataclass(frozen=True)
 class TokenGae:
-    """Token rewards minus a k1 KL penalty, GAE with a critic, whitened (Search-R1).
+    """Token rewards minus a k1 KL penalty, then GAE with a critic: over tokens and whitened (Search-R1), or over turns.
 
     GRPO Eq. 2 (arXiv 2402.03300; docs/methods/grpo.md)
 
@@ -115,13 +115,14 @@ class TokenGae:
         gamma, lam: discount and trace decay.
         kl_coefficient: weight of k1 = old - ref in the token reward; 0 needs no reference.
         whiten_over: tokens that give the whitening statistics; `response` (observations included) is as released.
+            `none` trains the estimate itself, as PiCA's Eq. 13 has it.
         per: a time step is a token, or a turn.
     """
 
     gamma: float
     lam: float
     kl_coefficient: float
-    whiten_over: CountedTokens = "generated"
+    whiten_over: CountedTokens | Literal["none"] = "generated"
     per: Literal["token", "turn"] = "token"
     needs_values: ClassVar[bool] = True
     compares_group: ClassVar[bool] = False
@@ -153,6 +154,8 @@ class TokenGae:
         estimate = gae if self.per == "token" else turn_gae
         raw, returns = estimate(rewards, experience.values * experience.response_mask, mask, self.gamma, self.lam)
 
+        if self.whiten_over == "none":
+            return replace(experience, advantages=torch.where(mask, raw, 0.0), returns=returns)
         over = mask if self.whiten_over == "generated" else experience.response_mask
         return replace(experience, advantages=whiten(raw, over), returns=returns)
 
