@@ -92,8 +92,9 @@ RUN_BY = {
         "tests/server/test_server.py::test_what_keeps_it_from_listening_to_others"
     ),
     "make run METHODS=r_search": TRAINED,
+    "make run METHODS=pica": "tests/stages/test_reward_model.py::test_its_users_get_it_and_refuse_another_one",
     "make evidence-server POLICY=artifacts/train/r_search-0": EVIDENCE,
-    "make evidence-server POLICY=artifacts/train/r_search-0 PORT=8001": EVIDENCE,
+    "make evidence-server POLICY=artifacts/train/r_search-0 PORT=8002": EVIDENCE,
     "make mcp-server POLICY=artifacts/train/r_search-0": "tests/tool/test_serving.py::test_a_client_talks_over_http",
     "python -m tasks.reward_model --model pica --seed 0": (
         "tests/services/test_reward_model.py::test_a_server_gives_the_same_probabilities"
