@@ -217,6 +217,8 @@ def _hit(one: Any, with_titles: bool, place: str) -> Hit:
 def _text(value: Any, place: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{place}: found {type(value).__name__}, expected text")
+    if any("\ud800" <= one <= "\udfff" for one in value):
+        raise ValueError(f"{place}: found half of a surrogate pair, expected text")
     return value
 
 

@@ -13,14 +13,17 @@ import torch
 from torch import Tensor
 
 from tasks.model import load_tokenizer, loaded
+from tasks.reward_model.card import READING, Card, read_card
 from tasks.reward_model.reading import Encoded
+from tasks.store import DataError
 
 
 def load(folder: Path, is_new: bool) -> tuple[Any, Any]:
     """A model folder as (reward model, tokenizer), on the CPU; of a new one the head is 0, so that every f is 0.5.
 
     Raises:
-        DataError: the folder lacks a configuration, weights or a tokenizer, or one cannot be loaded.
+        DataError: the folder lacks a configuration, weights or a tokenizer, or one cannot be loaded; or it is no
+            reward model and has to be one.
     """
     from transformers.utils import logging
 
@@ -31,16 +34,38 @@ def load(folder: Path, is_new: bool) -> tuple[Any, Any]:
     before = logging.get_verbosity()
     logging.set_verbosity_error()  # A new head is no news.
     try:
-        model = loaded(
+        model, report = loaded(
             folder,
             "configuration and weights",
-            lambda: AutoModelForSequenceClassification.from_pretrained(folder, **options),
+            lambda: AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True, **options),
         )
     finally:
         logging.set_verbosity(before)
     if is_new:
         torch.nn.init.zeros_(model.score.weight)
+    elif missing := sorted(report["missing_keys"]):
+        raise DataError(
+            f"{folder}: found no weights {', '.join(missing[:3])}, expected all of a reward model with one number at "
+            "its end. Its scores would be made up; copy or train the model again."
+        )
     return model.eval(), tokenizer
+
+
+def opened(folder: Path) -> tuple[Any, Any, Card]:
+    """A stored reward model as (model, tokenizer, how it reads), on the CPU.
+
+    Raises:
+        DataError: see `load`; or the card names another placeholder than the tokenizer has.
+    """
+    card = read_card(folder)
+    model, tokenizer = load(folder, is_new=False)
+    if tokenizer.convert_tokens_to_ids(card.placeholder) != card.placeholder_id:
+        raise DataError(
+            f"{folder / READING}: placeholder={card.placeholder!r}: found placeholder_id={card.placeholder_id}, "
+            f"expected {tokenizer.convert_tokens_to_ids(card.placeholder)}, its token in the tokenizer. Copy "
+            "or train the model again."
+        )
+    return model, tokenizer, card
 
 
 def packs(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

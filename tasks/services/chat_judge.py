@@ -20,7 +20,7 @@ from tasks.conf import Share, require
 from tasks.records.usage import Usage
 from tasks.services import Chat, Judged, Judgement, Messages, Refusal, Reply, Resources, Role
 from tasks.services.endpoint import Endpoint
-from tasks.services.replies import UnusableError, check_prompt, check_share, filled, inert, require_whole
+from tasks.services.replies import Unusable, UnusableError, check_prompt, filled, inert, require_whole
 from tasks.types import Hit, Turn
 
 _SCORE = re.compile(r"<score>((?:(?!<score>).)*?)</score>", re.DOTALL)
@@ -87,6 +87,9 @@ class ModelJudge:
     num_judged: int = 0
     num_unreadable: int = 0
 
+    def __post_init__(self) -> None:
+        self._unusable = Unusable("services: judge", self.conf.max_unusable_share)
+
     @property
     def usage(self) -> Usage:
         """That of `chat`, whose failures include replies without a score, also those that were asked for again."""
@@ -108,12 +111,10 @@ class ModelJudge:
             judged |= self._ask(again, {"temperature": self.conf.second_temperature})
 
         judgements = [judged[prompt] for prompt in prompts]
-        unreadable = [judgement.reason for judgement in judgements if not judgement.is_readable]
         self.num_judged += len(judgements)
-        self.num_unreadable += len(unreadable)
-        if unreadable:
-            most = self.conf.max_unusable_share
-            check_share("services: judge", self.num_unreadable, self.num_judged, most, unreadable[-1])
+        self.num_unreadable += sum(not judgement.is_readable for judgement in judgements)
+        for judgement in judgements:
+            self._unusable.note(None if judgement.is_readable else judgement.reason)
         return judgements
 
     def _ask(self, prompts: Sequence[str], request: Mapping[str, Any]) -> dict[str, Judgement]:

@@ -19,7 +19,7 @@ from tasks.reader.reading import Pair, check_prompt, filled
 from tasks.records.usage import Usage
 from tasks.services import Chat, Refusal, Reply, Resources, Role, ServiceError
 from tasks.services.endpoint import Endpoint
-from tasks.services.replies import UnusableError, check_share, one_paragraph, require_whole
+from tasks.services.replies import Unusable, UnusableError, one_paragraph, require_whole
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,9 @@ class ChatAnswers:
     num_read: int = 0
     num_unusable: int = 0
 
+    def __post_init__(self) -> None:
+        self._unusable = Unusable("services: reader", self.conf.max_unusable_share)
+
     @property
     def usage(self) -> Usage:
         """That of `chat`."""
@@ -98,9 +101,9 @@ class ChatAnswers:
         except UnusableError as error:
             self.usage.failures += 1
             self.num_unusable += 1
-            reason = ": ".join(map(str, error.args))
-            check_share("services: reader", self.num_unusable, self.num_read, self.conf.max_unusable_share, reason)
+            self._unusable.note(": ".join(map(str, error.args)))
             return ""
+        self._unusable.note(None)
         return reply.content.strip()
 
 

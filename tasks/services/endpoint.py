@@ -13,6 +13,7 @@ import contextlib
 import datetime
 import email.utils
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -53,6 +54,7 @@ _PASSING = (408, 429)
 _FATAL = (401, 402, 403, 404, 405)
 _CONNECT_S = 10.0
 _MAX_BYTES = 16 << 20
+_SHORTEST_SECRET = 6
 _SHOWN = 200
 _CHARS_A_TOKEN = 4  # An estimate for servers that report no usage.
 
@@ -470,7 +472,7 @@ def _reply(answer: str, num_sent: int, key: str) -> Reply:
         _PassingError: the answer is no chat completion.
     """
     try:
-        tree: Any = json.loads(answer)
+        tree: Any = store.loads(answer)
         choice = tree["choices"][0]
         content = choice["message"].get("content")
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
@@ -484,9 +486,19 @@ def _reply(answer: str, num_sent: int, key: str) -> Reply:
 
 
 def _shown(text: str, key: str) -> str:
-    """The text without the key, and without halves of surrogate pairs, which no file can store."""
-    text = text.replace(key, "[key]") if key else text
+    """The text without the key, however JSON spells it, and without halves of surrogate pairs, which no file can store.
+
+    A word of less than six characters is no secret (local servers take any); it may be part of a reply.
+    """
+    if len(key) >= _SHORTEST_SECRET:
+        text = _spellings(key).sub("[key]", text)
     return text.encode("utf-8", "replace").decode()
+
+
+@functools.cache
+def _spellings(key: str) -> re.Pattern[str]:
+    """Each character of the key as it is, after a backslash, or as `\\u` and four hex digits."""
+    return re.compile("".join(rf"(?:\\?{re.escape(one)}|\\u(?i:{ord(one):04x}))" for one in key))
 
 
 def _detail(answer: str, key: str) -> str:

@@ -6,6 +6,7 @@ run that was killed, and its answers are the same to the last bit.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -86,4 +87,7 @@ class KeptAnswers:
         if end < len(whole):
             os.truncate(self.path, end)
         for line in whole[:end].splitlines():
-            self._known.update(json.loads(line))
+            with contextlib.suppress(ValueError, RecursionError):  # What a damaged line held is asked again.
+                known = json.loads(line)
+                if isinstance(known, dict) and all(isinstance(answer, str) for answer in known.values()):
+                    self._known.update(known)

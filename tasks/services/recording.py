@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import threading
 from dataclasses import asdict
 from pathlib import Path
@@ -61,10 +60,15 @@ class Recording:
             with path.open("rb") as file:
                 self._read_on(file)
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            self._read_on(file)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                self._read_on(file)
+        except OSError as error:
+            raise ServiceError(
+                f"{path}: cannot record there ({error.strerror}). Name another file in {WHERE}."
+            ) from None
 
     def get(self, request: str) -> Reply | Refusal | None:
         """The recorded answer to a request, None without one."""
@@ -85,17 +89,41 @@ class Recording:
             return self._answers[request]
 
     def _read_on(self, file: IO[bytes]) -> None:
-        """Read what was appended; half a line, which a killed process left, is cut off."""
+        """Read what was appended; half a line, which a killed process left, is cut off.
+
+        Nothing is cut off before all of it was read: a file that is no recording stays as it is.
+        """
         file.seek(self._read_to)
-        appended = file.read()
-        whole = appended[: appended.rfind(b"\n") + 1]
-        if len(whole) < len(appended) and not self.is_replay:
-            file.truncate(self._read_to + len(whole))
-        for number, line in enumerate(whole.split(b"\n")[:-1], 1):
-            request, answer = _read(line, f"{self.path}: row {number} from byte {self._read_to}")
+        *lines, rest = file.read().split(b"\n")
+        where = f"{self.path}: row {{}} from byte {self._read_to}"
+        rows = [_read(line, where.format(number)) for number, line in enumerate(lines, 1)]
+
+        if rest and not self.is_replay:
+            if is_whole := _is_json(rest):  # Its line break was lost in an editor.
+                rows.append(_read(rest, where.format(len(lines) + 1)))
+                file.write(b"\n")
+            elif rest.startswith(_START) or _START.startswith(rest):
+                file.truncate(self._read_to + sum(len(line) + 1 for line in lines))
+            else:
+                _read(rest, where.format(len(lines) + 1))
+            lines += [rest] if is_whole else []
+
+        for request, answer in rows:
             self._answers.setdefault(request, answer)
-        self._read_to += len(whole)
+        self._read_to += sum(len(line) + 1 for line in lines)
         file.seek(0, 2)
+
+
+_START = b'{"re'
+"""How every row begins."""
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        store.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _read(line: bytes, where: str) -> tuple[str, Reply | Refusal]:
@@ -105,7 +133,7 @@ def _read(line: bytes, where: str) -> tuple[str, Reply | Refusal]:
         DataError: the row has another form.
     """
     try:
-        row = json.loads(line)
+        row = store.loads(line)
         request = row.pop("request")
         if isinstance(request, str) and row.keys() == {"reply"}:
             return request, conf.fill(Reply, row["reply"], "reply")

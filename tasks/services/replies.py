@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
 
-from tasks import conf
+from tasks import conf, store
 from tasks.conf import require
 from tasks.services import Reply, ServiceError
 
@@ -15,7 +17,7 @@ T = TypeVar("T")
 _FENCED = re.compile(r"\s*```(?:json)?[ \t]*\n(.*?)\n?[ \t]*```\s*", re.DOTALL | re.IGNORECASE)
 _MARKS = re.compile("={3,}|<{3,}|>{3,}")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-_FEWEST = 20
+_FEWEST, _MOST = 20, 100
 
 
 class UnusableError(Exception):
@@ -24,30 +26,44 @@ class UnusableError(Exception):
 
 def require_whole(reply: Reply) -> None:
     """Raise the UnusableError for a reply that is cut off or empty."""
-    if reply.finish_reason == "length":
+    if reply.finish_reason in ("length", "max_tokens"):
         raise UnusableError("cut_off", "the reply ended at its length limit; raise max_tokens of the request")
+    if reply.finish_reason == "content_filter":
+        raise UnusableError("cut_off", "the server's filter cut the reply off")
     if not reply.content.strip():
         raise UnusableError("empty_reply", f"no text in message.content, finish_reason {reply.finish_reason!r}")
 
 
-def check_share(where: str, num_unusable: int, num: int, most: float, reason: str) -> None:
-    """End a run in which too large a share of a model's replies cannot be used: each stands for a score of 0.
+@dataclass
+class Unusable:
+    """Ends a run in which too large a share of a model's last replies cannot be used: each stands for a score of 0.
 
-    Args:
+    The share is that of the last `_MOST` replies, so that a model that turns bad late is found as soon as one that was
+    bad from the start; the first `_FEWEST` decide nothing.
+
+    Attributes:
         where: the service.
-        num_unusable, num: replies so far; the first `_FEWEST` decide nothing.
         most: share that is allowed.
-        reason: why the last of them cannot be used.
-
-    Raises:
-        ServiceError: there are more.
     """
-    if num >= _FEWEST and num_unusable > most * num:
-        raise ServiceError(
-            f"{where}: {num_unusable} of {num} replies cannot be used, expected a share of at most {most:g} "
-            f"(max_unusable_share). The last one: {reason}. Mend the prompt or the request, or take another model. "
-            "Where the server was at fault, remove .scratch/replies as well: it keeps these replies."
-        )
+
+    where: str
+    most: float
+    _recent: deque[bool] = field(default_factory=lambda: deque(maxlen=_MOST))
+
+    def note(self, reason: str | None) -> None:
+        """Take note of one reply: why it cannot be used, None if it can.
+
+        Raises:
+            ServiceError: too many cannot.
+        """
+        self._recent.append(reason is not None)
+        num, num_unusable = len(self._recent), sum(self._recent)
+        if reason is not None and num >= _FEWEST and num_unusable > self.most * num:
+            raise ServiceError(
+                f"{self.where}: {num_unusable} of the last {num} replies cannot be used, expected a share of at most "
+                f"{self.most:g} (max_unusable_share). The last one: {reason}. Mend the prompt or the request, or take "
+                "another model. Where the server was at fault, remove .scratch/replies as well: it keeps these replies."
+            )
 
 
 def check_prompt(prompt: str, placeholders: Iterable[str]) -> None:
@@ -84,7 +100,7 @@ def read_json(reply: Reply, schema: type[T]) -> T:
     require_whole(reply)
     fenced = _FENCED.fullmatch(reply.content)
     try:
-        tree = json.loads(fenced[1] if fenced else reply.content)
+        tree = store.loads(fenced[1] if fenced else reply.content)
     except (ValueError, RecursionError) as error:
         raise UnusableError("not_json", f"{error}: {reply.content[:200]!r}") from None
 

@@ -11,7 +11,7 @@ from tasks.conf import require
 from tasks.model import pick_device
 from tasks.records.usage import Usage
 from tasks.reward_model.card import Card, read_card
-from tasks.reward_model.model import load, probabilities
+from tasks.reward_model.model import opened, probabilities
 from tasks.reward_model.reading import encode
 from tasks.services import Head, Probabilities, Resources, Role, ServiceError
 from tasks.types import Question, Trajectory
@@ -40,17 +40,16 @@ class InProcessRewardModel:
         """Load the model, which does not change any more.
 
         Raises:
-            DataError: another model lies in its folder than the one this run was planned for.
+            DataError: another model lies in its folder than the one this run was planned for, or it is damaged.
             ServiceError: its number means something else.
         """
         folder = resources.models[self.model].checked(resources.root)
-        card = read_card(folder)
-        if card.head != self.head:
+        if (head := read_card(folder).head) != self.head:
             raise ServiceError(
-                f"services: reward_model: {folder.name}: found head {card.head!r}, expected {self.head!r}. Name a "
+                f"services: reward_model: {folder.name}: found head {head!r}, expected {self.head!r}. Name a "
                 f"model in conf/service/ whose loss has head {self.head!r}."
             )
-        model, tokenizer = load(folder, is_new=False)
+        model, tokenizer, card = opened(folder)
         yield FrozenRewardModel(model.requires_grad_(False).to(pick_device()), tokenizer, card)
 
 

@@ -108,6 +108,12 @@ def encoded_rows(rows: Sequence[LabelRow], tokenizer: Any, card: Card) -> tuple[
     for row in rows:
         one = encode(tokenizer, card.placeholder_id, row.question, row.turns, card.max_tokens)
         num_too_long += one.is_cut
+        searches = sum(turn.executed for turn in row.turns)
+        if len(row.labels) != searches:
+            raise DataError(
+                f"labels: question {row.question_id!r}, copy {row.copy}: found {len(row.labels)} labels, expected "
+                f"{searches}, one for each executed search. Run `make run`, which labels anew."
+            )
         if not one.is_cut:
             pivots = tuple(label == "+" for label in row.labels)
             found[row.part].append(Known(one, pivots, row.is_right, row.hops))

@@ -17,7 +17,7 @@ from tasks.records import schema
 from tasks.records.played import SUMMARY
 from tasks.records.trajectories import TrajectoryRow, TurnRow
 from tasks.records.usage import usages, work_of
-from tasks.reward_model.card import Card, read_card
+from tasks.reward_model.card import Card
 from tasks.reward_model.quality import QUALITY, Judged, Quality, measure
 from tasks.reward_model.reading import encode
 from tasks.reward_model.settings import LossConf
@@ -71,14 +71,14 @@ def body(ctx: Context[Settings]) -> None:
     """Label and measure the trajectories of each system; questions without golden hops are left out."""
     from tasks.device import use_threads
     from tasks.model import pick_device
-    from tasks.reward_model.model import load
+    from tasks.reward_model.model import opened
 
     settings, name = ctx.settings, f"{ctx.settings.reward_model}-{ctx.settings.seed}"
     use_threads(settings.num_threads)
     found = trained.find(ctx.root, [settings.reward_model], settings.seed)
     folder = found[settings.reward_model].checked(ctx.root)
-    model, tokenizer = load(folder, is_new=False)
-    model, card = model.to(pick_device()), read_card(folder)
+    model, tokenizer, card = opened(folder)
+    model = model.to(pick_device())
     questions = {one.id: one for one in read_questions(ctx.root / DATA / "questions.jsonl") if one.decomposition}
 
     figures: dict[str, Quality] = {}

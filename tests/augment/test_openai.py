@@ -447,6 +447,28 @@ def test_a_reply_is_kept_whatever_its_text_hides(
     assert not [path for path in tmp_path.rglob("*.json") if "7f3a" in path.read_text(encoding="utf-8")]
 
 
+@pytest.mark.parametrize("status", [200, 400, 401])
+@pytest.mark.parametrize(
+    "spelt", ["tk/7f3a+never=", r"tk\/7f3a+never=", r"\u0074\u006B/7f3a+\u006eever=", "a" * 190 + "tk/7f3a+never="]
+)
+def test_an_answer_that_spells_the_key_in_another_way_does_not_show_it(
+    server: Completions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, spelt: str
+) -> None:
+    """In a form that is no chat completion and no error of the protocol, which is shown as it came, but shortened."""
+    monkeypatch.setenv(KEY_VARIABLE, "tk/7f3a+never=")
+    server.answer = lambda body: (status, f'{{"detail": "bad key {spelt}"}}'.encode())
+    shown = ""
+    try:
+        shown = repr(
+            write(server.conf(key_variable=KEY_VARIABLE, retries=0, recorded="r.jsonl"), tmp_path, [question()])
+        )
+    except ServiceError as error:
+        shown = str(error)
+    kept = [path.read_text(encoding="utf-8") for path in tmp_path.rglob("*") if path.is_file()]
+    assert "bad key" in shown
+    assert not [text for text in (shown, *kept) if "7f3a" in text or "tk/" in text or "u006B" in text]
+
+
 def test_an_address_that_is_none(server: Completions, tmp_path: Path) -> None:
     with pytest.raises(ServiceError, match="base_url: not an address"):
         ChatEndpoint(server.conf(base_url="http://127.0.0.1:x/v1"), tmp_path)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tasks import services
 from tasks.services import Judged, Judgement, Refusal, Reply, Resources, ServiceError
 from tasks.services.chat_judge import ChatJudge, ModelJudge, read_judgement, read_score
-from tasks.services.replies import UnusableError
+from tasks.services.replies import Unusable, UnusableError
 from tasks.services.rule_judge import RuleJudge
 from tasks.types import Action, Hit, Hop, Question, Turn
 from tests.papers import golden
@@ -261,9 +261,21 @@ def test_a_judge_of_rubbish_ends_the_run(server: Completions, tmp_path: Path) ->
     assert judge.num_unreadable == 19
     judged(server, tmp_path, *good[:10], *poor[:10])
     with pytest.raises(
-        ServiceError, match=r"judge: 11 of 21 replies cannot be used, expected .* at most 0\.5 .*found no"
+        ServiceError, match=r"judge: 11 of the last 21 replies cannot be used, expected .* at most 0\.5 .*found no"
     ):
         judged(server, tmp_path, *good[:10], *poor[:11])
+
+
+def test_a_model_that_turns_bad_late_ends_the_run_soon() -> None:
+    """The share is that of the last hundred replies, whatever went well before."""
+    unusable = Unusable("services: judge", 0.5)
+    for _ in range(1000):
+        unusable.note(None)
+    for _ in range(50):
+        unusable.note("rubbish")
+    unusable.note(None)
+    with pytest.raises(ServiceError, match="51 of the last 100 replies cannot be used"):
+        unusable.note("rubbish")
 
 
 def test_a_server_that_is_down_ends_the_run(server: Completions, tmp_path: Path) -> None:

@@ -169,6 +169,35 @@ def test_half_a_line_of_a_killed_process_is_cut_off(tmp_path: Path) -> None:
     assert [json.loads(line)["request"] for line in path.read_text().splitlines()] == ["a", "b"]
 
 
+def test_a_last_row_without_its_line_break_is_kept(tmp_path: Path) -> None:
+    """An editor dropped it; the reply was paid for."""
+    Recording(tmp_path / "r.jsonl").add("a" * 64, Reply("paid", "stop", 3))
+    whole = (tmp_path / "r.jsonl").read_bytes()
+    (tmp_path / "r.jsonl").write_bytes(whole.rstrip(b"\n"))
+    again = Recording(tmp_path / "r.jsonl")
+    assert again.get("a" * 64) == Reply("paid", "stop", 3)
+    assert (tmp_path / "r.jsonl").read_bytes() == whole
+    again.add("b" * 64, Refusal("no"))
+    assert Recording(tmp_path / "r.jsonl").get("b" * 64) == Refusal("no")
+
+
+@pytest.mark.parametrize("content", [b"weights", b"a: 1\nb: 2", b'{"re": 1}', b'{"reply": 1', b"\n", b"[]"])
+def test_a_file_that_is_no_recording_stays_as_it_is(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    if content == b'{"reply": 1':  # So begins a row whose writer was killed.
+        assert Recording(path).get("x") is None
+        return
+    with pytest.raises(DataError, match="row 1 from byte 0: found"):
+        Recording(path)
+    assert path.read_bytes() == content
+
+
+def test_a_folder_is_no_place_for_a_recording(tmp_path: Path) -> None:
+    with pytest.raises(ServiceError, match=r"cannot record there \(Is a directory\)"):
+        Recording(tmp_path)
+
+
 def test_the_first_of_two_answers_counts_for_both_processes(tmp_path: Path) -> None:
     one, other = Recording(tmp_path / "x.jsonl"), Recording(tmp_path / "x.jsonl")
     assert one.add("a", Reply("first", "stop", 1)) == Reply("first", "stop", 1)

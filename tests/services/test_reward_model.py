@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,8 +16,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tasks import conf, parts
+from tasks.reward_model import model as reward_models
 from tasks.reward_model.model import load, place_logits
 from tasks.reward_model.reading import encode
 from tasks.services import Resources, ServiceError
@@ -92,6 +96,30 @@ def test_a_question_longer_than_the_model_reads_is_named(root: Path, model: Trai
     message = r"^services: reward_model: question 'long': found \d+ tokens, expected fewer than max_tokens=600\. Leave"
     with pytest.raises(ServiceError, match=message):
         service.probabilities([played(ANSWER), played(ANSWER)], [QUESTION, LONG])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("score", "found no weights score.weight, expected all of a reward model"),
+        ("place", "found placeholder_id=5, expected"),
+    ],
+)
+def test_scores_of_a_damaged_model_are_not_made_up(
+    root: Path, model: Trained, tmp_path: Path, change: str, words: str
+) -> None:
+    """Sealed anew, so that only what is inside can tell."""
+    folder = tmp_path / "model"
+    shutil.copytree(root / model.folder, folder)
+    if change == "score":
+        weights = load_file(folder / "model.safetensors")
+        del weights["score.weight"]
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    else:
+        reading = json.loads((folder / "reading.json").read_text())
+        (folder / "reading.json").write_text(json.dumps(reading | {"placeholder_id": 5}))
+    with pytest.raises(DataError, match=words):
+        reward_models.opened(folder)
 
 
 def test_it_names_a_model() -> None:

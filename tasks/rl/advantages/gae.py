@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tasks.conf import require
-from tasks.rl.experience import CountedTokens, Experience
+from tasks.rl.experience import Experience
 from tasks.rl.logprobs import k1
 
 
@@ -122,7 +122,7 @@ class TokenGae:
     gamma: float
     lam: float
     kl_coefficient: float
-    whiten_over: CountedTokens | Literal["none"] = "generated"
+    whiten_over: Literal["generated", "response", "none"] = "generated"
     per: Literal["token", "turn"] = "token"
     needs_values: ClassVar[bool] = True
     compares_group: ClassVar[bool] = False

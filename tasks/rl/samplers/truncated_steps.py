@@ -18,6 +18,9 @@ from tasks.rl.samplers import Draw, Score
 from tasks.rl.samples import sample_from, scores_from
 from tasks.types import Action, Note, Question, Sample, Scores
 
+_LEAST_ETA = 1e-6
+"""Advantages divided by less could leave the range of numbers; this one takes the best candidate all the same."""
+
 
 @dataclass
 class _Line:
@@ -56,7 +59,9 @@ class TruncatedSteps:
 
     def __post_init__(self) -> None:
         require(1 <= self.size <= 1024, "size", self.size, "1 to 1024")
-        require(self.eta > 0, "eta", self.eta, "above 0; a small one takes the best candidate")
+        require(
+            self.eta >= _LEAST_ETA, "eta", self.eta, f"{_LEAST_ETA:g} or more; a small one takes the best candidate"
+        )
         require(self.eps > 0, "eps", self.eps, "a small number above 0, such as 1e-6")
 
     def draw(self, player: Player, questions: Sequence[Question], sampling: Sampling, score: Score) -> Draw:
