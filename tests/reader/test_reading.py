@@ -270,7 +270,7 @@ def test_a_reply_that_is_empty_or_cut_off_is_no_answer(tmp_path: Path) -> None:
             assert reader.answers([("Q?", name) for name in replies]) == ["Paris", "", ""]
             assert reader.usage.failures == 2
             with pytest.raises(
-                ServiceError, match=r"reader: 19 of 20 replies cannot be used.*cut_off: the reply ended"
+                ServiceError, match=r"reader: 19 of the last 20 replies cannot be used.*cut_off: the reply ended"
             ):
                 reader.answers([("Q?", f"cut {n}") for n in range(20)])
 
