@@ -118,7 +118,7 @@ ADDITIONS = {
         ),
     ),
     "judged": Addition(
-        "a frozen reader as judge",
+        "a reward that asks a chat model",
         {
             "tests/rewards/judge.py": "tasks/rewards/judge.py",
             "tests/rewards/test_judge.py": "tests/rewards/test_judge.py",
