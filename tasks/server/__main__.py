@@ -8,20 +8,17 @@ clients of Search-R1 send no key. The key is never written anywhere. Exit status
 from __future__ import annotations
 
 import argparse
-import contextlib
 import ipaddress
 import os
-import resource
-import signal
 import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from tasks import conf
 from tasks.retrieval.remote import KEY_VARIABLE
+from tasks.server.listening import Server, listening
 from tasks.server.settings import Settings, port
 
 if TYPE_CHECKING:
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
     """Makes what is served, which calls `Changed` when it is ready or has failed."""
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_FILES = 65_536
 _SWITCH_S = 0.0005  # By default a search thread would keep the event loop waiting 5 ms for the interpreter lock.
 
 
@@ -46,7 +42,7 @@ def serve(given: argparse.Namespace, make: Make) -> int:
     try:
         settings = _settings(given)
         key = api_key(settings.host, given.without_key)
-        with _listening(settings) as listener:
+        with listening(settings) as listener:
             return _serve(given, settings, key, listener, make)
     except ValueError as error:
         return _tell(error)
@@ -116,47 +112,17 @@ def _settings(given: argparse.Namespace) -> Settings:
     return conf.fill(Settings, tree, f"{conf.CONF}/server/{given.settings}.yaml")
 
 
-def _listening(settings: Settings) -> contextlib.closing[socket.socket]:
-    """A socket on the port, opened before anything slow so that a taken port is reported at once.
-
-    Raises:
-        ValueError: the port is taken or the address is not one of this machine.
-    """
-    try:
-        family, *_, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        raise ValueError(
-            f"cannot have port {settings.port} of {settings.host} ({error.strerror}); is another server running? "
-            "Choose another port: make search-server PORT=..., or --port."
-        ) from None
-    return contextlib.closing(listener)
-
-
 def _serve(given: argparse.Namespace, settings: Settings, key: str | None, listener: socket.socket, make: Make) -> int:
     threads = settings.encoder_threads or len(os.sched_getaffinity(0))
     for variable in _THREADS:  # Libraries read these variables at import.
         os.environ[variable] = str(threads)
     # Waiting threads should sleep: on a busy machine spinning threads slow down all others.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    import uvicorn
-
     from tasks.server.app import make_app
-    from tasks.server.guard import bounded_protocol
 
-    _allow_many_connections()
     sys.setswitchinterval(_SWITCH_S)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     address = f"http://{host}:{listener.getsockname()[1]}"
-
-    class Server(uvicorn.Server):
-        """Changes its state at the signal, so that no further request is accepted."""
-
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            service.state = "stopping"
-            super().handle_exit(sig, frame)
 
     def changed(service: SearchService) -> None:
         if service.failure is not None:
@@ -170,23 +136,13 @@ def _serve(given: argparse.Namespace, settings: Settings, key: str | None, liste
             )
 
     service = make(given, settings, changed)
-    config = uvicorn.Config(
-        make_app(service, settings, key),
-        http=bounded_protocol(settings),
-        ws="none",
-        access_log=False,
-        log_level="warning",
-        proxy_headers=False,
-        server_header=False,
-        timeout_keep_alive=settings.keep_alive_s,
-        timeout_graceful_shutdown=settings.stop_timeout_s,
-        backlog=settings.max_connections,
-    )
-    server = Server(config)
-    for number in (signal.SIGTERM, signal.SIGINT):  # Also for the signal that uvicorn raises again at the end.
-        signal.signal(number, server.handle_exit)
+
+    def stopping() -> None:
+        service.state = "stopping"
+
+    server = Server(make_app(service, settings, key), settings, stopping)
     print(f"opening {given.index} for {address}", file=sys.stderr, flush=True)
-    server.run(sockets=[listener])
+    server.answer(listener)
     return 0 if service.failure is None else _tell(service.failure)
 
 
@@ -194,13 +150,6 @@ def _tell(error: Exception) -> int:
     kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
     print(f"error: {kind}{' '.join(str(error).split())}", file=sys.stderr, flush=True)
     return 1
-
-
-def _allow_many_connections() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 if __name__ == "__main__":

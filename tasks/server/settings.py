@@ -6,9 +6,10 @@ import argparse
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from tasks.conf import require
+from tasks.conf import require, shown
+from tasks.server.origins import name_of
 
 LAST_PORT = 65_535
 
@@ -24,12 +25,20 @@ def port(text: str) -> int:
     return int(text)
 
 
+def _host(name: str) -> str:
+    if name_of(name) != name:
+        raise ValueError(f"found {shown(name)}, expected a name without port, such as node7.example.")
+    return name
+
+
 @dataclass(frozen=True)
 class Settings:
     """Every bound of the server. A request over a limit is refused with the status in parentheses.
 
     Attributes:
         host: address to listen on; one that others can reach needs a key (see `tasks.server.__main__`).
+        names: further names by which others call this server, where `host` lets them in; another name in a request's
+            Host header is refused (403), as `tasks.server.origins` says.
         port: 0 takes a free one.
         num_threads: threads of one search in the index; more than one help if a search takes milliseconds.
         encoder_threads: threads of a sentence encoder; 0 takes as many as there are processors for this process.
@@ -56,6 +65,7 @@ class Settings:
     """
 
     host: Annotated[str, Field(min_length=1, description="an address such as 127.0.0.1")] = "127.0.0.1"
+    names: tuple[Annotated[str, AfterValidator(_host)], ...] = ()
     port: Annotated[int, Field(ge=0, le=LAST_PORT)] = 8000
     num_threads: PositiveInt = 1
     encoder_threads: NonNegativeInt = 0

@@ -89,7 +89,8 @@ class _Client(asyncio.Protocol):
             self.transport.close()
             return
         self.sent = time.perf_counter()
-        head = b"POST /retrieve HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        head = b"POST /retrieve HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        head += b"content-length: %d\r\n\r\n"
         self.transport.write(head % len(body) + body)
 
     def data_received(self, data: bytes) -> None:

@@ -69,7 +69,7 @@ def test_five_hundred_clients_at_once(server, local):
     clients = [_connect(server) for _ in queries]
     for i, (client, two) in enumerate(zip(clients, queries, strict=True)):
         body = json.dumps({"queries": two, "topk": 1 + i % 5, "return_scores": True}).encode()
-        head = f"POST /retrieve HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST /retrieve HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
         client.sendall(head.encode() + body)
     for i, client in enumerate(clients):
         head, _, body = _read(client).partition(b"\r\n\r\n")
@@ -98,10 +98,10 @@ def test_a_body_of_50_mb_is_refused_and_not_kept(server, declared):
 
 def test_slow_clients_are_sent_away(server):
     """Nothing at all, half a header, a header a second, half a body; meanwhile others are served."""
-    half_body = b"POST /retrieve HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
+    half_body = b"POST /retrieve HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{"
     slow = {start: _connect(server) for start in (b"", b"POST /retrieve HTTP/1.1\r\nhos", half_body)}
     dripping = _connect(server)
-    dripping.sendall(b"POST /retrieve HTTP/1.1\r\nhost: x\r\n")
+    dripping.sendall(b"POST /retrieve HTTP/1.1\r\nhost: localhost\r\n")
     for start, one in slow.items():
         one.sendall(start)
     assert httpx.post(f"{server.url}/retrieve", json={"queries": ["city"]}).status_code == 200
@@ -119,7 +119,7 @@ def test_slow_clients_are_sent_away(server):
 
 def test_clients_that_leave_early(server):
     body = json.dumps({"queries": ["city"] * 500, "topk": 20}).encode()
-    head = f"POST /retrieve HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    head = f"POST /retrieve HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     for sent in (head, head + body[:50], head + body):
         for _ in range(20):
             one = _connect(server)
@@ -147,7 +147,7 @@ def test_an_answer_left_unread_is_cut_off(world_index, tmp_path):
     """A client that never reads its large answers holds a connection and its buffer no longer than it may."""
     words = [word for one in ("write_timeout_s=0.5", "cache_bytes=0", "max_hits=50000") for word in ("--set", one)]
     body = json.dumps({"queries": [f"city {i}" for i in range(200)], "topk": 200}).encode()
-    head = f"POST /retrieve HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    head = f"POST /retrieve HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     with ServerProcess(world_index, "--port", "0", *words) as running:
         one = socket.socket()
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -246,7 +246,9 @@ def test_a_graceful_stop_waits_for_a_long_request(world_index, tmp_path):
     with ServerProcess(world_index, "--port", "0", "--set", "cache_bytes=0") as running:
         body = json.dumps({"queries": [f"{i} " + "film city mayor " * 300 for i in range(250)], "topk": 40}).encode()
         one = _connect(running)
-        one.sendall(f"POST /retrieve HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        one.sendall(
+            f"POST /retrieve HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+        )
         while "search_requests_in_work 1.0" not in httpx.get(f"{running.url}/metrics").text:
             time.sleep(0.005)
         running.process.send_signal(signal.SIGTERM)

@@ -1,0 +1,89 @@
+"""A port of this machine, and the server on it: what every server of this project has in common."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from tasks.server.origins import App, Guarded
+from tasks.server.protocol import bounded_protocol
+from tasks.server.settings import Settings
+
+_FILES = 65_536
+
+
+class Server(uvicorn.Server):
+    """Answers what browsers' pages did not send, within the bounds of its settings."""
+
+    def __init__(self, app: App, settings: Settings, stopping: Callable[[], None] = lambda: None) -> None:
+        """Serve `app`; `stopping` is called at the signal, before the last requests are answered."""
+        self._stopping = stopping
+        config = uvicorn.Config(
+            Guarded(app, (settings.host, *settings.names)),
+            http=bounded_protocol(settings),
+            ws="none",
+            access_log=False,
+            log_level="warning",
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=settings.keep_alive_s,
+            timeout_graceful_shutdown=settings.stop_timeout_s,
+            backlog=settings.max_connections,
+        )
+        super().__init__(config)
+
+    def answer(self, listener: socket.socket, ready: Callable[[], None] = lambda: None) -> None:
+        """Answer requests that come to `listener` until SIGTERM or Ctrl-C; returns when the last one is answered.
+
+        Args:
+            listener: a bound socket.
+            ready: called when it accepts requests and a signal would end it in order.
+        """
+        self._ready = ready
+        _allow_many_connections()
+        for number in (signal.SIGTERM, signal.SIGINT):  # Also for the signal that uvicorn raises again at the end.
+            signal.signal(number, self.handle_exit)
+        self.run(sockets=[listener])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Take no further request."""
+        self._stopping()
+        super().handle_exit(sig, frame)
+
+
+def listening(settings: Settings) -> contextlib.closing[socket.socket]:
+    """A socket on the port, opened before anything slow so that a taken port is reported at once.
+
+    Raises:
+        ValueError: the port is taken or the address is not one of this machine.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise ValueError(
+            f"cannot have port {settings.port} of {settings.host} ({error.strerror}); is another server running? "
+            "Choose another port: make ... PORT=..., or --port."
+        ) from None
+    return contextlib.closing(listener)
+
+
+def _allow_many_connections() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
