@@ -9,19 +9,18 @@ model with the hash of its weights, as the server prints it, so that nobody gets
 from __future__ import annotations
 
 import argparse
-import contextlib
+import asyncio
 import json
-import signal
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 from tasks import parts, trained
 from tasks.reward_model import wire
 from tasks.reward_model.card import read_card
-from tasks.server.settings import port
+from tasks.server.guard import GoneError, RefusedError, answer, read_body
+from tasks.server.listening import Server, listening
+from tasks.server.origins import App, Message, Receive, Send
+from tasks.server.settings import Settings, port
 from tasks.services import Head, Resources, RewardModel
 
 PATH = "/v1/chat/completions"
@@ -46,54 +45,44 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _serve(model: str, seed: int, host: str, port: int) -> int:
+    settings = Settings(host, port=port, max_body_bytes=MAX_BYTES)
     root = Path.cwd()
-    models = trained.find(root, [model], seed)
-    head = read_card(root / models[model].folder).head
-    kind = parts.make("services", {"kind": "reward_model", "model": model, "head": head}, "--model")
-    with kind.opened(Resources(root, root, models=models)) as opened:
-        name = f"{model}-{seed}@{models[model].sha256[:16]}"
-        with ThreadingHTTPServer((host, port), handler(opened, name, head)) as server:
-            signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
-            print(f"ready: model {name} at http://{host}:{server.server_port}/v1. Ctrl-C ends it.", flush=True)
-            with contextlib.suppress(KeyboardInterrupt):
-                server.serve_forever()
+    with listening(settings) as listener:
+        models = trained.find(root, [model], seed)
+        head = read_card(root / models[model].folder).head
+        kind = parts.make("services", {"kind": "reward_model", "model": model, "head": head}, "--model")
+        with kind.opened(Resources(root, root, models=models)) as opened:
+            name = f"{model}-{seed}@{models[model].sha256[:16]}"
+            address = f"http://{host}:{listener.getsockname()[1]}/v1"
+            ready = f"ready: model {name} at {address}. Ctrl-C ends it."
+            app = make_app(opened, name, head, settings)
+            Server(app, settings).answer(listener, lambda: print(ready, flush=True))
     return 0
 
 
-def handler(opened: RewardModel, name: str, head: Head) -> type[BaseHTTPRequestHandler]:
+def make_app(opened: RewardModel, name: str, head: Head, settings: Settings) -> App:
     """What answers requests for this model with its numbers and their meaning; scores one trajectory at a time."""
-    lock = threading.Lock()
+    free = asyncio.Lock()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            size = self.headers.get("content-length", "")
-            if self.path != PATH or not size.isdecimal() or int(size) > MAX_BYTES:
-                self.close_connection = True
-                return self._send(404, {"error": {"message": f"expected POST {PATH} of at most {MAX_BYTES} bytes"}})
-            try:
-                content = _content(self.rfile.read(int(size)), name)
-                played, question = wire.play(content)
-                with lock:
-                    (found,) = opened.probabilities([played], [question])
-            except (ValueError, RecursionError) as error:
-                return self._send(400, {"error": {"message": str(error)[:300]}})
+    async def app(scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        try:
+            if (scope["method"], scope["path"]) != ("POST", PATH):
+                raise RefusedError(404, f"expected POST {PATH}")
+            played, question = wire.play(_content(await read_body(scope, receive, settings), name))
+            async with free:
+                (found,) = await asyncio.to_thread(opened.probabilities, [played], [question])
             message = {"role": "assistant", "content": wire.answer(found, head)}
-            return self._send(200, {"choices": [{"message": message, "finish_reason": "stop"}]})
+            await answer(send, 200, {"choices": [{"message": message, "finish_reason": "stop"}]})
+        except RefusedError as refused:
+            await answer(send, refused.status, {"error": {"message": str(refused)}}, refused.headers)
+        except (ValueError, RecursionError) as error:
+            await answer(send, 400, {"error": {"message": str(error)[:300]}})
+        except GoneError:
+            pass
 
-        def _send(self, status: int, tree: Any) -> None:
-            data = json.dumps(tree).encode()
-            self.send_response(status)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: object) -> None:
-            """Requests hold texts of a run, which belong in no log."""
-
-    return Handler
+    return app
 
 
 def _content(data: bytes, name: str) -> str:

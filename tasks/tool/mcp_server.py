@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import BaseModel, Field
 
 from tasks.retrieval import RetrievalError
-from tasks.server.settings import port
+from tasks.server.settings import Settings, port
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
@@ -74,17 +74,26 @@ def main(words: list[str] | None = None) -> int:
     """Read the command line and serve until the client leaves; returns the exit status."""
     given = _parser().parse_args(words)
     try:
-        with _agent(given) as agent:
-            server = make_server(agent)
-            if given.http:
-                print(f"ready: http://{HOST}:{given.port}/mcp. Ctrl-C ends it.", file=sys.stderr, flush=True)
-                server.run("streamable-http", host=HOST, port=given.port)
-            else:
-                server.run("stdio")
+        if given.http:
+            _listen(given)
+        else:
+            with _agent(given) as agent:
+                make_server(agent).run("stdio")
     except ValueError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return 1
     return 0
+
+
+def _listen(given: argparse.Namespace) -> None:
+    """Serve over HTTP as the other servers do, with their bounds, until SIGTERM or Ctrl-C."""
+    from tasks.server.listening import Server, listening
+
+    settings = Settings(HOST, port=given.port)
+    with listening(settings) as listener, _agent(given) as agent:
+        server = Server(make_server(agent).streamable_http_app(host=HOST), settings)
+        ready = f"ready: http://{HOST}:{listener.getsockname()[1]}/mcp. Ctrl-C ends it."
+        server.answer(listener, lambda: print(ready, file=sys.stderr, flush=True))
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from tasks import conf, parts
 from tasks.reward_model import model as reward_models
+from tasks.reward_model.__main__ import MAX_BYTES
 from tasks.reward_model.model import load, place_logits
 from tasks.reward_model.reading import encode
 from tasks.services import Resources, ServiceError
@@ -29,6 +30,7 @@ from tasks.store import DataError
 from tasks.trained import Trained
 from tasks.types import Action, Question, Trajectory, Turn
 from tests.reward_model.small import start, stored
+from tests.server.attacks import get, refuses_foreign_requests, refuses_headers_without_end
 from tests.services.completions import Completions, completion, serving
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -139,15 +141,15 @@ def test_a_model_of_another_head_is_not_opened(root: Path, model: Trained) -> No
 
 
 @contextmanager
-def server(root: Path) -> Iterator[tuple[str, str]]:
-    """`python -m tasks.reward_model` in a process of its own: its address and the name of its model."""
+def server(root: Path) -> Iterator[tuple[str, str, int]]:
+    """`python -m tasks.reward_model` in a process of its own: its address, the name of its model, its pid."""
     command = [sys.executable, "-m", "tasks.reward_model", "--model", "small", "--seed", "3", "--port", "0"]
     with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True, env=ENV) as process:
         assert process.stdout is not None
         found = re.fullmatch(r"ready: model (\S+) at (\S+)\. Ctrl-C ends it\.\n", process.stdout.readline())
         assert found is not None
         try:
-            yield found[2], found[1]
+            yield found[2], found[1], process.pid
         finally:
             process.terminate()
             assert process.wait(30) == 0
@@ -156,7 +158,7 @@ def server(root: Path) -> Iterator[tuple[str, str]]:
 def test_a_server_gives_the_same_probabilities(root: Path, model: Trained, tmp_path: Path) -> None:
     plays = [played(SEARCH, INVALID, SEARCH, ANSWER), played(ANSWER), played(SEARCH)]
     here = opened(root, model).probabilities(plays, [QUESTION] * 3)
-    with server(root) as (url, name):
+    with server(root) as (url, name, _):
         settings = Completions.conf(SimpleNamespace(url=url), model=name, retries=0, request={})  # type: ignore[arg-type]
         with RemoteRewardModel(settings, "success").opened(Resources(tmp_path, tmp_path)) as service:
             there = service.probabilities(plays, [QUESTION] * 3)
@@ -181,6 +183,15 @@ def test_a_server_gives_the_same_probabilities(root: Path, model: Trained, tmp_p
         assert service.probabilities(plays, [QUESTION] * 3) == there
         with pytest.raises(ServiceError, match="ConnectError"):
             service.probabilities([played(SEARCH, ANSWER)], [QUESTION])
+
+
+def test_a_server_refuses_pages_and_endless_headers(root: Path, model: Trained) -> None:
+    with server(root) as (url, _, pid):
+        port = int(url.removesuffix("/v1").rpartition(":")[2])
+        refuses_foreign_requests(port, "/v1/chat/completions")
+        refuses_headers_without_end(port, pid, "/v1/chat/completions")
+        too_large = f"content-length: {MAX_BYTES + 1}\r\nhost: localhost\r\n"
+        assert b"413" in get(port, too_large, "/v1/chat/completions", "POST").partition(b"\r\n")[0]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ from tasks.retrieval import manifest, remote
 from tasks.tool.agent import EvidenceAgent, Found
 from tasks.tool.mcp_server import MAX_CHARS, make_server
 from tasks.tool.retriever import TITLE
-from tests.server.running import ROOT, ServerProcess, free_port
+from tests.server.attacks import refuses_foreign_requests, refuses_headers_without_end
+from tests.server.running import ROOT, ServerProcess
 from tests.tool.conftest import Learned
 
 SECONDS = 60.0
@@ -67,6 +68,11 @@ def test_health_says_that_it_is_no_plain_index(server: ServerProcess, learned: L
     half = httpx.post(f"{server.url}/retrieve", content=b'{"queries": ["x \\ud800"]}', timeout=SECONDS)
     assert half.status_code == 400
     assert "Invalid JSON" in half.json()["detail"]
+
+
+def test_pages_and_endless_headers_are_refused(server: ServerProcess) -> None:
+    refuses_foreign_requests(server.port, "/retrieve")
+    refuses_headers_without_end(server.port, server.process.pid, "/retrieve")
 
 
 def test_a_wrong_policy_is_one_line(learned: Learned, tmp_path: Path) -> None:
@@ -118,30 +124,27 @@ def test_a_client_starts_the_tool_and_talks_over_stdio(learned: Learned) -> None
 
 
 def test_a_client_talks_over_http(learned: Learned) -> None:
-    port = free_port()
-    words = [sys.executable, *words_of(learned), "--http", "--port", str(port)]
-    process = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-
-    async def session() -> None:
-        async with asyncio.timeout(SECONDS), Client(f"http://127.0.0.1:{port}/mcp") as client:
-            await check(client, learned)
-
-    try:
+    """And nobody else: no page, and none without end. SIGTERM ends it with status 0."""
+    words = [sys.executable, *words_of(learned), "--http", "--port", "0"]
+    with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         while not (line := process.stderr.readline()).startswith("ready: "):
             assert line, "the server ended"
-        for _ in range(100):
-            try:
-                httpx.get(f"http://127.0.0.1:{port}/", timeout=5.0)
-                break
-            except httpx.ConnectError:
-                asyncio.run(asyncio.sleep(0.1))
-        asyncio.run(session())
-    finally:
-        process.terminate()
-        process.wait(30)
-        if process.stderr is not None:
-            process.stderr.close()
+        url = line.split()[1].rstrip(".")
+        port = int(url.removesuffix("/mcp").rpartition(":")[2])
+
+        async def session() -> None:
+            async with asyncio.timeout(SECONDS), Client(url) as client:
+                await check(client, learned)
+
+        try:
+            refuses_foreign_requests(port, "/mcp")
+            refuses_headers_without_end(port, process.pid, "/mcp")
+            asyncio.run(session())
+        finally:
+            process.terminate()
+        assert process.wait(30) == 0
+        assert "Traceback" not in process.stderr.read()
 
 
 def test_what_is_found_stays_text(learned: Learned) -> None:
