@@ -23,48 +23,101 @@
 # REQUIREMENTS=requirements/cpu.txt decides what is installed. A run downloads no model: HF_HUB_OFFLINE=1, unless you set
 # it, and sends nothing out: DO_NOT_TRACK=true. The settings of run, smoke and compare are:
 
-SHELL := /bin/bash
-.SHELLFLAGS := -o pipefail -c
+override SHELL := /bin/bash
+override .SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := run
 .NOTPARALLEL:
 
+# What the command line may set for which target. Besides, run, smoke and compare take every setting of params.yaml, DATA
+# and METHODS; flows.reproduce knows them.
+override TAKES := VENV REQUIREMENTS UV PYTEST DO_NOT_TRACK HF_HUB_OFFLINE OMP_NUM_THREADS UV_LINK_MODE PIP_FIND_LINKS PIP_INDEX_URL
+override TAKES_run := PARALLEL
+override TAKES_smoke := PARALLEL
+override TAKES_compare := PARALLEL STUDY
+override TAKES_ui := PORT_PREFECT PORT_MLFLOW
+override TAKES_search-server := INDEX PORT ARGS
+override TAKES_evidence-server := POLICY INDEX PORT ARGS
+override TAKES_mcp-server := POLICY INDEX PORT ARGS
+override TAKES_measure-tool := POLICY READER INDEX ARGS
+override TAKES_test := ARGS
+override TAKES_check := ARGS
+override TAKES_bench-slate := ARGS
+override TAKES_bench-retrieval := ARGS
+
+# A value is data: no value of a variable becomes text of a recipe, which a shell would run, and make must not expand it.
+# So recipes read it from the environment ("$$INDEX"), and here it is frozen as it was given. Names of files that make
+# itself reads cannot go that way; they are refused if a shell would see more than a name in them.
+override GOALS := $(or $(MAKECMDGOALS),run)
+override GIVEN := $(sort $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name))))
+override define NEWLINE
+
+
+endef
+override ODD := ' " ` \ $$ \# & | ; < > ( ) [ ] { } * ? ! ~ % , :
+override odd = $(strip $(foreach one,$(ODD),$(findstring $(one),$(1))) $(findstring $(NEWLINE),$(1)))
+ifneq ($(call odd,$(GIVEN))$(strip $(foreach one,. - / @ + ^,$(findstring $(one),$(GIVEN)))),)
+$(error found a variable whose name has other characters than letters, digits and _)
+endif
+override ALL_TAKEN := $(sort $(TAKES) $(foreach name,$(filter TAKES_%,$(.VARIABLES)),$($(name))))
+$(foreach name,$(GIVEN) $(foreach name,$(ALL_TAKEN),$(if $(filter environment,$(origin $(name))),$(name))),\
+  $(eval override export $(name) := $$(value $(name))))
+
+override UNKNOWN := $(filter-out $(TAKES) $(foreach goal,$(GOALS),$(TAKES_$(goal))),$(GIVEN))
+ifeq ($(filter run smoke compare,$(GOALS)),)
+ifneq ($(UNKNOWN),)
+override SETTINGS_OF_RUN := METHODS $(shell sed -nE 's/^ *([a-z_]+): *[^ \#].*/\U\1/p' params.yaml)
+override NEAREST := $(shell python3 -c 'import difflib, sys; print(*difflib.get_close_matches(sys.argv[1], sys.argv[2:], 1))' \
+  $(firstword $(UNKNOWN)) $(foreach goal,$(GOALS),$(TAKES_$(goal))) $(TAKES) $(SETTINGS_OF_RUN) 2>/dev/null)
+$(error $(firstword $(UNKNOWN)): $(firstword $(GOALS)) has no such variable.$(if $(NEAREST), Did you mean $(NEAREST)$(if \
+  $(filter $(NEAREST),$(SETTINGS_OF_RUN)),$(strip ,) which only run$(strip ,) smoke and compare take)?) See `make help`)
+endif
+endif
+
 VENV := .venv
-BIN := $(VENV)/bin
 # requirements/gpu.txt where nvidia-smi lists a GPU; REQUIREMENTS=requirements/cpu.txt decides otherwise.
-GPUS := $(shell nvidia-smi --list-gpus 2>/dev/null | grep --count '^GPU')
+override GPUS := $(shell nvidia-smi --list-gpus 2>/dev/null | grep --count '^GPU')
 REQUIREMENTS ?= requirements/$(if $(filter-out 0,$(GPUS)),gpu,cpu).txt
-STAMP := $(VENV)/.made-from-$(notdir $(REQUIREMENTS))
-BENCH_STAMP := $(VENV)/.made-from-bench.txt
 UV := 0.13.8
-PORT_PREFECT ?= 4200
-PORT_MLFLOW ?= 5000
-INDEX ?= artifacts/index
-POLICY ?= artifacts/train/r_search-0
-READER ?= artifacts/models/tiny_llama-1
+$(foreach name,VENV REQUIREMENTS UV,$(if $(call odd,$($(name)))$(filter-out 1,$(words $($(name)))),\
+  $(error $(name): expected one word without characters that mean something to a shell)))
+override BIN := $(VENV)/bin
+override STAMP := $(VENV)/.made-from-$(notdir $(REQUIREMENTS))
+override BENCH_STAMP := $(VENV)/.made-from-bench.txt
+export PORT_PREFECT ?= 4200
+export PORT_MLFLOW ?= 5000
+export INDEX ?= artifacts/index
+export POLICY ?= artifacts/train/r_search-0
+export READER ?= artifacts/models/tiny_llama-1
 
 # A file of tests stays in one process: its fixtures are made once. Long files come first (tests/conftest.py). One
 # process more than processors (nproc heeds OMP_NUM_THREADS), because many tests wait for what they have started.
-PYTEST := -n $(shell echo $$(( $$(env -u OMP_NUM_THREADS nproc) + 1 ))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+export PYTEST := -n $(shell echo $$(( $$(env -u OMP_NUM_THREADS nproc) + 1 ))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-export PATH := $(CURDIR)/$(BIN):$(PATH)
-export PYTHONPATH := $(CURDIR)
+override INSIDE := $(CURDIR)/$(BIN)
+export INSIDE
+override export PATH := $(INSIDE):$(value PATH)
+override export PYTHONPATH := $(CURDIR)
 export DO_NOT_TRACK ?= true
 export HF_HUB_OFFLINE ?= 1
 export OMP_NUM_THREADS ?= 1
 # Every stage is a process: without compiled libraries in .venv each of them starts twice as slowly.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Every variable of the command line that is not the Makefile's own is a setting; flows.reproduce knows which there are.
-OWN := VENV REQUIREMENTS UV PYTEST PORT_PREFECT PORT_MLFLOW INDEX POLICY READER PORT ARGS STUDY PARALLEL \
-  DO_NOT_TRACK HF_HUB_OFFLINE OMP_NUM_THREADS UV_LINK_MODE PIP_FIND_LINKS PIP_INDEX_URL
-GIVEN = $(strip $(foreach name,$(filter-out $(OWN),$(.VARIABLES)),$(if $(filter command,$(origin $(name))),$(name))))
-SETTINGS = $(foreach name,$(GIVEN),$(if $($(name)),--set '$(name)=$($(name))')) \
-  $(if $(PARALLEL),--max-parallel '$(PARALLEL)')
-ifeq ($(filter run smoke compare,$(or $(MAKECMDGOALS),run)),)
-ifneq ($(GIVEN),)
-$(error $(GIVEN): only run, smoke and compare take settings, and $(MAKECMDGOALS) has no such variable (see `make help`))
-endif
-endif
+# Settings of the command line; an empty one is none.
+override GIVEN_SETTINGS := $(foreach name,$(UNKNOWN),$(if $(value $(name)),$(name)))
+override SETTINGS := $(foreach name,$(GIVEN_SETTINGS),--set "$(name)=$$$(name)") $(if $(value PARALLEL),--max-parallel "$$PARALLEL")
+
+# Starts a module with these words and those of ARGS, which are split as a shell would, and run by none.
+override define WITH_ARGS
+import os, shlex, sys
+try:
+    words = shlex.split(os.environ.get("ARGS", ""))
+except ValueError as error:
+    sys.exit(f"error: ARGS: {error}.")
+os.execv(sys.executable, [sys.executable, "-m", *sys.argv[1:], *words])
+endef
+export WITH_ARGS
+override RUN_WITH_ARGS := $(BIN)/python -c "$$WITH_ARGS"
 
 .PHONY: help setup run smoke compare test lint check format bench bench-retrieval bench-slate ui serve search-server evidence-server mcp-server measure-tool report upload clean
 
@@ -72,21 +125,23 @@ help:
 	@sed --quiet -e '/^$$/q' -e 's/^# \{0,1\}//p' Makefile
 	@sed --quiet --regexp-extended 's/^ *([a-z_]+): *([^ #][^#]*[^ #]|[^ #]) *# (.*)/  \U\1\E=\2|\3/p' params.yaml \
 	  | while IFS='|' read -r name meaning; do printf '%-49s%s\n' "$$name" "$$meaning"; done
+	@echo; echo "Further variables, by target:"
+	@printf '  %-17s%s\n' $(foreach name,$(sort $(filter TAKES_%,$(.VARIABLES))),'$(name:TAKES_%=%)' '$($(name))') 'every one' '$(TAKES)'
 
 setup: $(STAMP)
 
 # The Python that makes .venv is not one of .venv: a half-made one would be removed under its own feet.
 # pip finds a local build of torch through its find-links; uv does not read pip's configuration, so hand it on.
 $(STAMP): $(REQUIREMENTS) requirements/overrides.txt
-	@set -e; inside="$(CURDIR)/$(BIN)"; \
-	outside="$$(echo "$$PATH" | tr ':' '\n' | grep --fixed-strings --line-regexp --invert-match "$$inside" | paste -sd:)"; \
+	@set -e; \
+	outside="$$(echo "$$PATH" | tr ':' '\n' | grep --fixed-strings --line-regexp --invert-match "$$INSIDE" | paste -sd:)"; \
 	python=; for one in python3.11 python3.12 python3.13 python3; do \
 	  python="$$(PATH="$$outside" "$$one" -c 'import sys; sys.version_info >= (3, 11) and print(sys._base_executable)' 2>/dev/null || true)"; \
 	  if [ -n "$$python" ]; then break; fi; \
 	done; \
 	if [ -z "$$python" ]; then echo "error: no Python 3.11 or newer was found. Install one and run again." >&2; exit 1; fi; \
 	echo "First use: making $(VENV) with $$("$$python" --version) from $(REQUIREMENTS) ($(or $(GPUS),0) GPUs found)."; \
-	rm -rf $(VENV); "$$python" -m venv $(VENV); \
+	rm -rf $(VENV)/.made-from-* $(VENV); "$$python" -m venv $(VENV); \
 	$(call INSTALL,-r $(REQUIREMENTS) --overrides requirements/overrides.txt)
 	@echo '$(notdir $(REQUIREMENTS))' > requirements/.made-from
 	@touch $@
@@ -95,7 +150,7 @@ $(BENCH_STAMP): requirements/bench.txt $(STAMP)
 	@set -e; $(call INSTALL,-r requirements/bench.txt -c $(REQUIREMENTS))
 	@touch $@
 
-define INSTALL
+override define INSTALL
 $(BIN)/python -m pip install --quiet --disable-pip-version-check "uv==$(UV)"; \
 links="$$($(BIN)/python -m pip config get global.find-links 2>/dev/null || true)"; \
 links="$${PIP_FIND_LINKS:-$$links}"; \
@@ -107,7 +162,7 @@ UV_LINK_MODE=$${UV_LINK_MODE:-hardlink} $(BIN)/uv pip install --quiet --python $
 endef
 
 # Notes what is installed in another version than the pinned one, so that stage `plan` sees it.
-NOTE_INSTALLED = $(BIN)/python -m tasks.identity
+override NOTE_INSTALLED := $(BIN)/python -m tasks.identity
 
 run: $(STAMP)
 	@$(NOTE_INSTALLED)
@@ -115,14 +170,14 @@ run: $(STAMP)
 
 smoke: $(STAMP)
 	@$(NOTE_INSTALLED)
-	@$(BIN)/python -m flows.reproduce --once --set scale=smoke $(if $(DATA),,--set data=smoke) $(SETTINGS)
+	@$(BIN)/python -m flows.reproduce --once --set scale=smoke $(if $(filter DATA,$(GIVEN_SETTINGS)),,--set data=smoke) $(SETTINGS)
 
 compare: $(STAMP)
 	@$(NOTE_INSTALLED)
-	@$(BIN)/python -m flows.reproduce --compare '$(or $(STUDY),main)' $(if $(SCALE),,--set scale=laptop) $(SETTINGS)
+	@$(BIN)/python -m flows.reproduce --compare "$${STUDY:-main}" $(if $(filter SCALE,$(GIVEN_SETTINGS)),,--set scale=laptop) $(SETTINGS)
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest $(PYTEST) $(ARGS)
+	@$(RUN_WITH_ARGS) pytest $$PYTEST
 
 lint: $(STAMP)
 	@$(BIN)/ruff format --check --quiet . || { echo "error: run 'make format'."; exit 1; }
@@ -130,7 +185,7 @@ lint: $(STAMP)
 	@$(BIN)/mypy
 
 check: lint
-	@$(BIN)/python -m pytest -q -m "not slow and not servers and not gpu" $(PYTEST) $(ARGS)
+	@$(RUN_WITH_ARGS) pytest -q -m "not slow and not servers and not gpu" $$PYTEST
 
 format: $(STAMP)
 	@$(BIN)/ruff format --quiet .
@@ -140,34 +195,33 @@ bench: $(BENCH_STAMP)
 	@$(BIN)/python -m tests.benchmarks.bench_trl
 
 bench-slate: $(STAMP)
-	@$(BIN)/python -m tests.benchmarks.bench_slate $(ARGS)
+	@$(RUN_WITH_ARGS) tests.benchmarks.bench_slate
 
 bench-retrieval: $(STAMP)
 	@status=0; $(BIN)/python -m tests.benchmarks.bench_retrieval || status=1; \
-	$(BIN)/python -m tests.benchmarks.bench_server $(ARGS) || status=1; exit $$status
+	$(RUN_WITH_ARGS) tests.benchmarks.bench_server || status=1; exit $$status
 
 report: $(STAMP)
 	@cat reports/results.md 2>/dev/null || { echo "There is no report yet: make run"; exit 1; }
 	@echo; echo "Open reports/index.html in a browser; it needs no server."
 
 ui: $(STAMP)
-	@PORT_PREFECT=$(PORT_PREFECT) PORT_MLFLOW=$(PORT_MLFLOW) $(BIN)/python -m flows.ui
+	@exec $(BIN)/python -m flows.ui
 
 serve: $(STAMP)
-	@$(BIN)/python -m flows.serve
+	@exec $(BIN)/python -m flows.serve
 
 search-server: $(STAMP)
-	@exec $(BIN)/python -m tasks.server --index '$(INDEX)' $(if $(PORT),--port '$(PORT)') $(ARGS)
+	@exec $(RUN_WITH_ARGS) tasks.server --index "$$INDEX" $${PORT:+--port "$$PORT"}
 
 evidence-server: $(STAMP)
-	@exec $(BIN)/python -m tasks.tool --policy '$(POLICY)' --index '$(INDEX)' $(if $(PORT),--port '$(PORT)') $(ARGS)
+	@exec $(RUN_WITH_ARGS) tasks.tool --policy "$$POLICY" --index "$$INDEX" $${PORT:+--port "$$PORT"}
 
 mcp-server: $(STAMP)
-	@exec $(BIN)/python -m tasks.tool.mcp_server --http --policy '$(POLICY)' --index '$(INDEX)' \
-	  $(if $(PORT),--port '$(PORT)') $(ARGS)
+	@exec $(RUN_WITH_ARGS) tasks.tool.mcp_server --http --policy "$$POLICY" --index "$$INDEX" $${PORT:+--port "$$PORT"}
 
 measure-tool: $(STAMP)
-	@$(BIN)/python -m tasks.tool.measure --policy '$(POLICY)' --reader '$(READER)' --index '$(INDEX)' $(ARGS)
+	@$(RUN_WITH_ARGS) tasks.tool.measure --policy "$$POLICY" --reader "$$READER" --index "$$INDEX"
 
 upload: $(STAMP)
 	@$(BIN)/python -m tasks.runner.tracking upload

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,6 +16,8 @@ import pytest
 from flows.settings import VARIABLES
 
 ROOT = Path(__file__).parents[2]
+FURTHER = ("STUDY", "INDEX", "POLICY", "READER", "PORT", "ARGS")
+"""Variables that are no settings and that a recipe reads."""
 
 
 @pytest.mark.parametrize(
@@ -51,13 +55,149 @@ def test_help_lists_every_target_and_every_setting() -> None:
     assert [name for name in phony[1].split() if not re.search(rf"\b{name}\b", done.stdout)] == []
     listed = re.findall(r"^  ([A-Z_]+)=", done.stdout, re.MULTILINE)
     assert sorted(listed) == sorted(VARIABLES)
+    assert re.search(r"^  evidence-server +POLICY INDEX PORT ARGS$", done.stdout, re.MULTILINE)
+    assert re.search(r"^  ui +PORT_PREFECT PORT_MLFLOW$", done.stdout, re.MULTILINE)
+    recipes = re.findall(r"^([a-z-]+):[^=\n]*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for target, recipe in recipes:
+        used = set(re.findall(r"\$\$\{?([A-Z_]+)\b", recipe.replace("$(RUN_WITH_ARGS)", "$$ARGS"))) & set(FURTHER)
+        told = re.search(rf"^  {target} +([A-Z_ ]+)$", done.stdout, re.MULTILINE)
+        assert used <= set(told[1].split() if told else ()), target
 
 
-@pytest.mark.parametrize("words", [["test", "METHOD=stepsearch"], ["serve", "SEEDS=0"], ["ui", "PORT_PREFCT=1"]])
-def test_a_variable_that_a_target_does_not_have_is_refused(words: list[str]) -> None:
-    done = _make("--dry-run", *words)
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("test METHOD=stepsearch", "METHOD: test has no such variable. Did you mean METHODS, which only run, smoke"),
+        ("report SEED=0", "SEED: report has no such variable. Did you mean SEEDS, which only run, smoke and compare"),
+        ("serve SEEDS=0", "SEEDS: serve has no such variable. Did you mean SEEDS, which only run, smoke and compare"),
+        ("ui PORT_PREFCT=1", "PORT_PREFCT: ui has no such variable. Did you mean PORT_PREFECT? See `make help`"),
+        ("search-server INDX=a", "INDX: search-server has no such variable. Did you mean INDEX?"),
+        ("search-server POLICY=a", "POLICY: search-server has no such variable. See `make help`"),
+        ("evidence-server POLICYS=a PORT=1", "POLICYS: evidence-server has no such variable. Did you mean POLICY?"),
+        ("measure-tool PORT=1", "PORT: measure-tool has no such variable. See `make help`"),
+        ("lint x'=1", "found a variable whose name has other characters than letters, digits and _"),
+        ("run x;y=1", "found a variable whose name has other characters than letters, digits and _"),
+        ("run VENV=.venv;b", "VENV: expected one word without characters that mean something to a shell"),
+    ],
+)  # fmt: skip
+def test_a_variable_that_a_target_does_not_have_is_refused(words: str, told: str) -> None:
+    done = _make("--dry-run", *words.split())
     assert done.returncode == 2
-    assert f"{words[1].partition('=')[0]}: only run, smoke and compare take settings" in done.stderr
+    assert told in done.stderr
+
+
+# What is handed on ----------------------------------------------------------------------------------------------------
+
+TELL = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
+MODULES = (
+    "flows.reproduce", "flows.ui", "flows.serve", "tasks.identity", "tasks.server.__main__", "tasks.tool.__main__",
+    "tasks.tool.mcp_server", "tasks.tool.measure", "pytest", "tests.benchmarks.bench_slate",
+    "tests.benchmarks.bench_server", "tests.benchmarks.bench_retrieval",
+)  # fmt: skip
+FILE = "ran_by_a_shell"
+ATTACKS = (
+    f"it's \"; touch {FILE}; ' ; touch {FILE}; $(touch {FILE}) `touch {FILE}` && touch {FILE} #",
+    f"$(shell touch {FILE})",
+    f"$$(shell touch {FILE})$$(touch {FILE})",
+    f"x\ntouch {FILE}\n",
+    f"*;touch${{IFS}}{FILE}",
+)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose Makefile starts modules that print their words and their environment."""
+    root = tmp_path_factory.mktemp("told")
+    for module in MODULES:
+        path = root / f"{module.replace('.', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(TELL if module != "tasks.identity" else "")
+    for name in ("Makefile", "params.yaml"):
+        shutil.copy(ROOT / name, root)
+    (root / "requirements").mkdir()
+    (root / ".venv/bin").mkdir(parents=True)
+    (root / ".venv/bin/python").symlink_to(sys.executable)
+    for name in ("ruff", "mypy"):
+        (root / ".venv/bin" / name).symlink_to("/bin/true")
+    (root / ".venv/.made-from-cpu.txt").touch()
+    return root
+
+
+def _handed_on(root: Path, target: str, *given: str, **environment: str) -> tuple[list[str], dict[str, str]]:
+    """The words and the environment of the last module that a target starts."""
+    words = ("--silent", "--old-file=.venv/.made-from-cpu.txt", "REQUIREMENTS=requirements/cpu.txt", target, *given)
+    done = _make(*words, cwd=root, **environment)
+    assert done.returncode == 0, done.stderr
+    last, variables = json.loads(done.stdout.splitlines()[-1])
+    return last, variables
+
+
+def test_settings_are_handed_on_and_nothing_of_makes_own(told: Path) -> None:
+    given = ("SEEDS=0,1", "DATA=my folder", "PARALLEL=3", "SEDES=1", "SCALE=")
+    words, _ = _handed_on(told, "run", *given, MODEL="of the environment", STUDY="of the environment")
+    assert sorted(words[1::2]) == ["3", "DATA=my folder", "SEDES=1", "SEEDS=0,1"]
+    assert sorted(words[::2]) == ["--max-parallel", "--set", "--set", "--set"]
+    assert _handed_on(told, "smoke")[0] == ["--once", "--set", "scale=smoke", "--set", "data=smoke"]
+    assert _handed_on(told, "smoke", "DATA=a b")[0][-2:] == ["--set", "DATA=a b"]
+    assert _handed_on(told, "compare")[0] == ["--compare", "main", "--set", "scale=laptop"]
+    assert _handed_on(told, "compare", "SCALE=smoke", "STUDY=b")[0] == ["--compare", "b", "--set", "SCALE=smoke"]
+    assert _handed_on(told, "search-server")[0] == ["--index", "artifacts/index"]
+    assert _handed_on(told, "test", "ARGS=-k 'a or b' -x", "PYTEST=-n 0")[0] == ["-n", "0", "-k", "a or b", "-x"]
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize(
+    ("target", "name", "expected"),
+    [
+        ("run", "DATA", ["--set", "DATA={}"]),
+        ("run", "METHODS", ["--set", "METHODS={}"]),
+        ("smoke", "SEEDS", ["--set", "SEEDS={}"]),
+        ("run", "NOT_KNOWN", ["--set", "NOT_KNOWN={}"]),
+        ("run", "PARALLEL", ["--max-parallel", "{}"]),
+        ("compare", "STUDY", ["--compare", "{}", "--set", "scale=laptop"]),
+        ("search-server", "INDEX", ["--index", "{}"]),
+        ("search-server", "PORT", ["--port", "{}"]),
+        ("evidence-server", "POLICY", ["--policy", "{}", "--index", "artifacts/index"]),
+        ("mcp-server", "PORT", ["--port", "{}"]),
+        ("measure-tool", "READER", ["--reader", "{}", "--index", "artifacts/index"]),
+        ("ui", "PORT_PREFECT", []),
+        ("ui", "PORT_MLFLOW", []),
+        ("ui", "HF_HUB_OFFLINE", []),
+    ],
+)
+def test_no_value_runs_as_code(told: Path, target: str, name: str, expected: list[str], attack: str) -> None:
+    """Not even those that make would expand, nor what stands in the environment; each arrives as it was given."""
+    as_words = [word.format(attack) for word in expected]
+    for given, environment in (((f"{name}={attack}",), {}), ((), {name: attack})):
+        if given or expected[:1] != ["--set"]:  # A setting is none that happens to stand in the environment.
+            words, variables = _handed_on(told, target, *given, **environment)
+            assert words[len(words) - len(as_words) :] == as_words
+            assert variables[name] == attack
+    assert not (told / FILE).exists()
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_words_of_the_user_are_split_and_not_run(told: Path, attack: str) -> None:
+    for target in ("test", "check", "search-server", "bench-slate", "bench-retrieval"):
+        for given, environment in (((f"ARGS={attack}",), {}), ((), {"ARGS": attack})):
+            words, _ = _handed_on(told, target, *given, **environment)
+            split = shlex.split(attack)
+            assert words[-len(split) :] == split
+            assert not (told / FILE).exists()
+    done = _make(
+        "--old-file=.venv/.made-from-cpu.txt", "REQUIREMENTS=requirements/cpu.txt", "test", "ARGS=it's", cwd=told
+    )
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, "error: ARGS: No closing quotation.")
+
+
+@pytest.mark.parametrize("name", ["VENV", "REQUIREMENTS", "UV", "BIN", "GPUS", "STAMP", "INSTALL", "odd", "SHELL"])
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_names_of_files_and_the_makefiles_own_words_run_nothing(told: Path, name: str, attack: str) -> None:
+    for target in ("run", "help", "setup", "report"):
+        _make(target, f"{name}={attack}", cwd=told)
+        assert not (told / FILE).exists(), target
+    _make("report", cwd=told, **{name: attack})
+    assert not (told / FILE).exists()
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """How answers get into `params.yaml`: all or none, checked, comments kept."""
 
 import re
-import shlex
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -123,24 +122,6 @@ def test_every_setting_has_a_variable_of_the_makefile(root: Path) -> None:
     settings.apply(settings.parse(words, root), root)
     assert params.read(root).compare_retrievers == ("dense",)  # A key that the file did not have.
     assert len(settings.VARIABLES) == len(settings.SETTINGS)
-
-
-def test_make_hands_on_what_it_was_given_and_nothing_of_its_own() -> None:
-    words = [
-        "SEEDS=0,1",
-        "DATA=my folder",
-        "PARALLEL=3",
-        "STUDY=main",
-        "REQUIREMENTS=requirements/cpu.txt",
-        "SEDES=1",
-        "SCALE=",
-    ]
-    command = ["make", "--dry-run", "--always-make", "run", *words]
-    done = subprocess.run(command, cwd=HOUSE, capture_output=True, text=True, check=True)
-    (line,) = [line for line in done.stdout.splitlines() if "flows.reproduce" in line]
-    options = shlex.split(line)[3:]
-    assert sorted(options[1::2]) == ["3", "DATA=my folder", "SEDES=1", "SEEDS=0,1"]
-    assert sorted(options[::2]) == ["--max-parallel", "--set", "--set", "--set"]
 
 
 def test_the_comments_of_params_are_the_descriptions() -> None:
