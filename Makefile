@@ -7,8 +7,8 @@
 #   make compare                the methods and seeds of conf/compare/main.yaml (STUDY=main) at laptop scale; the report
 #                               judges the papers' claims on them
 #   make report                 the result table of the last run
-#   make ui                     Prefect and MLflow on this machine (PORT_PREFECT=4200 PORT_MLFLOW=5000)
-#   make serve                  deployments on that Prefect: on demand, and a nightly evaluation
+#   make ui                     Prefect, MLflow and the form of a run on this machine (PORT_PREFECT=4200 PORT_MLFLOW=5000)
+#   make serve                  a nightly evaluation on that Prefect
 #   make search-server          INDEX=artifacts/index over HTTP on PORT=8000, for RETRIEVER=remote and Search-R1's clients
 #   make evidence-server        POLICY=artifacts/train/r_search-0: a trained agent's evidence in place of passages, likewise
 #   make mcp-server             the same agent as a tool of the Model Context Protocol, on this machine (PORT=8765)
@@ -209,7 +209,7 @@ ui: $(STAMP)
 	@exec $(BIN)/python -m flows.ui
 
 serve: $(STAMP)
-	@exec $(BIN)/python -m flows.serve
+	@exec $(BIN)/python -m flows.serve nightly
 
 search-server: $(STAMP)
 	@exec $(RUN_WITH_ARGS) tasks.server --index "$$INDEX" $${PORT:+--port "$$PORT"}

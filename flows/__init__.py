@@ -12,7 +12,6 @@ for _name, _value in {
     "PREFECT_HOME": str(Path(".scratch/prefect").resolve()),
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_UI_V2_ENABLED": "false",
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "60",
     "PREFECT_CLIENT_MAX_RETRIES": "2",
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "ERROR",
     "DO_NOT_TRACK": "true",

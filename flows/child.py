@@ -21,7 +21,7 @@ import psutil
 
 Say = Callable[[str], None]
 
-SECONDS_TO_LEAVE = 5.0
+SECONDS_TO_LEAVE = 4.0
 LAST_LINES = 15
 
 
@@ -31,12 +31,12 @@ class Outcome:
 
     Attributes:
         result: `executed`, `cached` (DVC had nothing to do, or took the result from its cache), `failed`,
-            or `skipped` (something it needs failed, or the run was stopped).
+            `stopped`, or `skipped` (something it needs did not end well).
         message: for `failed`, the stage's own `error:` line or its last lines; for `skipped`, why.
     """
 
     name: str
-    result: Literal["executed", "cached", "failed", "skipped"]
+    result: Literal["executed", "cached", "failed", "stopped", "skipped"]
     seconds: float = 0.0
     message: str = ""
 
@@ -51,49 +51,46 @@ class Stopper:
 
     def __init__(self) -> None:
         self._children: set[int] = set()
-        self._guard = threading.Lock()
-        self.is_stopped = False
+        self.signal: int | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the run was stopped."""
+        return self.signal is not None
 
     def add(self, pid: int) -> None:
-        """Remember a child."""
-        with self._guard:
-            self._children.add(pid)
+        """Remember a child; one that starts after the stop ends at once."""
+        self._children.add(pid)
+        if self.is_stopped:
+            _end([pid])
 
     def remove(self, pid: int) -> None:
         """Forget a child that has ended."""
-        with self._guard:
-            self._children.discard(pid)
+        self._children.discard(pid)
 
-    def stop(self) -> None:
-        """End every child and its descendants: SIGTERM, and after some seconds SIGKILL."""
-        self.is_stopped = True
-        family: list[psutil.Process] = []
-        # Without the lock, because a signal handler that waits for it could wait for ever.
-        for pid in list(self._children):
-            try:
-                child = psutil.Process(pid)
-                family += [*child.children(recursive=True), child]
-            except psutil.Error:
-                continue
-        for signal_all in (psutil.Process.terminate, psutil.Process.kill):
-            for process in family:
-                try:
-                    signal_all(process)
-                except psutil.Error:
-                    continue
-            family = _still_alive(family)
+    def stop(self, signal: int) -> None:
+        """End every child with its descendants, in the background, because a signal's handler must not wait."""
+        if not self.is_stopped:
+            self.signal = signal
+            threading.Thread(target=_end, args=(list(self._children),), daemon=True).start()
 
 
-def _still_alive(family: list[psutil.Process]) -> list[psutil.Process]:
-    """Those of these processes that live on after some seconds.
+def _end(children: list[int]) -> None:
+    """SIGTERM to these processes and all below them, and SIGKILL to those that live on after some seconds."""
+    family: list[psutil.Process] = []
+    for pid in children:
+        with contextlib.suppress(psutil.Error):
+            child = psutil.Process(pid)
+            family += [*child.children(recursive=True), child]
 
-    `psutil.wait_procs` would collect the exit status of our child, and `Popen.wait` would then take 0 for it: a
-    stopped stage would count as executed.
-    """
-    until = time.monotonic() + SECONDS_TO_LEAVE
-    while (alive := [one for one in family if _is_alive(one)]) and time.monotonic() < until:
-        time.sleep(0.05)
-    return alive
+    for signal_all in (psutil.Process.terminate, psutil.Process.kill):
+        for process in filter(_is_alive, family):
+            with contextlib.suppress(psutil.Error):
+                signal_all(process)
+        # `psutil.wait_procs` would collect the exit status of our child, and `Popen.wait` would take 0 for it.
+        until = time.monotonic() + SECONDS_TO_LEAVE
+        while any(map(_is_alive, family)) and time.monotonic() < until:
+            time.sleep(0.05)
 
 
 def _is_alive(process: psutil.Process) -> bool:
@@ -114,54 +111,48 @@ def execute(name: str, root: Path, key: str, force: bool, say: Say, stopper: Sto
         say: called with each line, without its line break.
         stopper: can end the child.
     """
-    if stopper.is_stopped:
-        return Outcome(name, "skipped", message="the run was stopped")
-
     started = time.monotonic()
     words = ["--wait-for-lock", "repro", "--single-item", *(["--force"] if force else []), name]
-    bin_folder, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")
-    env = {
-        **os.environ,
-        "BREADCRUMB_RUN": key,
-        "BREADCRUMB_OWNER": str(os.getpid()),
-        "PATH": f"{bin_folder}{os.pathsep}{path}",  # So that `python` in dvc.yaml is the interpreter of this process.
-        "PYTHONPATH": _python_path(),
-        "PYTHONUNBUFFERED": "1",
-    }
-
     child = subprocess.Popen(
-        [sys.executable, "-m", "flows.dvc_command", *words],
+        [sys.executable, "-m", "tasks.lifetime", sys.executable, "-m", "dvc", *words],
         cwd=root,
-        env=env,
+        env=_environment(BREADCRUMB_RUN=key, BREADCRUMB_OWNER=str(os.getpid()), PYTHONUNBUFFERED="1"),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         encoding="utf-8",
         errors="replace",
+        start_new_session=True,  # A terminal's Ctrl-C reaches this process alone, which then ends the child.
     )
     stopper.add(child.pid)
 
     last: deque[str] = deque(maxlen=LAST_LINES)
     executed = False
-    try:
-        assert child.stdout is not None
-        for line in child.stdout:
-            line = line.rstrip().rpartition("\r")[2]
-            executed = executed or line.startswith("Running stage '")
-            if line and not line.startswith(NOISE):
-                last.append(line)
-                say(line)
-        child.wait()
-    finally:
-        stopper.remove(child.pid)
+    assert child.stdout is not None
+    for line in child.stdout:
+        line = line.rstrip().rpartition("\r")[2]
+        executed = executed or line.startswith("Running stage '")
+        if line and not line.startswith(NOISE):
+            last.append(line)
+            say(line)
+    child.wait()
+    stopper.remove(child.pid)
 
     seconds = time.monotonic() - started
-    if stopper.is_stopped and child.returncode:
-        return Outcome(name, "skipped", seconds, "the run was stopped")
-    if child.returncode:
-        return Outcome(name, "failed", seconds, _reason(list(last), child.returncode))
-    return Outcome(name, "executed" if executed else "cached", seconds)
+    if child.returncode == 0:
+        return Outcome(name, "executed" if executed else "cached", seconds)
+    if stopper.is_stopped:
+        return Outcome(name, "stopped", seconds)
+    return Outcome(name, "failed", seconds, _reason(list(last), child.returncode))
+
+
+def _environment(**more: str) -> dict[str, str]:
+    """The environment of a child: `python` is this interpreter, and this code is found."""
+    path = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    code = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
+    joined = {"PATH": os.pathsep.join(path), "PYTHONPATH": os.pathsep.join(filter(None, code))}
+    return {**os.environ, **joined, **more}
 
 
 def start_tracking(root: Path, key: str) -> None:
@@ -178,17 +169,12 @@ def start_tracking(root: Path, key: str) -> None:
             subprocess.Popen(
                 [sys.executable, "-m", "tasks.runner.tracking", "follow", key, str(os.getpid())],
                 cwd=root,
-                env={**os.environ, "PYTHONPATH": _python_path()},
+                env=_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
             )
-
-
-def _python_path() -> str:
-    code = str(Path(__file__).resolve().parents[1])
-    return os.pathsep.join(filter(None, [code, os.environ.get("PYTHONPATH")]))
 
 
 NOISE = (
@@ -198,6 +184,7 @@ NOISE = (
     "To enable auto staging",
     "\tdvc config",
     "> exec python",
+    "Updating lock file",
 )
 
 

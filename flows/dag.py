@@ -6,10 +6,12 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import networkx
 import psutil
 import yaml
 
@@ -27,11 +29,6 @@ class Dag:
     stale: frozenset[str]
 
     @property
-    def names(self) -> list[str]:
-        """All stages, dependencies first."""
-        return list(self.needs)
-
-    @property
     def first(self) -> str | None:
         """The only stage without dependencies; its output decides which others are stale. None if there are several."""
         free = [name for name, needs in self.needs.items() if not needs]
@@ -40,11 +37,8 @@ class Dag:
     @property
     def urgent_first(self) -> list[str]:
         """All stages, dependencies first; of stages that could start, the one that most others wait for comes first."""
-        followers: dict[str, set[str]] = {name: set() for name in self.needs}
-        for name in reversed(self.names):
-            for need in self.needs[name]:
-                followers[need] |= {name} | followers[name]
-        return sorted(self.needs, key=lambda name: -len(followers[name]))
+        graph = _graph(self.needs)
+        return sorted(self.needs, key=lambda name: -len(networkx.descendants(graph, name)))
 
 
 def read(root: Path, force: tuple[str, ...] = (), done: Iterable[str] = ()) -> Dag:
@@ -78,29 +72,23 @@ def read(root: Path, force: tuple[str, ...] = (), done: Iterable[str] = ()) -> D
         changed |= named
     changed -= set(done)
 
-    written = _as_written(root, stages)
-    needs = _in_order(edges, {name: position for position, name in enumerate(written)})
-    stale: set[str] = set()
-    for name, others in needs.items():
-        if name in changed or stale & set(others):
-            stale.add(name)
+    groups = list(yaml.safe_load((root / "dvc.yaml").read_text(encoding="utf-8"))["stages"])
+
+    def place(name: str) -> tuple[int, str]:
+        return groups.index(name.partition("@")[0]), name
+
+    graph = _graph(edges)
+    order = networkx.lexicographical_topological_sort(graph, key=place)
+    needs = {name: tuple(sorted(edges[name], key=place)) for name in order}
+    stale = changed.union(*(networkx.descendants(graph, name) for name in changed))
     return Dag(needs, frozenset(stale))
 
 
-def _as_written(root: Path, names: Iterable[str]) -> list[str]:
-    """Names by the place of their group in `dvc.yaml`, then by name."""
-    groups = list(yaml.safe_load((root / "dvc.yaml").read_text(encoding="utf-8"))["stages"])
-    return sorted(names, key=lambda name: (groups.index(name.partition("@")[0]), name))
-
-
-def _in_order(edges: dict[str, set[str]], position: dict[str, int]) -> dict[str, tuple[str, ...]]:
-    order: dict[str, tuple[str, ...]] = {}
-    while len(order) < len(edges):
-        ready = [name for name in edges if name not in order and edges[name] <= order.keys()]
-        assert ready, "DVC gave a graph with a cycle"
-        for name in sorted(ready, key=position.__getitem__):
-            order[name] = tuple(sorted(edges[name], key=position.__getitem__))
-    return order
+def _graph(needs: Mapping[str, Iterable[str]]) -> Any:
+    """A graph whose edges point from a stage to those that read from it."""
+    graph = networkx.DiGraph((need, name) for name, others in needs.items() for need in others)
+    graph.add_nodes_from(needs)
+    return graph
 
 
 def repair(root: Path) -> list[str]:

@@ -1,7 +1,7 @@
-"""The pipeline as one Prefect flow, started by `flows/reproduce.py` or, as a deployment, from Prefect's page.
+"""The pipeline as one Prefect flow: every stage is a task with its log, and the run ends with its result table.
 
-It reads the order from DVC, runs each stage as one task, and knows nothing of rewards or methods. The work goes on if
-the Prefect server is absent or dies.
+`flows/reproduce.py` starts it, or, as a deployment, Prefect's page. A server that dies or hangs does not stop the
+work: tasks are run by this process, and only the record of them is the server's.
 """
 
 from __future__ import annotations
@@ -9,66 +9,89 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import os
+import re
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
+from prefect import flow, get_client, runtime, task
 from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Completed, Failed
+from prefect.states import Cancelled, Completed, Crashed, Failed, State
 
-from flows.child import Outcome
-from flows.ending import close, stopped_by_signals
-from flows.pipeline import REPORT, TABLE, Run, prepared
-from flows.server import answers
-from flows.settings import Form
-from flows.stage import dvc_stage
+from flows import settings
+from flows.child import Outcome, Say
+from flows.farewell import REPORT, TABLE, close
+from flows.form import form_of
+from flows.pipeline import Run, prepared, stopped_by_signals
+from tasks.lifetime import end_with_parent
 
-SECONDS_TO_END = 5.0
+SECONDS_TO_END = 4.0
+GIVEN_BY_PREFECT = re.compile(r"[a-z0-9]+(-[a-z0-9]+){1,2}")
+Form: Any = form_of()
 
 _ready: contextvars.ContextVar[Run | None] = contextvars.ContextVar("ready", default=None)
 
 
-@flow(name="reproduce", flow_run_name="reproduce", persist_result=False, validate_parameters=True)
-def reproduce(form: Form = Form()) -> Any:  # noqa: B008 - Prefect shows the default in its form.
+@task(name="stage", task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False)
+def dvc_stage(name: str, work: Callable[[str, Say], Outcome]) -> Any:
+    """Run stage `name`; what did not run ends as Cached, Skipped (something it needs failed) or Stopped."""
+    outcome = work(name, get_run_logger().info)
+    match outcome.result:
+        case "cached":
+            return Completed(name="Cached", message="nothing it depends on has changed")
+        case "skipped" | "stopped":
+            return Cancelled(name=outcome.result.capitalize(), message=outcome.message)
+        case "failed":
+            return Failed(message=outcome.message)
+    return Completed(message=f"executed in {outcome.seconds:.1f} s")
+
+
+@flow(name="reproduce", persist_result=False)
+def reproduce(form: Form = Form()) -> State[Any]:  # noqa: B008 - Prefect shows the default in its form.
     """From a question to a result table: run every stage that is out of date, in the order DVC gives."""
-    with contextlib.ExitStack() as stack:
-        run = _ready.get()
-        if run is None:
-            run = stack.enter_context(
-                prepared(Path.cwd(), form.answers(), tuple(form.force), form.max_parallel),
-            )
-        stack.enter_context(stopped_by_signals(run))
-        run.run(lambda name: _task(run, name))
-        run.has_ended.set()
-        if answers(str(PREFECT_API_URL.value())):
+    try:
+        with _prepared(form) as run, stopped_by_signals(run):
+            _begin(run)
+            run.run(lambda name: dvc_stage.submit(name, run.work).wrapped_future)
+            run.ended.set()
             _show(run)
-        return Failed(message=run.verdict) if run.problems else Completed(message=run.verdict)
+    except ValueError as error:  # The user's to mend: one line, without a traceback.
+        return Failed(message=str(error))
+    if run.stopper.is_stopped:
+        return Cancelled(message=run.verdict)
+    return Failed(message=run.verdict) if run.problems else Completed(message=run.verdict)
 
 
-def _task(run: Run, name: str) -> Callable[[], Outcome]:
-    """A function for another thread, which runs the stage as a task, or directly if Prefect cannot run the task."""
-    context = contextvars.copy_context()
-    work = run.work(name)
-    outcomes: list[Outcome] = []
+@contextlib.contextmanager
+def _prepared(form: Any) -> Iterator[Run]:
+    """The run of the command line that calls the flow, or one that the form describes."""
+    if (run := _ready.get()) is not None:
+        yield run
+        return
+    end_with_parent()  # The process that serves the form: nobody would cancel a run that outlives it.
+    name = form.name or ("" if GIVEN_BY_PREFECT.fullmatch(given := runtime.flow_run.name or "") else given)
+    with prepared(Path.cwd(), form.answers(), tuple(form.force), form.max_parallel, not form.keep, name) as run:
+        yield run
 
-    def remember(listen: Callable[[str], None]) -> Outcome:
-        outcomes.append(work(listen))
-        return outcomes[-1]
 
-    def call() -> Outcome:
-        try:
-            if answers(str(PREFECT_API_URL.value())):
-                context.run(dvc_stage, name, remember, return_state=True)
-        except Exception as error:
-            if not run.stopper.is_stopped:
-                run.say(f"Prefect could not follow ({type(error).__name__}); the work goes on without it", name)
-        return outcomes[0] if outcomes else work(lambda line: None)
+def _begin(run: Run) -> None:
+    """Give the run its name, and close what a killed run of this clone has left open: its lock is free."""
+    clone = f"clone:{run.root.resolve()}"
+    with contextlib.suppress(Exception), get_client(sync_client=True) as client:
+        from prefect.client.schemas.filters import FlowRunFilter
 
-    return call
+        here = runtime.flow_run.id
+        client.update_flow_run(here, name=run.title, tags=[clone])
+        open_runs = FlowRunFilter(tags={"all_": [clone]}, state={"type": {"any_": ["RUNNING", "CANCELLING"]}})
+        for left in client.read_flow_runs(flow_run_filter=open_runs):
+            if str(left.id) != str(here):
+                client.set_flow_run_state(left.id, Crashed(message="its process was killed"), force=True)
 
 
 def _show(run: Run) -> None:
@@ -84,29 +107,29 @@ def _show(run: Run) -> None:
         )
 
 
-def follow(run: Run, form: Form, server: str | None) -> None:
-    """Run through Prefect, on a temporary server where none is given; where it falls away stages are left to run."""
-    address = {PREFECT_API_URL: server} if server else {}
-    token = _ready.set(run)
+def follow(run: Run, server: str) -> None:
+    """Run all stages as tasks on this server; the rest is left to run where Prefect falls away."""
     threading.Thread(target=_end_without_prefect, args=(run,), daemon=True).start()
+    token = _ready.set(run)
     try:
-        with temporary_settings(updates=address, restore_defaults=None if server else {PREFECT_API_URL}):
-            reproduce(form, return_state=True)
+        with temporary_settings({PREFECT_API_URL: server}):
+            reproduce(return_state=True)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         print(f"warning: Prefect fell away ({reason}); going on without it.", file=sys.stderr, flush=True)
     finally:
         _ready.reset(token)
-        run.is_free.set()
 
 
 def _end_without_prefect(run: Run) -> None:
-    """End the process if the stages have ended and Prefect hangs on a dead server."""
-    run.has_ended.wait()
-    if run.is_free.wait(SECONDS_TO_END):
-        return
-    print("warning: Prefect does not answer any more; its page may show this run as running.", file=sys.stderr)
-    code = close(run)
-    run.put_back()
+    """End the process some seconds after its last stage, if Prefect waits for a dead server."""
+    run.ended.wait()
+    time.sleep(SECONDS_TO_END)
+    if run.code is None:
+        print("warning: Prefect does not answer any more; the next run closes this one on its page.", file=sys.stderr)
+        settings.restore(run.root)
+        close(run)
+    else:
+        time.sleep(SECONDS_TO_END)  # Prefect sends its last lines.
     sys.stdout.flush()
-    os._exit(code)
+    os._exit(run.code or 0)

@@ -6,6 +6,7 @@ Its libraries take seconds to load. They are loaded inside `main`, so that Ctrl-
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,31 +38,39 @@ def _run(words: list[str] | None) -> int:
     if given.compare:
         answers = {**settings.compare_answers(given.compare, root), **answers}
 
-    from flows.ending import close
+    print("reading settings and stages ...", flush=True)
+    from flows.farewell import close
     from flows.pipeline import prepared
 
-    with prepared(root, answers, tuple(given.force), max(1, given.max_parallel), given.once) as run:
-        run_here(run, not given.no_prefect)
+    force, most = tuple(given.force), max(1, given.max_parallel)
+    with prepared(root, answers, force, most, given.once, given.name) as run:
+        # Where nothing has to run, Prefect would cost more than the rest.
+        if run.graph.stale and not given.no_prefect:
+            _follow(run)
+        if len(run.outcomes) < len(run.graph.needs) and not run.stopper.is_stopped:
+            from flows.pipeline import stopped_by_signals
+
+            with stopped_by_signals(run):
+                run.run()
         return close(run)
 
 
-def run_here(run: Run, use_prefect: bool) -> None:
-    """Run through Prefect if it works, else directly; both fill `run.outcomes`."""
-    from flows.ending import stopped_by_signals
-    from flows.server import find_server
+def _follow(run: Run) -> None:
+    """Run through Prefect, on a server of this run's own where there is no other."""
+    from flows.server import find_server, started
 
-    server = find_server(run.root) if use_prefect else None
-    # Where nothing has to run, Prefect would cost more than the rest: loading it takes 2 s, a temporary server many.
-    if use_prefect and (server is not None or run.graph.stale):
+    with contextlib.ExitStack() as stack:
+        server = find_server(run.root)
         if server is None:
             run.say("starting Prefect, which records this run ...")
-        from flows import flow, settings
+            try:
+                server, _ = stack.enter_context(started(run.root))
+            except ValueError as error:
+                print(f"warning: {error}; going on without it.", file=sys.stderr, flush=True)
+                return
+        from flows.flow import follow
 
-        flow.follow(run, settings.Form(), server)
-
-    if len(run.outcomes) < len(run.graph.needs) and not run.stopper.is_stopped:
-        with stopped_by_signals(run):
-            run.run()
+        follow(run, server)
 
 
 def _parser(epilog: str) -> argparse.ArgumentParser:
@@ -76,6 +85,7 @@ def _parser(epilog: str) -> argparse.ArgumentParser:
     parser.add_argument("--compare", metavar="NAME", help="methods and seeds of conf/compare/NAME.yaml")
     parser.add_argument("--force", action="append", default=[], metavar="STAGE", help="run it even if unchanged")
     parser.add_argument("--max-parallel", type=int, default=2, help="independent stages at once (2)")
+    parser.add_argument("--name", default="", help="a name for this run; empty takes its systems, scale and seeds")
     parser.add_argument("--no-prefect", action="store_true", help="run the stages without Prefect")
     return parser
 

@@ -1,97 +1,90 @@
-"""`make serve` offers two deployments on a Prefect server, runs on demand and a nightly evaluation, one at a time.
+"""Serves this clone's deployments on a Prefect server: `python -m flows.serve form` or `nightly`.
 
-It needs a server: `make ui`, or `PREFECT_API_URL`. It registers deployments and works; it defines nothing of the
-pipeline.
+`form` is the form of a run, which `make ui` serves; `nightly` is the scheduled evaluation of `make serve`. Runs are
+children of this process and one at a time. There is no work pool, whose runs could be given any command.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
-from prefect.exceptions import ObjectAlreadyExists
-from prefect.schedules import Cron
-
 from flows.server import find_server
+from tasks import conf
 
-POOL = "breadcrumb"
-NIGHTLY = "0 3 * * *"
-EVALUATIONS = ["evaluate"]
+SECONDS_BETWEEN_LOOKS = 2.0
+FORM, NIGHTLY = "form", "nightly"
+CRON = "0 3 * * *"
 
 
-def deploy(root: Path, cron: str = NIGHTLY, force: list[str] | None = None) -> list[Any]:
-    """Create the work pool and both deployments on the server of `PREFECT_API_URL`; returns their ids.
+def deployment(name: str) -> Any:
+    """The deployment of this name with the settings and choices of now."""
+    from flows.flow import Form, reproduce
 
-    Args:
-        root: the clone, where runs take place.
-        cron: when the nightly evaluation runs.
-        force: groups of stages it repeats even if nothing changed, so that a drift would show.
-    """
-    with get_client(sync_client=True) as client, contextlib.suppress(ObjectAlreadyExists):
-        # One run at a time, because the lock of the clone would refuse a second one.
-        client.create_work_pool(WorkPoolCreate(name=POOL, type="process", concurrency_limit=1))
-    one_at_a_time = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.ENQUEUE)
-    nightly = {"form": {"force": EVALUATIONS if force is None else force}}
-    return [
-        _deploy(root, name="on-demand", concurrency_limit=one_at_a_time, description="Run what is out of date."),
-        _deploy(
-            root,
-            name="nightly-evaluation",
-            concurrency_limit=one_at_a_time,
-            schedules=[Cron(cron)],
-            parameters=nightly,
+    if name == NIGHTLY:
+        return reproduce.to_deployment(
+            "nightly-evaluation",
+            cron=CRON,
+            parameters={"form": Form(force=["evaluate"]).model_dump(mode="json")},
             description="Repeat the evaluation; the table must not move.",
-        ),
-    ]
-
-
-def _deploy(root: Path, name: str, **how: Any) -> Any:
-    code = Path(__file__).resolve().parents[1]
-    source = flow.from_source(source=str(code), entrypoint="flows/flow.py:reproduce")
-    variables = {
-        "working_dir": str(root.resolve()),
-        "env": {"PYTHONPATH": str(code), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
-    }
-    return source.deploy(  # type: ignore[union-attr]
-        name=name,
-        work_pool_name=POOL,
-        job_variables=variables,
-        print_next_steps=False,
-        ignore_warnings=True,
-        build=False,
-        push=False,
-        **how,
+        )
+    return reproduce.to_deployment(
+        FORM,
+        parameters={"form": Form().model_dump(mode="json")},
+        description="Fill in the form and start a run. `params.yaml` stays as it is unless *keep* is set.",
     )
 
 
-def main() -> int:
-    """Register the deployments, then work until Ctrl-C."""
+def _keep_up(name: str) -> None:
+    """Show new settings and choices in the form as soon as files change; a new process reads them."""
+    seen = _stamp(Path.cwd())
+    while True:
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+        if (now := _stamp(Path.cwd())) != seen:
+            seen = now
+            subprocess.run([sys.executable, "-m", "flows.serve", name, "register"], check=False)
+
+
+def _stamp(root: Path) -> list[tuple[Path, int]]:
+    files = [root / conf.PARAMS, *sorted((root / conf.CONF).glob("*/*.yaml"))]
+    return [(path, path.stat().st_mtime_ns) for path in files if path.is_file()]
+
+
+def main(words: list[str]) -> int:
+    """Register a deployment and, unless told to `register` only, run what is asked of it until Ctrl-C."""
     server = find_server(Path.cwd())
     if server is None:
-        print(
-            "error: there is no Prefect server to serve. Start one with `make ui` in another terminal.", file=sys.stderr
-        )
+        print("error: no Prefect server answers. Start one with `make ui` in another terminal.", file=sys.stderr)
         return 1
-    env = {**os.environ, "PREFECT_API_URL": server, "PREFECT_WORKER_QUERY_SECONDS": "1"}
-    # Prefect reads its settings at import, so a new process must read this one.
+    # Prefect reads its settings at import, so a new program must read this one.
     if os.environ.get("PREFECT_API_URL") != server:
-        return subprocess.run([sys.executable, "-m", "flows.serve"], env=env, check=False).returncode
-    deploy(Path.cwd())
-    print(f"Serving at {server.removesuffix('/api')}; Ctrl-C stops, schedules stay.", flush=True)
-    words = ["worker", "start", "--pool", POOL, "--type", "process"]
-    return subprocess.run([sys.executable, "-m", "prefect", *words], env=env, check=False).returncode
+        os.environ["PREFECT_API_URL"] = server
+        os.execv(sys.executable, [sys.executable, "-m", "flows.serve", *words])
+
+    made = deployment(words[0])
+    number = made.apply()
+    if words[1:] == ["register"]:
+        return 0
+
+    from prefect import serve
+
+    page = f"{server.removesuffix('/api')}/deployments/deployment/{number}"
+    print(f"Form:    {page}/run" if words[0] == FORM else f"Nightly: {page}", flush=True)
+    threading.Thread(target=_keep_up, args=(words[0],), daemon=True).start()
+    serve(made, limit=1, pause_on_shutdown=False, print_starting_message=False, query_seconds=1.0)
+    return 0
 
 
 if __name__ == "__main__":
     try:
-        raise SystemExit(main())
+        raise SystemExit(main(sys.argv[1:]))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -1,35 +1,116 @@
-"""Which Prefect server records a run, if any; Prefect itself is not needed here."""
+"""The Prefect server that records a run: a given one, that of `make ui`, or one that lives as long as the run.
+
+As a program, `python -m flows.server SOCKET`, it is that server, closed to web pages of other origins.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
+import subprocess
 import sys
+import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 UI_ADDRESS = Path(".scratch/ui/prefect")
+LOG = Path(".scratch/logs/prefect.txt")
+SECONDS_TO_START = 90.0
+SECONDS_TO_LEAVE = 5.0
 
 
 def find_server(root: Path) -> str | None:
-    """Address of a Prefect server that answers: `PREFECT_API_URL`, else the one `make ui` started."""
-    address = os.environ.get("PREFECT_API_URL")
-    if not address:
-        with contextlib.suppress(OSError):
-            address = (root / UI_ADDRESS).read_text(encoding="utf-8").strip()
-    if not address:
-        return None
-    if answers(address):
+    """Address of a Prefect server that answers: `PREFECT_API_URL`, else the one that `make ui` started."""
+    given = os.environ.get("PREFECT_API_URL", "")
+    made = root / UI_ADDRESS
+    address = given or (made.read_text(encoding="utf-8").strip() if made.is_file() else "")
+    if address and _is_well(f"{address.rstrip('/')}/health"):
         return address
-    if os.environ.get("PREFECT_API_URL"):
-        print(f"warning: no Prefect server answers at {address}; going on without it.", file=sys.stderr, flush=True)
+    if given:
+        print(f"warning: no Prefect server answers at {given}; going on with one of this run.", file=sys.stderr)
     return None
 
 
-def answers(address: str) -> bool:
-    """Whether a Prefect server at this address says that it is healthy."""
+def _is_well(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{address.rstrip('/')}/health", timeout=2) as answer:
+        with urllib.request.urlopen(url, timeout=2) as answer:
             return bool(answer.status == 200)
     except (OSError, ValueError):
         return False
+
+
+@contextlib.contextmanager
+def child(words: list[str], log: Path, **how: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that ends with the block, or with this process; its output goes into `log`, unless `how` says else."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        how = {"stdout": output, "stderr": output, **how}
+        words = [sys.executable, "-m", "tasks.lifetime", sys.executable, "-m", *words]
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True, **how)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(SECONDS_TO_LEAVE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@contextlib.contextmanager
+def started(root: Path, port: int = 0) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A Prefect server on the loopback address while the block runs, and its process; its files stay in the clone.
+
+    Args:
+        root: root of the clone.
+        port: 0 takes a free one.
+
+    Raises:
+        ValueError: it does not start.
+    """
+    with socket.create_server(("127.0.0.1", port)) as listening:
+        number = listening.fileno()
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
+        env = {**os.environ, "PREFECT_API_URL": address}
+        with child(["flows.server", str(number)], root / LOG, cwd=root, env=env, pass_fds=[number]) as server:
+            wait_for(server, "Prefect", f"{address}/health", LOG)
+            yield address, server
+
+
+def wait_for(server: subprocess.Popen[bytes], name: str, url: str, log: Path) -> None:
+    """Wait until a server answers.
+
+    Raises:
+        ValueError: it ends, or does not answer in time.
+    """
+    until = time.monotonic() + SECONDS_TO_START
+    while not _is_well(url):
+        if server.poll() is not None:
+            raise ValueError(f"{name} ended by itself (exit status {server.returncode}); see {log}")
+        if time.monotonic() > until:
+            raise ValueError(f"{name} gave no answer at {url} within {SECONDS_TO_START:.0f} s; see {log}")
+        time.sleep(0.1)
+
+
+def guarded() -> Any:
+    """Prefect's pages and interface for this machine alone: a page of another origin can neither read nor start."""
+    from prefect.server.api.server import create_app
+
+    from tasks.server.origins import Guarded
+
+    return Guarded(create_app(final=True))
+
+
+def main() -> None:
+    """Serve on the socket that the parent has opened."""
+    import uvicorn
+
+    uvicorn.run("flows.server:guarded", factory=True, fd=int(sys.argv[1]), log_level="warning")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,21 +1,20 @@
-"""The form of a pipeline run and the settings of its command line, both made from `tasks.params.Params`.
+"""The settings of a run as its user gives them, written into `params.yaml` after a check. All follow `tasks.params`.
 
-Answers are checked and then written into `params.yaml`. An empty answer keeps the value in `params.yaml`. Nothing here
-knows what a setting does.
+Nothing here knows what a setting does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import io
 import os
 import re
+import shutil
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from typing import Any
 
 from tasks import conf, params
 
@@ -25,49 +24,10 @@ def names_of(kinds: Sequence[str], root: Path = Path(".")) -> list[str]:
     return sorted(path.stem for kind in kinds for path in (root / conf.CONF / kind).glob("*.yaml"))
 
 
-def form_of(cls: type) -> type[BaseModel]:
-    """A form with the keys of a settings dataclass. Each may stay empty; names of files become a choice."""
-    fields: dict[str, Any] = {}
-    for setting in params.settings_of(cls):
-        note = setting.info.description
-        if setting.section is not None:
-            section = form_of(setting.section)
-            fields[setting.key] = (section, Field(default_factory=section, description=note))
-        else:
-            answer: Any = Annotated[(_choice(setting), Field(), *setting.info.metadata)]  # type: ignore[misc]
-            fields[setting.key] = (answer | None, Field(default=None, description=note))
-    return create_model(f"{cls.__name__}Form", __config__=ConfigDict(extra="forbid"), **fields)
-
-
-def _choice(setting: params.Setting) -> Any:
-    """The type of a setting; if it names files, a choice of their names."""
-    names = tuple(names_of(setting.kinds))
-    if not names:
-        return setting.info.annotation
-    return list[Literal[names]] if setting.is_list else Literal[names]  # type: ignore[valid-type]
-
-
 NO_FOLDER = conf.CONF / "data/none.txt"
 """Stands as `data_folder` where data is generated. Settings would not do: a comment in them would run stage `data`."""
-
-_Answers: Any = form_of(params.Params)
-
-
-class Form(_Answers):
-    """Changes of `params.yaml` before running. An empty field keeps its value there."""
-
-    force: list[str] = Field(default_factory=list, description="stages to run even if nothing changed")
-    max_parallel: int = Field(default=2, ge=1, le=64, description="independent stages at once")
-
-    def answers(self) -> dict[str, Any]:
-        """Settings that were given, by dotted key."""
-        given = self.model_dump(mode="json", exclude_none=True, exclude={"force", "max_parallel"})
-        return {key: value for key, value in _flat(given) if key in SETTINGS}
-
-
-def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        yield from _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
+KEPT = Path(".scratch/params.kept.yaml")
+"""What `params.yaml` was before a run that changed it for itself only."""
 
 
 def _every(cls: type = params.Params, prefix: str = "") -> Iterator[tuple[str, params.Setting]]:
@@ -94,6 +54,52 @@ def help_text(root: Path) -> str:
         lines.append(f"  {key} ({variable}): {setting.info.description}{known}")
     lines.append("  (METHODS): methods (conf/method), set as systems beside evaluate.reference")
     return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def applied(answers: dict[str, Any], root: Path, once: bool = False) -> Iterator[list[str]]:
+    """Change `params.yaml` for a run, and with `once` put it back at the end.
+
+    After a kill the next run puts it back, see `restore`. Renaming needs no space, so a full disk changes nothing.
+
+    Yields:
+        `key: old -> new` for each change.
+
+    Raises:
+        ValueError: see `apply`.
+    """
+    path, kept = root / conf.PARAMS, root / KEPT
+    if once and path.is_file():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, kept)
+    written = None
+    try:
+        changes = apply(answers, root)
+        written = path.read_bytes()
+        yield changes
+    finally:
+        if once and written is not None and path.read_bytes() != written:
+            old = kept.rename(kept.with_suffix(".old.yaml"))
+            print(f"warning: {conf.PARAMS} was edited during the run and stays so; {old} is what it was.", flush=True)
+        restore(root)
+
+
+def restore(root: Path) -> list[str]:
+    """Put `params.yaml` back as it was before a run that changed it for itself only; one line if there was one."""
+    try:
+        os.replace(root / KEPT, root / conf.PARAMS)
+    except FileNotFoundError:
+        return []
+    return [f"put {conf.PARAMS} back as it was before that run"]
+
+
+def title(root: Path) -> str:
+    """What a run with the present settings is, in words: systems, scale, seeds."""
+    chosen = params.read(root)
+    many = f"{chosen.systems[0]} and {len(chosen.systems) - 1} others"
+    systems = ", ".join(chosen.systems) if len(chosen.systems) <= 4 else many
+    seeds = ", ".join(map(str, chosen.seeds))
+    return f"{systems}; {chosen.scale}; seed{'s' if len(chosen.seeds) > 1 else ''} {seeds}"
 
 
 def apply(answers: dict[str, Any], root: Path) -> list[str]:
@@ -131,8 +137,9 @@ def _change(tree: dict[str, Any], answers: dict[str, Any]) -> list[str]:
     changes = []
     for key, value in answers.items():
         section, last = _place(tree, key)
-        old = section.get(last)
-        if list(old) != list(value) if isinstance(old, list) and isinstance(value, list) else old != value:
+        old = section.get(last, SETTINGS[key].default)
+        old = list(old) if isinstance(old, list | tuple) else old
+        if old != value:
             section[last] = _inline(value)
             changes.append(f"{key}: {_text(old)} -> {_text(value)}")
     return changes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import gc
 import os
 import resource
@@ -13,6 +12,8 @@ import threading
 from types import FrameType
 from typing import NoReturn
 
+from tasks.lifetime import end_with_parent
+
 OBJECTS_BETWEEN_COLLECTIONS = 10_000
 """Python looks for cycles of garbage after 700 new objects. Libraries make millions that stay: a tenth of a stage's
 processor time went into looking at them again and again."""
@@ -21,22 +22,11 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 def begin() -> None:
     """End with the parent, turn SIGTERM into SystemExit, and give numeric libraries one thread by default."""
-    _die_with_parent()
+    end_with_parent()
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
     signal.signal(signal.SIGTERM, _leave)
     for variable in THREAD_VARIABLES:
         os.environ.setdefault(variable, "1")
-
-
-def _die_with_parent() -> None:
-    """Ask Linux for SIGTERM when the parent dies; otherwise a stage would go on writing after DVC was killed."""
-    if sys.platform != "linux":
-        return
-    parent = os.getppid()
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:  # The parent died between the two calls.
-        raise SystemExit(143)
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

@@ -22,6 +22,7 @@ import yaml
 
 from flows import settings
 from tests.docs.documents import ROOT, documents
+from tests.pipeline.toy import Toy
 from tests.server.running import ServerProcess, free_port
 
 HERE = "tests/docs/test_commands.py"
@@ -85,7 +86,7 @@ RUN_BY = {
     "make setup": SETUP,
     "make upload": SENT_LATER,
     "make ui": f"{HERE}::test_both_pages_answer",
-    "make serve": "tests/pipeline/test_prefect.py::test_deployments_have_the_form_and_the_schedule_creates_runs",
+    "make serve": "tests/pipeline/test_prefect.py::test_the_schedule_creates_runs",
     "make search-server INDEX=artifacts/index PORT=8000": SERVED,
     "make search-server INDEX=.scratch/served-index": SERVED,
     'make search-server INDEX=.scratch/served-index ARGS="--host 0.0.0.0 --without-key"': (
@@ -205,7 +206,7 @@ def test_a_dry_run_calls_the_module_that_the_tests_run() -> None:
     """`make` hands a command on; that module is what the tests of `RUN_BY` start."""
     calls = {
         "run": "flows.reproduce", "smoke": "flows.reproduce --once --set scale=smoke", "ui": "flows.ui",
-        "compare": 'flows.reproduce --compare "${STUDY:-main}"', "serve": "flows.serve",
+        "compare": 'flows.reproduce --compare "${STUDY:-main}"', "serve": "flows.serve nightly",
         "search-server": "tasks.server --index", "evidence-server": "tasks.tool --policy",
         "mcp-server": "tasks.tool.mcp_server --http --policy", "measure-tool": "tasks.tool.measure --policy",
         "upload": "tasks.runner.tracking upload",
@@ -320,21 +321,23 @@ def test_a_served_copy_answers(tmp_path: Path) -> None:
 @pytest.mark.servers
 @pytest.mark.timeout(600)
 def test_both_pages_answer(tmp_path: Path) -> None:
-    """What `make ui` starts, on free ports; both servers end with it."""
+    """What `make ui` starts, on free ports: two servers and the form of a run, which all end with it."""
+    clone = Toy(tmp_path / "clone").root
     ports = {"PORT_PREFECT": str(free_port()), "PORT_MLFLOW": str(free_port())}
     home = {"PREFECT_HOME": str(tmp_path / "prefect"), "PYTHONPATH": str(ROOT)}
     keep = {key: value for key, value in _plain().items() if not key.startswith(("PREFECT_", "MLFLOW_"))}
-    patient = "import sys, flows.ui as ui; ui.SECONDS_TO_START = 250.0; sys.exit(ui.main())"
+    patient = "import sys, flows.server as server, flows.ui as ui; server.SECONDS_TO_START = 250; sys.exit(ui.main())"
     process = subprocess.Popen(
-        [sys.executable, "-c", patient], cwd=tmp_path, env={**keep, **ports, **home}, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", patient], cwd=clone, env={**keep, **ports, **home}, stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None
-        printed = process.stdout.readline() + process.stdout.readline()
-        for port in ports.values():
-            assert port in printed
+        printed = [process.stdout.readline() for _ in range(4)]
+        for port, line in zip(ports.values(), printed[1:3], strict=True):
+            assert port in line
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as answer:
                 assert answer.status == 200
+        assert printed[3].startswith(f"Form:    http://127.0.0.1:{ports['PORT_PREFECT']}/deployments/deployment/")
     finally:
         process.terminate()
         process.wait(60)

@@ -23,6 +23,7 @@ TASKS = ROOT / "tasks"
 # A room may import the rooms before it and itself. `services` holds protocols that parts name and what reads replies;
 # the kinds of services, which are loaded by name, stand below what they are made of.
 ORDER = (
+    "lifetime",
     "types",
     "conf",
     "reached",
@@ -137,7 +138,7 @@ def test_only_tracking_imports_mlflow_and_only_flows_prefect_and_dvc() -> None:
 
 
 def test_flows_import_nothing_of_the_core_but_settings_and_the_guard_of_servers() -> None:
-    may = ("tasks.conf", "tasks.params", "tasks.server.origins")
+    may = ("tasks.conf", "tasks.lifetime", "tasks.params", "tasks.server.origins")
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path in _sources("flows")

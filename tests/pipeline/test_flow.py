@@ -210,7 +210,7 @@ def test_ctrl_c_is_no_success(finished: Toy) -> None:
     output, _ = flow.communicate(timeout=90)
     assert flow.returncode == 130, output
     assert "stopped. Run again to go on where it stopped." in output
-    assert "report | skipped in" in output
+    assert "report | stopped in" in output
     assert "Done:" not in output
     assert (finished.root / "params.yaml").read_bytes() == before
     finished.flag("slow-report", on=False)
@@ -252,9 +252,9 @@ def test_a_stopped_stage_was_not_executed(finished: Toy) -> None:
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(execute, "report", finished.root, "key", True, lambda line: None, stopper)
         finished.wait_for("report", 90)
-        stopper.stop()
+        stopper.stop(signal.SIGTERM)
         outcome = running.result(60)
-    assert (outcome.result, outcome.message) == ("skipped", "the run was stopped")
+    assert (outcome.result, outcome.message) == ("stopped", "")
 
 
 def test_results_whose_copies_in_the_cache_are_damaged_are_made_again(finished: Toy) -> None:

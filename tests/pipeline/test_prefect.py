@@ -1,5 +1,6 @@
 """The flow on a real Prefect server with a temporary database: states, log, schedule, and the server's death."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -13,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.pipeline.toy import HOUSE, Toy
+from tasks import store
+from tests.pipeline.toy import NAMES, Toy
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers]
 
@@ -22,25 +24,22 @@ class Server:
     """A Prefect server of its own, with its files in a temporary folder."""
 
     def __init__(self, home: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.api = f"http://127.0.0.1:{port}/api"
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.api = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
         self.env = {
             "PREFECT_HOME": str(home),
             "PREFECT_API_URL": self.api,
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "DO_NOT_TRACK": "true",
             "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
         }
-        words = ["server", "start", "--host", "127.0.0.1", "--port", str(port)]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "prefect", *words],
-            env={**os.environ, **self.env},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        with listening:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "flows.server", str(listening.fileno())],
+                env={**os.environ, **self.env},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[listening.fileno()],
+                start_new_session=True,
+            )
         until = time.monotonic() + 120
         while not self.is_well():
             assert time.monotonic() < until, "the Prefect server did not start"
@@ -64,6 +63,14 @@ class Server:
             if answer.status_code != 503:
                 break
             time.sleep(0.5)
+        answer.raise_for_status()
+        return answer.json()
+
+    def get(self, path: str) -> Any:
+        """GET from its REST interface."""
+        import httpx
+
+        answer = httpx.get(f"{self.api}/{path}", timeout=20)
         answer.raise_for_status()
         return answer.json()
 
@@ -127,30 +134,171 @@ def test_stages_are_tasks_with_their_output_in_the_log(server: Server, finished:
     assert "| toy table |" in artifact["data"]
 
 
-def test_deployments_have_the_form_and_the_schedule_creates_runs(server: Server, finished: Toy) -> None:
+@contextlib.contextmanager
+def _served(toy: Toy, server: Server, name: str) -> Iterator[str]:
+    """What `make ui` and `make serve` serve, while the block runs; yields the id of the deployment."""
+    process = toy.command_in_background("flows.serve", name, **server.env)
+    try:
+        full = {"form": "form", "nightly": "nightly-evaluation"}[name]
+        found = _eventually(lambda: [one for one in server.ask("deployments/filter") if one["name"] == full], 60)
+        assert found, process.communicate()[0]
+        yield found[0]["id"]
+    finally:
+        process.terminate()
+        process.wait(30)
+    assert _eventually(lambda: toy.processes() == [], 15), toy.processes()
+
+
+def _started(server: Server, deployment: str, name: str | None = None, **form: Any) -> str:
+    """The id of a new run; a command of the caller's choice, which Prefect would run in a work pool, is sent along."""
+    body = {"parameters": {"form": form}, "job_variables": {"command": "touch forged"}}
+    body |= {"name": name} if name else {}
+    return str(server.ask(f"deployments/{deployment}/create_flow_run", body)["id"])
+
+
+def _run(server: Server, run: str) -> dict[str, Any]:
+    return dict(server.ask("flow_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})[0])
+
+
+def _over(server: Server, run: str) -> dict[str, Any]:
+    is_over = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
+    return dict(_eventually(lambda: (one := _run(server, run))["state_type"] in is_over and one, 90))
+
+
+def test_the_form_starts_runs_and_keeps_settings_only_when_told(server: Server, finished: Toy) -> None:
+    before = (finished.root / "params.yaml").read_bytes()
+    with _served(finished, server, "form") as form:
+        once = _over(server, _started(server, form, "of mine", evaluate={"top_k": 7}))
+        assert (once["name"], once["state_name"]) == ("of mine", "Completed")
+        assert "evaluate@a-0 7 conf" in (finished.root / "reports/results.md").read_text()
+        assert not (finished.root / "forged").exists()
+        assert (finished.root / "params.yaml").read_bytes() == before
+
+        kept = _over(server, _started(server, form, evaluate={"top_k": 8}, keep=True))
+        assert (kept["name"], kept["state_name"]) == ("a, b; small; seed 0", "Completed")
+        assert b"top_k: 8 " in (finished.root / "params.yaml").read_bytes()
+
+        wrong = _over(server, _started(server, form, data="world", data_folder="/nope"))
+        assert (wrong["state_name"], "/nope" in wrong["state"]["message"]) == ("Failed", True)
+        assert b"/nope" not in (finished.root / "params.yaml").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example", "content-type": "application/json"},
+        {"origin": "http://evil.example", "content-type": "text/plain"},
+        {"origin": "null", "content-type": "text/plain"},
+        {"host": "evil.example", "content-type": "application/json"},
+    ],
+)
+def test_a_page_of_another_server_can_neither_read_nor_start(server: Server, headers: dict[str, str]) -> None:
+    import httpx
+
+    for path in ("deployments/filter", "flow_runs/filter", "flow_runs/"):
+        answer = httpx.post(f"{server.api}/{path}", content=b"{}", headers=headers)
+        assert (answer.status_code, "access-control-allow-origin" in answer.headers) == (403, False)
+    asked = {**headers, "access-control-request-method": "POST"}
+    assert httpx.options(f"{server.api}/flow_runs/", headers=asked).status_code == 403
+    page = server.api.removesuffix("/api")
+    assert httpx.post(f"{server.api}/deployments/filter", json={}, headers={"origin": page}).status_code == 200
+
+
+def test_the_form_shows_the_settings_and_choices_of_now(server: Server, finished: Toy) -> None:
+    with _served(finished, server, "form") as form:
+        shown = server.get(f"deployments/{form}")
+        assert shown["parameters"]["form"]["evaluate"]["top_k"] == 3
+        assert shown["parameter_openapi_schema"]["definitions"]["Form"]["additionalProperties"] is False
+        assert "another" not in str(shown["parameter_openapi_schema"])
+        store.write_json(finished.root / "conf/method/another.yaml", {"name": "another"})
+        assert _eventually(lambda: "another" in str(server.get(f"deployments/{form}")["parameter_openapi_schema"]), 60)
+
+
+def test_a_cancelled_run_ends_at_once_and_no_stage_is_green(server: Server, finished: Toy) -> None:
+    finished.flag("slow-report")
+    with _served(finished, server, "form") as form:
+        run = _started(server, form, force=["report"])
+        finished.wait_for("report", 60)
+        started = time.monotonic()
+        server.ask(f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+        assert _over(server, run)["state_name"] == "Cancelled"
+        assert time.monotonic() - started < 15
+        tasks = server.ask("task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
+        states = {one["name"]: one["state_name"] for one in tasks}
+        assert states.pop("report") == "Stopped"
+        assert set(states.values()) == {"Cached"}
+
+
+def test_the_schedule_creates_runs(server: Server, finished: Toy) -> None:
     """Also guards the pin of sqlalchemy: with 2.1 everything looks healthy and no run is ever scheduled."""
-    code = "from pathlib import Path; from flows.serve import deploy; deploy(Path.cwd(), cron='*/5 * * * *')"
-    env = {**finished.env(**server.env), "PYTHONPATH": str(HOUSE)}
-    subprocess.run([sys.executable, "-c", code], cwd=finished.root, env=env, check=True, timeout=120)
-    found = {one["name"]: one for one in server.ask("deployments/filter")}
-    assert set(found) == {"on-demand", "nightly-evaluation"}
-    schema = found["on-demand"]["parameter_openapi_schema"]["definitions"]
-    assert schema["Form"]["additionalProperties"] is False
-    assert "top_k" in schema["EvaluateForm"]["properties"]
-    assert "retriever" in schema["Form"]["properties"]
-    scheduled = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}}
-    runs = _eventually(lambda: server.ask("flow_runs/filter", scheduled), 60)
-    assert runs
-    assert {run["deployment_id"] for run in runs} == {found["nightly-evaluation"]["id"]}
+    with _served(finished, server, "nightly") as nightly:
+        scheduled = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}}
+        runs = _eventually(lambda: server.ask("flow_runs/filter", scheduled), 60)
+        assert {run["deployment_id"] for run in runs} == {nightly}
 
 
 def test_a_dead_address_costs_seconds_only(finished: Toy) -> None:
     started = time.monotonic()
-    done = finished.flow(PREFECT_API_URL="http://127.0.0.1:9/api")
+    done = finished.flow("--force", "report", PREFECT_API_URL="http://127.0.0.1:9/api")
     assert done.returncode == 0
-    assert "no Prefect server answers" in done.stderr
-    assert time.monotonic() - started < 20
-    assert finished.counts() == []
+    assert "no Prefect server answers at http://127.0.0.1:9/api; going on with one of this run." in done.stderr
+    assert time.monotonic() - started < 60
+    assert finished.counts() == ["report"]
+
+
+def _recorded(toy: Toy) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Flow runs and task runs in the clone's own database, as a server that is started now shows them."""
+    server = Server(toy.root / ".scratch/prefect")
+    try:
+        return server.ask("flow_runs/filter"), server.ask("task_runs/filter")
+    finally:
+        server.kill()
+
+
+def test_a_run_without_a_server_is_recorded_with_every_stage_and_the_next_one_closes_a_killed_one(toy: Toy) -> None:
+    toy.flag("slow-train@a-0")
+    killed = toy.start("--name", "to be killed")
+    toy.wait_for("train@a-0", 90)
+    time.sleep(2)  # Events reach the server.
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    toy.flag("slow-train@a-0", on=False)
+
+    done = toy.flow()
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    flows, tasks = _recorded(toy)
+    by_name = {run["name"]: run for run in flows}
+    assert set(by_name) == {"to be killed", "a, b; small; seed 0"}
+    assert by_name["to be killed"]["state_name"] == "Crashed"
+    here = by_name["a, b; small; seed 0"]
+    assert here["state_name"] == "Completed"
+    states = {run["name"]: run["state_name"] for run in tasks if run["flow_run_id"] == here["id"]}
+    assert set(states) == set(NAMES)
+    assert (states["data"], states["train@a-0"], states["report"]) == ("Cached", "Completed", "Completed")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_is_cancelled_and_its_stage_stopped(server: Server, finished: Toy, number: int) -> None:
+    finished.flag("slow-report")
+    run = finished.start("--force", "report", "--name", f"stopped by {number}", **server.env)
+    finished.wait_for("report", 60)
+    started = time.monotonic()
+    os.killpg(run.pid, number)
+    output, _ = run.communicate(timeout=60)
+    assert time.monotonic() - started < 15
+    assert run.returncode == 128 + number, output
+    assert "stopped. Run again to go on where it stopped." in output
+    assert not any(word in output for word in ("Traceback", "Crash", "aborted", "executed in"))
+    assert finished.processes() == []
+
+    (found,) = [one for one in server.ask("flow_runs/filter") if one["name"] == f"stopped by {number}"]
+    assert found["state_name"] == "Cancelled"
+    tasks = {
+        one["name"]: one["state_name"] for one in server.ask("task_runs/filter") if one["flow_run_id"] == found["id"]
+    }
+    assert tasks.pop("report") == "Stopped"
+    assert set(tasks.values()) == {"Cached"}
 
 
 def _results(toy: Toy) -> dict[str, bytes]:

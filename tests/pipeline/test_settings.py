@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from flows import dag, reproduce, settings
+from flows.form import form_of
 from tasks import conf, params
 from tasks.base.settings import ModelConf, PretrainedConf
 from tasks.methods import loader
@@ -245,16 +247,60 @@ def test_the_comparisons_of_this_repository_name_methods_it_has() -> None:
     assert set(settings.compare_answers("family", HOUSE)["systems"]) == every | {"base"}
 
 
-def test_the_form_refuses_what_it_does_not_know() -> None:
-    form = settings.Form.model_validate({"seeds": [1], "evaluate": {"top_k": 4}, "force": ["evaluate"]})
-    assert form.answers() == {"seeds": [1], "evaluate.top_k": 4}
-    assert settings.Form().answers() == {}
-    compared = {"compare_retrievers": ["bm25", "dense"]}
-    assert settings.Form.model_validate(compared).answers() == compared
-    with pytest.raises(ValidationError, match="retreiver"):
-        settings.Form.model_validate({"retreiver": "bm25"})
-    with pytest.raises(ValidationError, match="greater than or equal to 0"):
-        settings.Form.model_validate({"evaluate": {"top_k": -1}})
+def test_the_form_shows_what_is_set_and_refuses_what_it_does_not_know(root: Path) -> None:
+    form = form_of(root)
+    shown = form()
+    assert shown.answers()["evaluate.top_k"] == 3
+    assert shown.answers().keys() == settings.SETTINGS.keys() - {"reward_models", "readers", "starts", "tools"}
+    assert settings.apply(shown.answers(), root) == []
+    chosen = form.model_validate({"seeds": [1], "evaluate": {"top_k": 4}, "rare": {"compare_retrievers": ["dense"]}})
+    changes = ["seeds: [0] -> [1]", "compare_retrievers: [] -> [dense]", "evaluate.top_k: 3 -> 4"]
+    assert sorted(settings.apply(chosen.answers(), root)) == sorted(changes)
+
+    for wrong, words in (
+        ({"retreiver": "bm25"}, "retreiver"),
+        ({"retriever": "bm52"}, "'bm25' or 'dense'"),
+        ({"evaluate": {"top_k": -1}}, "greater than or equal to 0"),
+    ):
+        with pytest.raises(ValidationError, match=words):
+            form.model_validate(wrong)
+
+
+def test_the_form_has_the_choices_of_now(root: Path) -> None:
+    assert "c" in str(form_of(root).model_json_schema()["properties"]["systems"])
+    (root / "conf/method/new_one.yaml").write_text("name: x\n")
+    properties = form_of(root).model_json_schema()["properties"]
+    assert "new_one" in str(properties["systems"])
+    assert all(field["description"].endswith(".") for field in properties.values())
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_settings_for_one_run_are_put_back(root: Path, is_killed: bool) -> None:
+    before = (root / "params.yaml").read_bytes()
+    if is_killed:
+        code = f"""
+import os, sys
+from pathlib import Path
+from flows import settings
+with settings.applied({{"evaluate.top_k": 9}}, Path({str(root)!r}), once=True):
+    os._exit(9)
+"""
+        subprocess.run([sys.executable, "-c", code], check=False, cwd=HOUSE)
+        assert b"top_k: 9" in (root / "params.yaml").read_bytes()
+        assert settings.restore(root) == ["put params.yaml back as it was before that run"]
+    else:
+        with settings.applied({"evaluate.top_k": 9}, root, once=True) as changes:
+            assert changes == ["evaluate.top_k: 3 -> 9"]
+    assert (root / "params.yaml").read_bytes() == before
+    assert settings.restore(root) == []
+
+
+def test_an_edit_made_during_such_a_run_is_not_lost(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with settings.applied({"evaluate.top_k": 9}, root, once=True):
+        (root / "params.yaml").write_text("mine")
+    assert (root / "params.yaml").read_text() == "mine"
+    assert "was edited during the run and stays so" in capsys.readouterr().out
+    assert (root / ".scratch/params.kept.old.yaml").read_text() == PARAMS_YAML
 
 
 def test_repair_leaves_a_sound_clone_alone(root: Path) -> None:

@@ -1,4 +1,4 @@
-"""`make ui`, ports that other programs have, and a run that starts Prefect; no server is started here."""
+"""`make ui`: ports that other programs have, and servers that end; no server is started here."""
 
 import contextlib
 import http.server
@@ -8,12 +8,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from flows import reproduce, ui
+from flows import server, ui
 
 
 @pytest.fixture
@@ -55,7 +54,7 @@ def test_a_taken_port_is_refused_before_anything_starts(
     ui.UI_ADDRESS.write_text("of the one that runs")
     assert ui.main() == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"error: {name} cannot have port {taken} of 127.0.0.1 (Address already in use)")
+    assert said.startswith(f"error: {name} cannot have port {taken} of 127.0.0.1 (Address already in use")
     assert f"make ui PORT_{name.upper()}=..." in said
     assert ui.UI_ADDRESS.read_text() == "of the one that runs"
     assert not (tmp_path / ".scratch/logs").exists()
@@ -72,7 +71,7 @@ def test_a_taken_port_is_refused_before_anything_starts(
 )
 def test_ports_that_cannot_be_are_named(prefect: str, mlflow: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        ui._check_ports({"Prefect": prefect, "MLflow": mlflow})
+        ui.check_ports({"Prefect": prefect, "MLflow": mlflow})
 
 
 def test_free_ports_and_ports_just_left_pass() -> None:
@@ -81,47 +80,36 @@ def test_free_ports_and_ports_just_left_pass() -> None:
         with socket.create_connection(("127.0.0.1", port)) as client:
             server.accept()[0].close()  # The side that closes first keeps the port for a minute, in TIME_WAIT.
             client.recv(1)
-    ui._check_ports({"Prefect": str(port), "MLflow": _free()})
+    ui.check_ports({"Prefect": str(port), "MLflow": _free()})
 
 
-def test_the_answer_of_a_foreign_server_is_not_taken_for_that_of_a_child_which_ends(taken: str) -> None:
-    words = rf"MLflow on port {taken} ended by itself \(exit status 3\).*mlflow\.txt.*make ui PORT_MLFLOW=\.\.\."
-    with _child(0.5) as child, pytest.raises(ValueError, match=words):
-        ui._wait("MLflow", child, f"http://127.0.0.1:{taken}/health", taken)
+def test_a_server_that_ends_is_named_and_not_waited_for(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    with server.child(["nowhere.to_be_found"], log) as gone, pytest.raises(ValueError, match="MLflow ended by itself"):
+        server.wait_for(gone, "MLflow", f"http://127.0.0.1:{_free()}/health", log)
+    assert "No module named" in log.read_text()
 
 
-def test_a_child_that_stays_is_believed(taken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ui, "SECONDS_TO_SETTLE", 0.2)
-    with _child(30) as child:
-        ui._wait("Prefect", child, f"http://127.0.0.1:{taken}/health", taken)
-        assert child.poll() is None
-        child.kill()
-
-
-def test_a_server_that_ends_later_is_named(
+def test_a_server_that_ends_later_ends_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    port = _free()
+    @contextlib.contextmanager
+    def child(words: list[str], log: Path, **how: Any) -> Iterator[Any]:
+        with _child(0.2 if words[0] == "mlflow" else 30) as process:
+            yield process
+            process.kill()
+
+    @contextlib.contextmanager
+    def started(root: Path, port: int) -> Iterator[Any]:
+        with child([""], root) as process:
+            yield "http://127.0.0.1:1/api", process
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PORT_PREFECT", _free())
-    monkeypatch.setenv("PORT_MLFLOW", port)
-    monkeypatch.setattr(ui, "_start", lambda module, *_, **__: _child(0.2 if module == "mlflow" else 30))
-    monkeypatch.setattr(ui, "_wait", lambda *_: None)
+    monkeypatch.setenv("PORT_MLFLOW", _free())
+    monkeypatch.setattr(ui, "child", child)
+    monkeypatch.setattr(ui, "started", started)
+    monkeypatch.setattr(ui, "wait_for", lambda *_: None)
     assert ui.main() == 1
-    assert f"error: MLflow on port {port} ended by itself (exit status 3)" in capsys.readouterr().err
+    assert "error: MLflow ended by itself (exit status 3)" in capsys.readouterr().err
     assert not ui.UI_ADDRESS.exists()
-
-
-def test_a_run_that_waits_for_a_temporary_server_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flows import flow
-
-    said: list[str] = []
-    ended, graph = threading.Event(), SimpleNamespace(stale={"plan"}, needs={})
-    run: Any = SimpleNamespace(
-        root=tmp_path, graph=graph, say=said.append, outcomes={}, has_ended=ended, is_free=threading.Event()
-    )
-    monkeypatch.setattr(flow, "reproduce", lambda form, return_state: ended.set())
-    monkeypatch.setattr(flow, "temporary_settings", lambda **changes: contextlib.nullcontext())
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    reproduce.run_here(run, use_prefect=True)
-    assert said == ["starting Prefect, which records this run ..."]

@@ -138,15 +138,15 @@ class Browser:
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
 
-    def open(self, path: Path) -> None:
-        """Load a file and wait until its script has run."""
+    def open(self, page: Path | str) -> None:
+        """Load a file or an address and wait until its script has run."""
         self.run("window.isOldPage = true")
-        self.call("Page.navigate", url=path.as_uri())
+        self.call("Page.navigate", url=page.as_uri() if isinstance(page, Path) else page)
         for _ in range(200):
             if self.run("document.readyState === 'complete' && !window.isOldPage"):
                 return
             time.sleep(0.05)
-        raise TimeoutError(f"{path} did not finish loading.")
+        raise TimeoutError(f"{page} did not finish loading.")
 
     def run(self, script: str) -> Any:
         """Value of a JavaScript expression."""
