@@ -224,7 +224,7 @@ measure-tool: $(STAMP)
 	@$(RUN_WITH_ARGS) tasks.tool.measure --policy "$$POLICY" --reader "$$READER" --index "$$INDEX"
 
 upload: $(STAMP)
-	@$(BIN)/python -m tasks.runner.tracking upload
+	@$(BIN)/python -m tasks.runner.upload
 
 # Results, DVC's cache, runs and ledger (MLflow, Prefect), encoded passages and replies of models stay. Stop what runs
 # first: what an unfinished stage would go on from goes.

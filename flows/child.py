@@ -167,7 +167,7 @@ def start_tracking(root: Path, key: str) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             subprocess.Popen(
-                [sys.executable, "-m", "tasks.runner.tracking", "follow", key, str(os.getpid())],
+                [sys.executable, "-m", "tasks.runner.upload", "follow", str(os.getpid())],
                 cwd=root,
                 env=_environment(),
                 stdin=subprocess.DEVNULL,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tasks import conf
-from tasks.runner import failure, ledger, planned, process
+from tasks.runner import failure, ledger, planned, process, record
 from tasks.runner import quiet as quiet
 from tasks.runner.context import SCRATCH as SCRATCH
 from tasks.runner.context import Context as Context
@@ -95,9 +95,10 @@ def run(
         # From here on a second signal must not cut the record short; the work itself has ended.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         seconds, peak_rss_mb = time.monotonic() - started, process.peak_rss_mb()
-        run_id = context.track.end(status, seconds) if context is not None else None
+        if context is not None:
+            context.track.end(status, seconds)
         if status == "FINISHED" and context is not None:
-            ledger.write(root, name, {**context.measured, **made}, code, seconds, peak_rss_mb, run_id)
+            ledger.write(root, name, {**context.measured, **made}, code, seconds, peak_rss_mb, context.track.record)
             if clean:
                 for folder in context._scratch:
                     shutil.rmtree(folder, ignore_errors=True)
@@ -121,10 +122,8 @@ def _prepared(root: Path, name: str, settings: type | None, plan: Plan | None, c
     Raises:
         ValueError: the plan holds other settings than those of this stage.
     """
-    from tasks.runner import tracking
-
     used: Any = None
     if settings is not None and plan is not None:
         used = planned.settings_of(plan, settings, name)
     params = conf.read_yaml(root / conf.PARAMS)  # For records only; what a stage does stands in its plan.
-    return Context(name, root, used, str(params.get("data")), tracking.start(name, params, root, code))
+    return Context(name, root, used, str(params.get("data")), record.start(name, params, root, code))

@@ -15,7 +15,7 @@ from tasks.runner import progress as shown
 from tasks.runner.resume import fingerprint
 
 if TYPE_CHECKING:
-    from tasks.runner.tracking import Track
+    from tasks.runner.record import Track
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -53,7 +53,7 @@ class Context(Generic[S]):
     def track_data(self, purpose: str, num_rows: int) -> None:
         """Tell tracking that the stage reads `artifacts/data`: so many questions (or passages), and what for."""
         self.track.log_inputs(self.data, DATA, self.data_sha256, num_rows, purpose)
-        self.track.set_tags({"data_sha256": self.data_sha256})
+        self.track.set_tags({"data_sha256": self.data_sha256}, shared=True)
 
     def track_outcome(self, folder: Path, trajectories: Sequence[store.Row]) -> None:
         """Keep a finished stage's folder (policy, metrics, scores) and its last trajectories with its run."""

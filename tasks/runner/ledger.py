@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from tasks import identity, store
-from tasks.runner import planned, resume
+from tasks.runner import planned, record, resume
 from tasks.runner.git import Commit
 from tasks.store import DataError, Row
 
@@ -27,7 +27,7 @@ def hashes(root: Path, name: str) -> Row:
 
 
 def write(
-    root: Path, name: str, made: Row, code: Commit, seconds: float, peak_rss_mb: float, run_id: str | None
+    root: Path, name: str, made: Row, code: Commit, seconds: float, peak_rss_mb: float, recorded: str | None
 ) -> None:
     """Write the entry of stage `name`; a failure to do so is a warning, for the work itself has ended well.
 
@@ -37,13 +37,13 @@ def write(
         made: `hashes` when the body had ended, and what the body measured.
         code: the commit at which the stage started.
         seconds, peak_rss_mb: what it cost.
-        run_id: of MLflow, None where it is not known yet.
+        recorded: name of the stage's record, which the sender gives a run in MLflow.
     """
     row = {
         "stage": name,
         **made,
         "seconds": round(seconds, 2),
-        "mlflow_run_id": run_id,
+        "record": recorded,
         "git_commit": code.sha,
         "git_dirty": code.is_dirty,
         "libraries": identity.recorded(),
@@ -57,7 +57,7 @@ def write(
 
 
 def read(root: Path) -> dict[str, Row]:
-    """Stage -> its entry, for every stage whose plan and outputs are still those of the entry.
+    """Stage -> its entry and the MLflow run known by now, for stages whose plan and outputs are still the entry's.
 
     Optional: no folder, an unreadable file or a stage that is no more is no entry.
     """
@@ -68,7 +68,7 @@ def read(root: Path) -> dict[str, Row]:
         except (DataError, OSError, UnicodeDecodeError):
             continue
         if isinstance(row, dict) and isinstance(row.get("stage"), str) and _is_current(root, row):
-            found[row["stage"]] = row
+            found[row["stage"]] = {**row, "mlflow_run_id": record.run_id(root, row.get("record"))}
     return found
 
 

@@ -49,7 +49,7 @@ def body(ctx: Context[Settings]) -> None:
     for split in ("train", "dev", "test"):
         counts[f"questions_{split}"] = sum(q["splits"].get(split, 0) for q in manifest["questions"].values())
     ctx.log(0, {name: float(count) for name, count in counts.items()})
-    ctx.track.set_tags({"data_sha256": manifest["data_sha256"]})
+    ctx.track.set_tags({"data_sha256": manifest["data_sha256"]}, shared=True)
     _print(counts, manifest)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tasks.records import systems
 from tasks.report import page, printed, reward_models, study, table, tool
-from tasks.runner import Context, ledger, main, planned, tracking
+from tasks.runner import Context, ledger, main, planned
 
 if TYPE_CHECKING:
     from tasks.plan import RunSettings
@@ -111,12 +111,13 @@ def guard(settings: Settings, root: Path = Path()) -> None:
 def body(ctx: Context[Settings]) -> None:
     """Check what was played, then write `reports/`."""
     guard(ctx.settings, ctx.root)
-    tracking.wait_for_ids(ctx.root)
     found = write(ctx.settings, ctx.root)
     print(table.terminal(found, ledger.read(ctx.root)))
     metrics = ("em", table.minus("em", found.reference), "searches")  # By which MLflow compares pipeline runs.
     headline = [c for c in found.cells if c.metric in metrics and (c.seed, c.dataset, c.hops, c.mode) == WHOLE]
-    ctx.track.log_results({f"{c.policy}/{c.metric}": c.value for c in headline})
+    ends = {"": "value", "_low": "low", "_high": "high"}
+    numbers = {f"{c.policy}/{c.metric}{end}": getattr(c, key) for c in headline for end, key in ends.items()}
+    ctx.track.log_results({name: number for name, number in numbers.items() if number is not None})
     ctx.track.log_table("results.md", (ctx.root / REPORTS / "results.md").read_text(encoding="utf-8"))
     ctx.track.log_artifact(REPORTS)
 

@@ -209,7 +209,7 @@ def test_a_dry_run_calls_the_module_that_the_tests_run() -> None:
         "compare": 'flows.reproduce --compare "${STUDY:-main}"', "serve": "flows.serve nightly",
         "search-server": "tasks.server --index", "evidence-server": "tasks.tool --policy",
         "mcp-server": "tasks.tool.mcp_server --http --policy", "measure-tool": "tasks.tool.measure --policy",
-        "upload": "tasks.runner.tracking upload",
+        "upload": "tasks.runner.upload",
         "bench": "tests.benchmarks.bench_trl", "bench-retrieval": "tests.benchmarks.bench_server", "test": "pytest",
         "bench-slate": "tests.benchmarks.bench_slate",
     }  # fmt: skip

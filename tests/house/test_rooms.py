@@ -127,12 +127,12 @@ def test_only_a_part_imports_a_part() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_only_tracking_imports_mlflow_and_only_flows_prefect_and_dvc() -> None:
+def test_only_upload_imports_mlflow_and_only_flows_prefect_and_dvc() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path in _sources()
         for name, line in SOURCES.imports(path)
-        if name.partition(".")[0] in ORCHESTRATION and path != TASKS / "runner/tracking.py"
+        if name.partition(".")[0] in ORCHESTRATION and path != TASKS / "runner/upload.py"
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -12,7 +12,7 @@ import pytest
 
 from tasks.data.settings import DataConf
 from tasks.plan import RunSettings
-from tasks.runner import tracking
+from tasks.runner import record
 from tasks.stages import data, validate
 from tasks.store import DataError, read_json
 from tests.data.rows import lines, passage, question
@@ -43,7 +43,7 @@ def context(tmp_path: Path) -> Callable[..., Any]:
         settings = data.settings(RunSettings(tmp_path, params))  # type: ignore[arg-type]
         return SimpleNamespace(
             settings=settings, root=tmp_path, logged=logged, log=lambda step, metrics: logged.append((step, metrics)),
-            track=tracking.silent(), track_data=lambda purpose, num_rows: None,
+            track=record.Track("data", None, tmp_path), track_data=lambda purpose, num_rows: None,
         )  # fmt: skip
 
     return make

@@ -107,7 +107,7 @@ def test_mlflow_keeps_what_the_stages_read_played_and_made(by_flow: tuple[Clone,
     from mlflow.tracking import MlflowClient
 
     clone, _ = by_flow
-    assert clone.run("tasks.runner.tracking", "upload").returncode == 0  # What the sender has not sent, if any.
+    assert clone.run("tasks.runner.upload").returncode == 0  # What the sender has not sent, if any.
     client = MlflowClient(f"sqlite:///{clone.root}/.scratch/mlflow/mlflow.db")
     experiment = client.get_experiment_by_name("breadcrumb")
     assert experiment is not None

@@ -1,11 +1,17 @@
 """Tracking on a real MLflow store and a real server: what arrives, and that its absence costs seconds only."""
 
+import base64
+import contextlib
+import http.server
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
+import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +19,9 @@ from typing import Any
 
 import psutil
 import pytest
+from mlflow.tracking import MlflowClient
 
-from tasks.runner import tracking
+from tasks.runner import record, upload
 from tests.pipeline.toy import HOUSE
 from tests.stages.test_runner import clone  # noqa: F401 - a fixture
 
@@ -37,6 +44,8 @@ def body(ctx):
     ctx.track.log_table("results.md", "| a |")
     ctx.track.log_trajectory(ROW)
     print("worked", flush=True)
+    if Path(".scratch/fail").exists():
+        raise ValueError("asked to fail")
     time.sleep(float(sys.argv[1]) if len(sys.argv) > 1 else 0)
     while Path(".scratch/hold").exists():
         time.sleep(0.05)
@@ -47,7 +56,7 @@ run("train@a-0", body)
 
 def _env(**more: str) -> dict[str, str]:
     keep = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "BREADCRUMB_"))}
-    return {**keep, "PYTHONPATH": str(HOUSE), "BREADCRUMB_RUN": "one", **more}
+    return {**keep, "PYTHONPATH": str(HOUSE), "BREADCRUMB_RUN": "one", "BREADCRUMB_NAME": "my run", **more}
 
 
 def _run(clone: Path, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":  # noqa: F811
@@ -56,7 +65,7 @@ def _run(clone: Path, *words: str, **env: str) -> "subprocess.CompletedProcess[s
     return subprocess.run(command, cwd=clone, env=_env(**env), capture_output=True, text=True, timeout=120)
 
 
-def _wait_for_sender(clone: Path, seconds: float = 60) -> None:  # noqa: F811
+def _wait_for_sender(clone: Path, seconds: float = 120) -> None:  # noqa: F811
     """Wait until the sender has ended, which it does soon after the stage."""
     until = time.monotonic() + seconds
     while found := _senders(clone):
@@ -72,29 +81,30 @@ def _senders(clone: Path) -> list[int]:  # noqa: F811
     ]
 
 
-def _ledger(clone: Path) -> Any:  # noqa: F811
-    return json.loads((clone / ".scratch/ledger/train@a-0.json").read_text())
+def _run_id(clone: Path) -> str | None:  # noqa: F811
+    """The MLflow run that the report would show for the stage."""
+    return record.run_id(clone, json.loads((clone / ".scratch/ledger/train@a-0.json").read_text())["record"])
+
+
+def _unsent(clone: Path) -> list[Path]:  # noqa: F811
+    return list((clone / record.FOLDER).glob("*.jsonl"))
 
 
 def _upload(clone: Path, **env: str) -> "subprocess.CompletedProcess[str]":  # noqa: F811
-    command = [sys.executable, "-m", "tasks.runner.tracking", "upload"]
+    command = [sys.executable, "-m", "tasks.runner.upload"]
     return subprocess.run(command, cwd=clone, env=_env(**env), capture_output=True, text=True, timeout=120)
 
 
 def _runs(address: str) -> dict[str, Any]:
-    from mlflow.tracking import MlflowClient
-
     client = MlflowClient(address)
-    experiment = client.get_experiment_by_name(tracking.EXPERIMENT)
+    experiment = client.get_experiment_by_name(upload.EXPERIMENT)
     assert experiment is not None
     return {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
 
 
 def _check(address: str) -> None:
-    from mlflow.tracking import MlflowClient
-
     runs = _runs(address)
-    stage, parent = runs["train@a-0"], runs["pipeline one"]
+    stage, parent = runs["train@a-0"], runs["my run"]
     assert stage.info.status == parent.info.status == "FINISHED"
     assert stage.data.tags["mlflow.parentRunId"] == parent.info.run_id
     assert stage.data.tags["seed"] == "0"
@@ -122,7 +132,7 @@ def test_a_stage_reports_to_the_clones_own_database_and_the_ledger_learns_the_ru
     _wait_for_sender(clone)
     address = f"sqlite:///{clone}/.scratch/mlflow/mlflow.db"
     _check(address)
-    assert _ledger(clone)["mlflow_run_id"] == _runs(address)["train@a-0"].info.run_id
+    assert _run_id(clone) == _runs(address)["train@a-0"].info.run_id
 
 
 def test_one_sender_serves_all_stages_and_outlives_a_killed_one_but_not_the_pipeline(clone: Path) -> None:  # noqa: F811
@@ -138,12 +148,11 @@ def test_one_sender_serves_all_stages_and_outlives_a_killed_one_but_not_the_pipe
         assert len(sender) == 1
         os.killpg(killed.pid, 9)
         killed.communicate()
-        path = clone / ".scratch/tracking"
-        _until(lambda: any(json.loads(p.read_text()).get("settled") for p in path.glob("*.sent.json")))
+        _until(lambda: not _unsent(clone))
         started = time.monotonic()
         assert _run(clone, **env).returncode == 0
         assert time.monotonic() - started < 5
-        assert _ledger(clone)["mlflow_run_id"] is not None  # The sender was warm.
+        _until(lambda: _run_id(clone) is not None, 10)  # The sender was warm.
         assert _senders(clone) == sender
     finally:
         owner.kill()
@@ -161,10 +170,10 @@ def test_rows_of_a_killed_sender_are_sent_by_the_next(clone: Path) -> None:  # n
     _wait_for_sender(clone)
     address = f"sqlite:///{clone}/.scratch/mlflow/mlflow.db"
     assert _statuses(address, "train@a-0") == ["FINISHED", "FINISHED"]
-    assert _ledger(clone)["mlflow_run_id"] is not None
+    assert _run_id(clone) is not None
 
 
-def _until(holds: Callable[[], bool], seconds: float = 40) -> None:
+def _until(holds: Callable[[], object], seconds: float = 40) -> None:
     until = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < until
@@ -172,10 +181,8 @@ def _until(holds: Callable[[], bool], seconds: float = 40) -> None:
 
 
 def _statuses(address: str, name: str) -> list[str]:
-    from mlflow.tracking import MlflowClient
-
     client = MlflowClient(address)
-    experiment = client.get_experiment_by_name(tracking.EXPERIMENT)
+    experiment = client.get_experiment_by_name(upload.EXPERIMENT)
     assert experiment is not None
     runs = client.search_runs([experiment.experiment_id])
     return [run.info.status for run in runs if run.info.run_name == name]
@@ -190,89 +197,217 @@ def hanging() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-def test_a_dead_or_hanging_server_costs_seconds_once_and_rows_can_be_sent_later(clone: Path, hanging: str) -> None:  # noqa: F811
+def test_a_dead_or_hanging_server_costs_seconds_once_and_rows_can_be_sent_later(
+    clone: Path,  # noqa: F811
+    hanging: str,
+) -> None:
     started = time.monotonic()
     dead = _run(clone, MLFLOW_TRACKING_URI="http://127.0.0.1:9")
     assert dead.returncode == 0
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 5
+    _wait_for_sender(clone, 20)
+    assert "http://127.0.0.1:9" in (clone / record.WARNING).read_text()
+    (clone / record.WARNING).unlink()
+
+    owner = subprocess.Popen(["sleep", "60"])
     hung = []
-    for _ in range(2):
-        started = time.monotonic()
-        hung.append(_run(clone, MLFLOW_TRACKING_URI=hanging))
-        assert time.monotonic() - started < 8
-        _wait_for_sender(clone, 20)
-    assert [done.returncode for done in hung] == [0, 0]
+    try:
+        for _ in range(3):
+            started = time.monotonic()
+            hung.append(_run(clone, MLFLOW_TRACKING_URI=hanging, BREADCRUMB_OWNER=str(owner.pid)))
+            assert time.monotonic() - started < 5
+            _until(lambda: len(_senders(clone)) == 1)
+            _until(lambda: hung[:-1] or (clone / record.WARNING).exists())
+    finally:
+        owner.kill()
+        owner.wait()
+    _wait_for_sender(clone, 20)
+    assert [done.returncode for done in hung] == [0, 0, 0]
     assert "".join(done.stderr for done in hung).count("warning: tracking stopped") == 1
-    started = time.monotonic()
-    again = _run(clone, MLFLOW_TRACKING_URI=hanging)  # The same pipeline run does not ask again.
-    assert again.returncode == 0
-    assert time.monotonic() - started < 4
-    assert not _senders(clone)
+
     sent = _upload(clone)
     assert sent.returncode == 0, sent.stdout + sent.stderr
     assert sent.stdout.startswith("tracking: 4 records sent to sqlite:")
     assert _runs(f"sqlite:///{clone}/.scratch/mlflow/mlflow.db")["train@a-0"].info.status == "FINISHED"
 
 
-@pytest.mark.servers
-def test_a_real_server_that_dies_mid_run(clone: Path, tmp_path: Path) -> None:  # noqa: F811
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+@contextlib.contextmanager
+def _mlflow(folder: Path, port: int = 0) -> Iterator[str]:
+    """Address of a real server."""
+    if not port:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
-    words = ["server", "--port", str(port), "--workers", "1", "--backend-store-uri", f"sqlite:///{tmp_path}/server.db"]
+    words = ["server", "--port", str(port), "--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/server.db"]
     server = subprocess.Popen(
-        [sys.executable, "-m", "mlflow", *words, "--artifacts-destination", str(tmp_path / "kept")],
+        [sys.executable, "-m", "mlflow", *words, "--artifacts-destination", str(folder / "kept")],
         env=_env(MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false", MLFLOW_DISABLE_TELEMETRY="true"),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    # The pipeline run lives on while its records are sent: a sender that outlives it has 25 s for them.
-    owner = subprocess.Popen(["sleep", "280"])
-    env = {"MLFLOW_TRACKING_URI": address, "BREADCRUMB_OWNER": str(owner.pid)}
-    path = clone / ".scratch/tracking"
+
+    def answers() -> bool:
+        with contextlib.suppress(OSError):
+            return bool(urllib.request.urlopen(f"{address}/health", timeout=2).status == 200)
+        return False
+
     try:
-        until = time.monotonic() + 90
-        while True:
-            try:
-                urllib.request.urlopen(f"{address}/health", timeout=2)
-                break
-            except OSError:
-                assert time.monotonic() < until, "the MLflow server did not start"
-                time.sleep(0.3)
-        assert "warning" not in _run(clone, **env).stderr
-        _until(lambda: any(json.loads(p.read_text()).get("settled") for p in path.glob("*.sent.json")), 90)
-        _check(address)
-        # The stage ends when the server is dead, however long a busy machine takes to begin the run there.
-        hold = clone / ".scratch/hold"
-        hold.touch()
-        process = subprocess.Popen(
-            [sys.executable, "toy.py"],
-            cwd=clone,
-            env=_env(BREADCRUMB_RUN="two", **env),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout is not None
-        process.stdout.readline()
-        _until(lambda: sum("run_id" in p.read_text() for p in path.glob("*.sent.json")) == 1, 90)
+        _until(answers, 120)
+        yield address
     finally:
         os.killpg(server.pid, 9)
         server.wait()
+
+
+@contextlib.contextmanager
+def _guarded(address: str, login: bytes) -> Iterator[tuple[int, list[str]]]:
+    """Port of a proxy that hands on what comes with this login, and what it was asked for: paths and hosts."""
+    asked: list[str] = []
+
+    class Guard(http.server.BaseHTTPRequestHandler):
+        def handle_any(self) -> None:
+            asked.append(f"{self.headers['Host']} {self.path}")
+            expected = "Basic " + base64.b64encode(login).decode()
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            if self.headers["Authorization"] != expected:
+                self.send_error(401)
+                return
+            headers = {"Content-Type": self.headers.get("Content-Type", "application/json")}
+            request = urllib.request.Request(address + self.path, body or None, headers, method=self.command)
+            try:
+                answer = urllib.request.urlopen(request, timeout=30)
+            except urllib.error.HTTPError as error:
+                answer = error
+            content = answer.read()
+            self.send_response(answer.status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any  # noqa: N815
+
+        def log_message(self, *words: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Guard) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port, asked
+        server.shutdown()
+
+
+def _written(clone: Path, done: "subprocess.CompletedProcess[str]") -> str:  # noqa: F811
+    """Everything that a run has left in files and on the terminal."""
+    files = [path.read_bytes() for path in (clone / ".scratch").rglob("*") if path.is_file()]
+    return b"".join(files).decode(errors="replace") + done.stdout + done.stderr
+
+
+@pytest.mark.servers
+def test_a_password_in_the_address_opens_the_server_and_is_written_nowhere(clone: Path, tmp_path: Path) -> None:  # noqa: F811
+    """As it is, with the signs that divide an address, or with these written as %xx."""
+    with _mlflow(tmp_path) as address:
+        for password in ("hunter2/x", "hunter2@b", "?token=hunter2", "hunter2%40%2F"):
+            with _guarded(address, f"me:{urllib.parse.unquote(password)}".encode()) as (port, asked):
+                done = _run(clone, MLFLOW_TRACKING_URI=f"http://me:{password}@127.0.0.1:{port}")
+                _wait_for_sender(clone)
+                assert not _unsent(clone), _written(clone, done)
+                assert asked
+                assert "hunter2" not in "".join(asked)
+                assert "hunter2" not in _written(clone, done)
+        assert _statuses(address, "train@a-0") == ["FINISHED"] * 4
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "me:hunter2/x@127.0.0.1:9",
+        "me:hunter2@b@127.0.0.1:9",
+        "me:?token=hunter2@127.0.0.1:9",
+        "127.0.0.1:9/?token=hunter2",
+        "127.0.0.1:9/?next=hunter2@127.0.0.2:9",
+        "hunter2/x@127.0.0.1:9",
+    ],
+)
+def test_a_server_that_cannot_be_used_leaks_no_password(clone: Path, place: str) -> None:  # noqa: F811
+    done = _run(clone, MLFLOW_TRACKING_URI=f"http://{place}")
+    _wait_for_sender(clone)
+    assert done.returncode == 0
+    written = _written(clone, done)
+    assert "tracking stopped" in written
+    assert "hunter2" not in written
+    assert _unsent(clone)
+    assert "hunter2" not in _upload(clone, MLFLOW_TRACKING_URI=f"http://{place}").stdout
+
+
+def test_a_sender_killed_before_it_noted_what_it_sent_sends_nothing_twice(clone: Path) -> None:  # noqa: F811
+    """All that MLflow has comes once more, as if the sender had died just before it wrote its state file."""
+    assert _run(clone, BREADCRUMB_TRACKING="off").returncode == 0
+    (rows,) = _unsent(clone)
+    text = "".join(line for line in rows.read_text().splitlines(True) if '"kind": "trajectory"' not in line)
+    for _ in range(2):
+        rows.write_text(text)
+        record.state_path(rows).unlink(missing_ok=True)
+        assert _upload(clone).returncode == 0
+    address = f"sqlite:///{clone}/.scratch/mlflow/mlflow.db"
+    assert _statuses(address, "train@a-0") == _statuses(address, "my run") == ["FINISHED"]
+    history = MlflowClient(address).get_metric_history(_runs(address)["train@a-0"].info.run_id, "loss")
+    assert len(history) == 50
+
+
+def test_a_pipeline_run_ends_like_the_worst_of_its_stages_and_opens_in_the_training_view(clone: Path) -> None:  # noqa: F811
+    (clone / ".scratch").mkdir(exist_ok=True)
+    (clone / ".scratch/fail").touch()
+    assert _run(clone, BREADCRUMB_TRACKING="off").returncode == 1
+    (clone / ".scratch/fail").unlink()
+    assert _run(clone, BREADCRUMB_TRACKING="off").returncode == 0
+    assert _upload(clone).returncode == 0
+    address = f"sqlite:///{clone}/.scratch/mlflow/mlflow.db"
+    assert sorted(_statuses(address, "train@a-0")) == ["FAILED", "FINISHED"]
+    assert _statuses(address, "my run") == ["FAILED"]
+    experiment = MlflowClient(address).get_experiment_by_name(upload.EXPERIMENT)
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+
+
+@pytest.mark.servers
+def test_a_real_server_that_dies_mid_run(clone: Path, tmp_path: Path) -> None:  # noqa: F811
+    owner = subprocess.Popen(["sleep", "280"])
+    hold = clone / ".scratch/hold"
+    try:
+        with _mlflow(tmp_path) as address:
+            env = {"MLFLOW_TRACKING_URI": address, "BREADCRUMB_OWNER": str(owner.pid)}
+            assert "warning" not in _run(clone, **env).stderr
+            _until(lambda: not _unsent(clone), 90)
+            _check(address)
+            # The stage ends when the server is dead, however long a busy machine takes to begin the run there.
+            hold.touch()
+            process = subprocess.Popen(
+                [sys.executable, "toy.py"],
+                cwd=clone,
+                env=_env(**{**env, "BREADCRUMB_RUN": "two"}),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            assert process.stdout is not None
+            process.stdout.readline()
+            _until(lambda: any(record.read_state(path).get("run") for path in _unsent(clone)), 90)
+        hold.unlink()
+        started = time.monotonic()
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        assert time.monotonic() - started < 5
+        assert _run_id(clone) is not None
+        _until(lambda: "warning" in errors or (clone / record.WARNING).exists())
+        later = _run(clone, **{**env, "BREADCRUMB_RUN": "two"})
+    finally:
         owner.kill()
         owner.wait()
-    hold.unlink()
-    started = time.monotonic()
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
-    assert time.monotonic() - started < 15
-    assert _ledger(clone)["mlflow_run_id"] is not None
     _wait_for_sender(clone, 60)
-    (state,) = [json.loads(p.read_text()) for p in path.glob("*.sent.json")]
-    assert state["failed"]
-    assert not state.get("complete")
-    later = _run(clone, MLFLOW_TRACKING_URI=address, BREADCRUMB_RUN="two")
     assert later.returncode == 0
     assert (errors + later.stderr).count("warning: tracking stopped") == 1
+    assert len(_unsent(clone)) == 2
+    with _mlflow(tmp_path, int(address.rpartition(":")[2])):
+        assert _upload(clone, **env).returncode == 0
+    assert not _unsent(clone)
+    assert _statuses(f"sqlite:///{tmp_path}/server.db", "train@a-0") == ["FINISHED"] * 3
