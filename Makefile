@@ -14,6 +14,8 @@
 #   make mcp-server             the same agent as a tool of the Model Context Protocol, on this machine (PORT=8765)
 #   make measure-tool           does that evidence help another model (READER=artifacts/models/tiny_llama-1)?
 #   make upload                 records that no MLflow server has taken yet
+#   make register               the best trained policy of the report goes into MLflow's model registry
+#   make evaluate CHAMPION=champion  exact match of a registered policy (a version or an alias), with its interval
 #   make test | check | lint    every test | lint and the fast tests | format, lint and types (ARGS= goes to pytest)
 #   make format                 what ruff can mend
 #   make bench | bench-retrieval | bench-slate  measurements
@@ -39,6 +41,7 @@ override TAKES_search-server := INDEX PORT ARGS
 override TAKES_evidence-server := POLICY INDEX PORT ARGS
 override TAKES_mcp-server := POLICY INDEX PORT ARGS
 override TAKES_measure-tool := POLICY READER INDEX ARGS
+override TAKES_evaluate := CHAMPION ARGS
 override TAKES_test := ARGS
 override TAKES_check := ARGS
 override TAKES_bench-slate := ARGS
@@ -88,6 +91,7 @@ export PORT_MLFLOW ?= 5000
 export INDEX ?= artifacts/index
 export POLICY ?= artifacts/train/r_search-0
 export READER ?= artifacts/models/tiny_llama-1
+export CHAMPION ?= champion
 
 # A file of tests stays in one process: its fixtures are made once. Long files come first (tests/conftest.py). One
 # process more than processors (nproc heeds OMP_NUM_THREADS), because many tests wait for what they have started.
@@ -119,7 +123,7 @@ endef
 export WITH_ARGS
 override RUN_WITH_ARGS := $(BIN)/python -c "$$WITH_ARGS"
 
-.PHONY: help setup run smoke compare test lint check format bench bench-retrieval bench-slate ui serve search-server evidence-server mcp-server measure-tool report upload clean
+.PHONY: help setup run smoke compare test lint check format bench bench-retrieval bench-slate ui serve search-server evidence-server mcp-server measure-tool report upload register evaluate clean
 
 help:
 	@sed --quiet -e '/^$$/q' -e 's/^# \{0,1\}//p' Makefile
@@ -175,6 +179,7 @@ smoke: $(STAMP)
 compare: $(STAMP)
 	@$(NOTE_INSTALLED)
 	@$(BIN)/python -m flows.reproduce --compare "$${STUDY:-main}" $(if $(filter SCALE,$(GIVEN_SETTINGS)),,--set scale=laptop) $(SETTINGS)
+	-@$(BIN)/python -m tasks.registry register
 
 test: $(STAMP)
 	@$(RUN_WITH_ARGS) pytest $$PYTEST
@@ -225,6 +230,12 @@ measure-tool: $(STAMP)
 
 upload: $(STAMP)
 	@$(BIN)/python -m tasks.runner.upload
+
+register: $(STAMP)
+	@$(BIN)/python -m tasks.registry register
+
+evaluate: $(STAMP)
+	@exec $(RUN_WITH_ARGS) tasks.registry evaluate "$$CHAMPION"
 
 # Results, DVC's cache, runs and ledger (MLflow, Prefect), encoded passages and replies of models stay. Stop what runs
 # first: what an unfinished stage would go on from goes.

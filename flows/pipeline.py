@@ -199,6 +199,8 @@ def prepared(
             if graph.stale:
                 start_tracking(root, key)
             title = name or settings.title(root)
+            if name:
+                os.environ["BREADCRUMB_NAME"] = name  # Tracking takes it, too.
             yield Run(root, key, title, graph, force, max_parallel, [] if once else changes)
 
 

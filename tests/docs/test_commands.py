@@ -41,6 +41,8 @@ GIVEN_MODEL = "tests/stages/test_bad_input.py::test_a_whole_model_folder_is_take
 SENT_LATER = (
     "tests/stages/test_tracking.py::test_a_dead_or_hanging_server_costs_seconds_once_and_rows_can_be_sent_later"
 )
+REGISTERED = "tests/registry/test_registry.py::test_the_first_is_champion_and_a_better_one_takes_the_alias"
+REGISTERED_PLAYS = "tests/registry/test_registry.py::test_a_registered_policy_plays_anywhere_and_a_changed_weight_shows"
 HELP = "tests/house/test_make.py::test_help_lists_every_target_and_every_setting"
 SETUP = "tests/house/test_make.py::test_a_half_made_environment_is_made_anew_from_a_python_outside_of_it"
 PEER = "tests/benchmarks/test_bench.py::test_both_sides_run_to_the_table"
@@ -85,6 +87,8 @@ RUN_BY = {
     "make help": HELP,
     "make setup": SETUP,
     "make upload": SENT_LATER,
+    "make register": REGISTERED,
+    "make evaluate CHAMPION=champion": REGISTERED_PLAYS,
     "make ui": f"{HERE}::test_both_pages_answer",
     "make serve": "tests/pipeline/test_prefect.py::test_the_schedule_creates_runs",
     "make search-server INDEX=artifacts/index PORT=8000": SERVED,
@@ -209,7 +213,7 @@ def test_a_dry_run_calls_the_module_that_the_tests_run() -> None:
         "compare": 'flows.reproduce --compare "${STUDY:-main}"', "serve": "flows.serve nightly",
         "search-server": "tasks.server --index", "evidence-server": "tasks.tool --policy",
         "mcp-server": "tasks.tool.mcp_server --http --policy", "measure-tool": "tasks.tool.measure --policy",
-        "upload": "tasks.runner.upload",
+        "upload": "tasks.runner.upload", "register": "tasks.registry register", "evaluate": "tasks.registry evaluate",
         "bench": "tests.benchmarks.bench_trl", "bench-retrieval": "tests.benchmarks.bench_server", "test": "pytest",
         "bench-slate": "tests.benchmarks.bench_slate",
     }  # fmt: skip

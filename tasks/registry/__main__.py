@@ -1,0 +1,174 @@
+"""`python -m tasks.registry register` registers the best policy of the report; `... evaluate champion` plays a version.
+
+`make register` and `make evaluate CHAMPION=champion` are short. The rules are in `tasks/registry/__init__.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+from tasks import conf, identity, store
+from tasks.data.records import question_row, read_questions
+from tasks.records import schema
+from tasks.registry import card as cards
+from tasks.registry.card import Card
+from tasks.runner import record, upload
+from tasks.runner.upload import Server
+
+NAME, CHAMPION = "search-agent", "champion"
+DATA, INDEX = Path("artifacts/data"), Path("artifacts/index")
+SCRIPT = Path(__file__).with_name("policy.py")
+MAX_INDEX_MB = 200
+
+
+def register(root: Path, server: Server) -> str:
+    """Register the best policy of the report, and give it the alias where it has won it; says what was done."""
+    card = cards.best(root)
+    for version in server.client.search_model_versions(f"name = '{NAME}'"):
+        if version.tags.get("policy_sha256") == card.policy_sha256:
+            return f"{card.name} is version {version.version} of {NAME} already."
+    champion = _champion(server)
+    number = _log(root, server, card)
+    said = f"{card.name} is version {number} of {NAME}: exact match {_shown(*card.results['em'])}."
+    if champion is None:
+        server.client.set_registered_model_alias(NAME, CHAMPION, number)
+        return f"{said} It is the first one, and the {CHAMPION}."
+    try:
+        lead = cards.lead(card, champion)
+    except ValueError as error:
+        return f"{said} {champion.name} stays the {CHAMPION}: {error}."
+    margin = f"{_shown(lead.mean, lead.low, lead.high)} above {champion.name}"
+    if lead.low <= 0:
+        return f"{said} {champion.name} stays the {CHAMPION}: {margin}."
+    server.client.set_registered_model_alias(NAME, CHAMPION, number)
+    return f"{said} It is the new {CHAMPION}: {margin}."
+
+
+def _shown(mean: float, low: float, high: float) -> str:
+    return f"{mean:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _champion(server: Server) -> Card | None:
+    """The card of the champion; None where there is none."""
+    import mlflow
+    from mlflow.exceptions import MlflowException
+
+    try:
+        version = server.client.get_model_version_by_alias(NAME, CHAMPION)
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            return None
+        raise
+    with tempfile.TemporaryDirectory() as folder:
+        uri = f"models:/{NAME}/{version.version}"
+        return cards.read(Path(mlflow.artifacts.download_artifacts(f"{uri}/artifacts/card.json", dst_path=folder)))
+
+
+def _log(root: Path, server: Server, card: Card) -> str:
+    """Log the policy as a model of a run of its own, with its card as metrics; returns the number of the version."""
+    import mlflow
+    import pandas as pd
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, DataType, Schema
+    from mlflow.types.schema import Array
+
+    asked = [question for question in read_questions(root / DATA / "questions.jsonl") if question.id in card.scores]
+    output = Schema([ColSpec(DataType.string, "answer"), ColSpec(Array(DataType.string), "searches")])
+    signature = ModelSignature(Schema([ColSpec(DataType.string, "question")]), output)
+    about = {key: getattr(card, key) for key in ("data_sha256", "policy_sha256", "git_commit")}
+    tags = {"system": card.system, "seed": str(card.seed), **about}
+    index = root / INDEX
+    size = sum(path.stat().st_size for path in index.rglob("*"))
+
+    with (
+        tempfile.TemporaryDirectory() as name,
+        mlflow.start_run(experiment_id=server.experiment, run_name=f"register {card.name}", tags=tags),
+    ):
+        folder = Path(name)
+        store.write_json(folder / "card.json", conf.plain(card))
+        store.write_jsonl(folder / "questions.jsonl", map(question_row, asked))
+        mlflow.log_params(record.flatten(card.settings))
+        for metric, (mean, low, high) in card.results.items():
+            mlflow.log_metrics({metric: mean, f"{metric}_low": low, f"{metric}_high": high})
+        artifacts = {key: str(folder / file) for key, file in (("card", "card.json"), ("questions", "questions.jsonl"))}
+        artifacts["policy"] = str(root / "artifacts/train" / card.name / "policy")
+        model = mlflow.pyfunc.log_model(
+            name="policy",
+            python_model=str(SCRIPT),
+            artifacts=artifacts | ({"index": str(index)} if size <= MAX_INDEX_MB << 20 else {}),
+            code_paths=[str(SCRIPT.parents[1])],
+            signature=signature,
+            input_example=pd.DataFrame({"question": [question.question for question in asked[:2]]}),
+            pip_requirements=[f"{library}=={pin}" for library, pin in identity.pins(root).items()],
+            model_config={"index": ""},
+            metadata=about,
+            tags=tags,
+        )
+        made = mlflow.register_model(model.model_uri, NAME, tags=tags)
+    return str(made.version)
+
+
+def evaluate(server: Server, chosen: str, questions: Path | None, index: Path | None) -> store.Row:
+    """Play a registered policy, greedily.
+
+    Args:
+        server: where it is registered.
+        chosen: its version or an alias of it.
+        questions: a file of questions; None takes those that it was registered with.
+        index: folder of the search index; None takes its own.
+
+    Returns:
+        `policy`, `version`, `num_questions`, each metric with its 95% interval, and `scores_sha256`, which changes when
+        one question is answered in another way.
+    """
+    import mlflow
+
+    client = server.client
+    number = chosen if chosen.isdecimal() else client.get_model_version_by_alias(NAME, chosen).version
+    uri = f"models:/{NAME}/{number}"
+    model = mlflow.pyfunc.load_model(uri, model_config={"index": str(index or "")}).unwrap_python_model()
+    rows = model.measure(model.questions if questions is None else list(read_questions(questions))).scores
+    found = {"policy": model.card.name, "version": str(number), "num_questions": len(rows)}
+    return found | cards.intervals(rows) | {"scores_sha256": store.digest([schema.plain(row) for row in rows])}
+
+
+def main(words: list[str] | None = None, root: Path = Path(".")) -> int:
+    """Do what the command line says; returns the exit status."""
+    given = _parser().parse_args(words)
+    warnings.filterwarnings("ignore", category=UserWarning, module="mlflow")  # It asks for types that it cannot read.
+    try:
+        server = upload.connect(root)
+        if given.command == "register":
+            print(register(root, server))
+            return 0
+        found = evaluate(server, given.policy, given.questions, given.index)
+    except Exception as error:
+        if not isinstance(error, ValueError | OSError) and type(error).__module__.partition(".")[0] != "mlflow":
+            raise
+        print(f"error: {record.hide('', ' '.join(str(error).split()))}", file=sys.stderr)
+        return 1
+    about = f"version {found['version']} of {NAME}, {found['num_questions']} questions"
+    print(f"{found['policy']} ({about}): exact match {_shown(*found['em'])}, {found['searches'][0]:.2f} searches.")
+    if given.out is not None:
+        store.write_json(given.out, found)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tasks.registry", description=(__doc__ or "").split("\n\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("register", help="register the best policy of the report")
+    played = commands.add_parser("evaluate", help="play a registered policy and print its exact match")
+    played.add_argument("policy", help="a version, such as 3, or an alias, such as champion")
+    played.add_argument("--questions", type=Path, help="a file of questions in place of the policy's own")
+    played.add_argument("--index", type=Path, help="folder of a search index in place of the policy's own")
+    played.add_argument("--out", type=Path, help="also write the numbers there, as JSON")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
