@@ -18,6 +18,8 @@ from typing import Any, NoReturn
 from flows.server import UI_ADDRESS, child, started, wait_for
 
 MLFLOW, LOGS = Path(".scratch/mlflow"), Path(".scratch/logs")
+RUNS = "#/experiments/1/runs?viewStateShareKey=results&workflowType=machine_learning"
+"""The runs with their results, on MLflow's page; it opens on traces otherwise."""
 
 
 def main() -> int:
@@ -48,7 +50,7 @@ def _serve(prefect_port: int, mlflow_port: int) -> NoReturn:
         print(f"Prefect: {address.removesuffix('/api')}", flush=True)
 
         wait_for(mlflow, "MLflow", f"{page}/health", log)
-        print(f"MLflow:  {page}", flush=True)
+        print(f"MLflow:  {page}/{RUNS}", flush=True)
         env = {**os.environ, "PREFECT_API_URL": address}
         form = stack.enter_context(child(["flows.serve", "form"], LOGS / "form.txt", env=env, stdout=None))
 

@@ -37,6 +37,7 @@ EXPERIMENT = "breadcrumb"
 LOGIN = re.compile(r"([^:/?#]+):(?!\d+[/?#])(.+)")  # Digits and a slash would be a port and a path: no password.
 POLL_S, RETRY_S, LINGER_S = 0.2, 10.0, 2.0
 MAX_ROWS, MAX_METRICS, MAX_OTHERS, MAX_ARTIFACT_MB = 200, 1000, 100, 200
+VIEW = "mlflow.sharedViewState.results"  # Opened by .../runs?viewStateShareKey=results&workflowType=machine_learning
 BADNESS = {"RUNNING": 0, "FINISHED": 0, "KILLED": 1, "FAILED": 2}  # A pipeline run ends like the worst of its stages.
 VARIABLES = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # The sender itself tries again. By default a call blocks for 246 s.
@@ -88,8 +89,6 @@ def connect(root: Path) -> Server:
         known = client.get_experiment_by_name(EXPERIMENT)
         place = (root / ".scratch/mlflow/artifacts").resolve().as_uri() if file is not None else None
         number = known.experiment_id if known else client.create_experiment(EXPERIMENT, artifact_location=place)
-        if not known or "mlflow.experimentKind" not in known.tags:  # Traces would make the page open on them.
-            client.set_experiment_tag(number, "mlflow.experimentKind", "custom_model_development")
     return Server(client, number)
 
 
@@ -157,7 +156,9 @@ class Sending:
         if rows[0]["kind"] == "batch":
             _log_batch(server, self.state["run"], rows)
             if parent := self.state.get("parent"):
-                _log_batch(server, parent, [row for row in rows if row.get("shared")])
+                shared = [row for row in rows if row.get("shared")]
+                _log_batch(server, parent, shared)
+                _show_columns(server, {name for row in shared for name in row.get("metrics", {})})
         else:
             getattr(self, f"_{rows[0]['kind']}")(server, rows[0])
 
@@ -178,7 +179,7 @@ class Sending:
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         profile = json.dumps({"num_rows": row["num_rows"], "sha256": row["digest"]})
-        data = Dataset(row["name"], row["digest"][:36], "local", json.dumps({"uri": row["path"]}), profile=profile)
+        data = Dataset(row["name"], row["digest"][:8], "local", json.dumps({"uri": row["path"]}), profile=profile)
         tags = [InputTag("mlflow.data.context", row["context"])] if row["context"] else []
         for run in self._both():
             server.client.log_inputs(run, [DatasetInput(data, tags)])
@@ -246,6 +247,15 @@ def _log_batch(server: Server, run: str, rows: list[Row]) -> None:
         server.client.log_batch(run, metrics=metrics[i : i + MAX_METRICS])
     for i in range(0, max(len(params), len(tags)), MAX_OTHERS):
         server.client.log_batch(run, params=params[i : i + MAX_OTHERS], tags=tags[i : i + MAX_OTHERS])
+
+
+def _show_columns(server: Server, metrics: set[str]) -> None:
+    """Add the exact match of each system to the columns of the view that `VIEW` opens; by default there are none."""
+    columns = {f"metrics.`{name}`" for name in metrics if name.endswith("/em")}
+    tags = server.client.get_experiment(server.experiment).tags if columns else {}
+    shown = json.loads(tags.get(VIEW, "{}")).get("selectedColumns", ["attributes.`Dataset`"])
+    if new := sorted(columns - set(shown)):
+        server.client.set_experiment_tag(server.experiment, VIEW, json.dumps({"selectedColumns": [*new, *shown]}))
 
 
 def _rows(file: Any) -> Iterator[tuple[Row, int]]:

@@ -193,7 +193,7 @@ def test_ledger_tells_what_a_stage_cost_and_git_sees_only_sources(finished: Toy)
     assert row["seconds"] >= 0
     assert row["peak_rss_mb"] > 5
     assert row["git_dirty"] is True
-    assert row["mlflow_run_id"] is None
+    assert row["record"].startswith("train@a-0-")
     shown = subprocess.run(
         ["git", "-C", str(finished.root), "status", "--porcelain"], capture_output=True, text=True, check=True
     ).stdout

@@ -42,6 +42,7 @@ def body(ctx):
     ctx.track.log_inputs("questions", Path("artifacts/data/out.txt"), "ab" * 32, 5, "train")
     ctx.track.log_artifact(Path("params.yaml"), "files")
     ctx.track.log_table("results.md", "| a |")
+    ctx.track.log_results({"a/em": 0.5, "a/em_low": 0.4})
     ctx.track.log_trajectory(ROW)
     print("worked", flush=True)
     if Path(".scratch/fail").exists():
@@ -113,7 +114,8 @@ def _check(address: str) -> None:
     assert stage.data.params["params.evaluate.top_k"] == "3"
     assert stage.data.params["train.lr"] == "0.1"
     assert "hush" not in json.dumps(stage.data.params)
-    assert stage.inputs.dataset_inputs[0].dataset.name == "questions"
+    assert stage.inputs.dataset_inputs[0].dataset.name == parent.inputs.dataset_inputs[0].dataset.name == "questions"
+    assert parent.data.metrics == {"a/em": 0.5, "a/em_low": 0.4}
     client = MlflowClient(address)
     history = client.get_metric_history(stage.info.run_id, "loss")
     assert [(m.step, m.value) for m in sorted(history, key=lambda m: m.step)] == [(s, 1 / (s + 1)) for s in range(50)]
@@ -355,7 +357,7 @@ def test_a_sender_killed_before_it_noted_what_it_sent_sends_nothing_twice(clone:
     assert len(history) == 50
 
 
-def test_a_pipeline_run_ends_like_the_worst_of_its_stages_and_opens_in_the_training_view(clone: Path) -> None:  # noqa: F811
+def test_a_pipeline_run_ends_like_the_worst_of_its_stages_and_the_view_has_its_results(clone: Path) -> None:  # noqa: F811
     (clone / ".scratch").mkdir(exist_ok=True)
     (clone / ".scratch/fail").touch()
     assert _run(clone, BREADCRUMB_TRACKING="off").returncode == 1
@@ -366,7 +368,7 @@ def test_a_pipeline_run_ends_like_the_worst_of_its_stages_and_opens_in_the_train
     assert sorted(_statuses(address, "train@a-0")) == ["FAILED", "FINISHED"]
     assert _statuses(address, "my run") == ["FAILED"]
     experiment = MlflowClient(address).get_experiment_by_name(upload.EXPERIMENT)
-    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+    assert json.loads(experiment.tags[upload.VIEW])["selectedColumns"] == ["metrics.`a/em`", "attributes.`Dataset`"]
 
 
 @pytest.mark.servers
