@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.pipeline import REPORT, TABLE, Run, headline, summary
+from flows.farewell import REPORT, TABLE, headline, summary
+from flows.pipeline import Run
 from tasks.report.table import build, markdown
 from tests.report.fake_artifacts import SYSTEMS, TITLES, write_artifacts
 
@@ -32,7 +33,7 @@ def test_the_table_is_aligned_and_fits_the_terminal(text: str, width: int):
 
 
 def run_in(root: Path) -> Run:
-    return Run(root, "key", None, (), 1, [])  # type: ignore[arg-type]
+    return Run(root, "key", "title", None, (), 1, [])  # type: ignore[arg-type]
 
 
 def test_it_ends_with_the_way_to_all_tables_and_to_the_page(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch):

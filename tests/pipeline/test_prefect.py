@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -139,10 +140,13 @@ def _served(toy: Toy, server: Server, name: str) -> Iterator[str]:
     """What `make ui` and `make serve` serve, while the block runs; yields the id of the deployment."""
     process = toy.command_in_background("flows.serve", name, **server.env)
     try:
-        full = {"form": "form", "nightly": "nightly-evaluation"}[name]
-        found = _eventually(lambda: [one for one in server.ask("deployments/filter") if one["name"] == full], 60)
-        assert found, process.communicate()[0]
-        yield found[0]["id"]
+        assert process.stdout is not None
+        printed = ""
+        while not (found := re.search(r"(?:Form|Nightly): +\S+/deployment/([0-9a-f-]{36})", printed)):
+            line = process.stdout.readline()
+            assert line, printed
+            printed += line
+        yield found[1]
     finally:
         process.terminate()
         process.wait(30)
