@@ -1,6 +1,6 @@
-"""Stage `report`: reads every evaluated system, writes `reports/` (page, CSV, Markdown) and prints the short table.
+"""Stage `report`: reads every evaluated system, writes `reports/` and prints the short table.
 
-CSV and Markdown are functions of the artifacts, and DVC's outputs. The page shows machine facts, too, and is none.
+The page shows machine facts. All other files are functions of the artifacts, and DVC's outputs.
 
 `--table` only prints the table of the artifacts that are there and writes nothing.
 """
@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.records import systems
-from tasks.report import page, printed, reward_models, study, table, tool
+from tasks.report import compared, page, printed, reward_models, study, table, tool, training
 from tasks.runner import Context, ledger, main, planned
 
 if TYPE_CHECKING:
     from tasks.plan import RunSettings
 
 ARTIFACTS, REPORTS = Path("artifacts"), Path("reports")
+FILES = ("results.csv", "results.md", "summary.json", "curves.csv", "index.html")
 PAPERS = Path("conf/papers/printed.csv")
 DOCS = Path(".scratch/data_docs")
 WHOLE = (table.ALL, table.ALL, table.ALL, "greedy")  # All seeds, datasets and hops.
@@ -73,20 +74,22 @@ def results(settings: Settings, root: Path = Path()) -> table.Results:
 
 
 def write(settings: Settings, root: Path = Path()) -> table.Results:
-    """Write the three files of `reports/`; returns what they show.
+    """Write the files of `reports/`; returns what they show.
 
     Old ones go first, so that files of two runs never stand side by side, wherever this breaks off.
     """
-    files = [root / REPORTS / name for name in ("results.csv", "results.md", "index.html")]
+    files = [root / REPORTS / name for name in FILES]
     for path in files:
         path.unlink(missing_ok=True)
 
     found = results(settings, root)
     table.write_csv(files[0], found.cells)
     table.write_markdown(files[1], found)
+    compared.write_summary(files[2], found)
+    compared.write_curves(files[3], training.read_trainings(found.runs, root / ARTIFACTS))
     made = {stage: tuple(settings.reward_models) for stage in ("trajectories", "labels", "reward_quality")}
     made["tool"] = settings.tools
-    page.write_page(files[2], found, root / ARTIFACTS, ledger.read(root), settings.facts, made=made)
+    page.write_page(files[4], found, root / ARTIFACTS, ledger.read(root), settings.facts, made=made)
     return found
 
 

@@ -137,7 +137,7 @@ RUN_BY = {
     "dvc repro report": SHARED,
     "dvc repro augment": "tests/stages/test_augment.py::test_the_rules_in_a_clone",
     "dvc repro --force --single-item index": "tests/retrieval/test_elasticsearch.py::test_the_stages_search_the_server",
-    "dvc repro --force --single-item report": "tests/report/test_stage.py::test_stage_writes_the_three_files",
+    "dvc repro --force --single-item report": "tests/report/test_stage.py::test_stage_writes_the_files",
     "dvc dag": SHARED,
     "dvc remote add --default store /path/to/shared/folder": SHARED,
     "dvc push": SHARED,

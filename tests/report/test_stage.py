@@ -1,4 +1,4 @@
-"""The stage's body writes three files that go together and names systems by their titles."""
+"""The stage's body writes files that go together and names systems by their titles."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def outputs() -> list[str]:
 def test_no_versioned_file_holds_what_was_measured_on_a_machine(
     tmp_path: Path, settings: report.Settings, monkeypatch: pytest.MonkeyPatch
 ):
-    assert outputs() == ["reports/results.csv", "reports/results.md"]
+    assert outputs() == [f"reports/{name}" for name in report.FILES if name != "index.html"]
     versioned, pages = set(), set()
     for seconds in (10.0, 999.0):
         measured = ledger((0, 1), seconds)
@@ -69,11 +69,11 @@ def test_questions_of_the_validation_split_are_not_called_held_out(tmp_path: Pat
     assert "held-out" not in table.markdown(report.results(replace(settings, validation_split="test"), tmp_path))
 
 
-def test_stage_writes_the_three_files(tmp_path: Path, settings: report.Settings):
+def test_stage_writes_the_files(tmp_path: Path, settings: report.Settings):
     shown = table.terminal(report.write(settings, tmp_path), {})
     assert [line.split()[0] for line in shown.splitlines()[2:5]] == ["base", "search_r1_ppo", "Search-R1-GRPO"]
     reports = tmp_path / "reports"
-    assert {path.name for path in reports.iterdir()} == {"index.html", "results.csv", "results.md"}
+    assert {path.name for path in reports.iterdir()} == set(report.FILES)
     text = (reports / "results.md").read_text()
     assert "Search-R1-GRPO" in text
     assert "paper, other scale: PiCA, Table 1" in text
