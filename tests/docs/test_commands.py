@@ -34,6 +34,7 @@ SERVED = "tests/server/test_server.py::test_our_client_gets_the_hits_of_a_local_
 SETTINGS = "tests/pipeline/test_settings.py::test_every_setting_has_a_variable_of_the_makefile"
 LINTED = f"{HERE}::test_ci_runs_what_the_documents_say"
 SHARED = "tests/pipeline/test_sharing.py::test_what_one_clone_pushed_another_one_pulls_and_has_nothing_to_run"
+DIFFERENT = "tests/stages/test_smoke_pipeline.py::test_dvc_compares_two_settings_by_their_results"
 COMPOSED = f"{HERE}::test_the_compose_file_has_the_services"
 MADE = f"{HERE}::test_small_targets"
 REAL = "tests/stages/test_real_data.py::test_real_data_goes_through_every_stage"
@@ -143,6 +144,19 @@ RUN_BY = {
     "dvc push": SHARED,
     "dvc pull": SHARED,
     "dvc gc --workspace": SHARED,
+    "dvc status": SHARED,
+    "dvc metrics show": DIFFERENT,
+    "dvc metrics diff": DIFFERENT,
+    "dvc params diff": DIFFERENT,
+    "dvc plots": DIFFERENT,
+    "dvc plots show": DIFFERENT,
+    "dvc plots diff": DIFFERENT,
+    "dvc exp run": DIFFERENT,
+    "dvc exp run -S evaluate.num_bootstrap=300 -n boot300": DIFFERENT,
+    "dvc exp run -S evaluate.top_k=1 -n one-passage": DIFFERENT,
+    "dvc exp show": DIFFERENT,
+    "dvc exp show --only-changed --keep '.*[.](em|f1)$' --drop 'artifacts|conf|params|requirements|tasks'": DIFFERENT,
+    "dvc exp diff HEAD one-passage": DIFFERENT,
     "git checkout params.yaml": PARAMS,
     "docker compose -f infra/compose.yaml up -d prefect": COMPOSED,
     "docker compose -f infra/compose.yaml up -d mlflow": COMPOSED,

@@ -225,10 +225,10 @@ class Clone:
         """The copy's own tests, in a process of their own; the copy needs its `tests` and `pyproject.toml`."""
         return self._forked("pytest", ["-q", "-p", "no:cacheprovider", *words])
 
-    def repro(self) -> subprocess.CompletedProcess[str]:
-        """`dvc repro`, whose stages are forked as in `stage`."""
+    def dvc(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """`dvc words`; the stages that it runs are forked as in `stage`."""
         with _forking_python(self) as folder:
-            return self.run("dvc", "repro", timeout=500, PATH=f"{folder}{os.pathsep}{self.env()['PATH']}")
+            return self.run("dvc", *words, timeout=500, PATH=f"{folder}{os.pathsep}{self.env()['PATH']}")
 
     def _forked(self, module: str, words: list[str]) -> subprocess.CompletedProcess[str]:
         with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import hashlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,13 +16,16 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 
+from tasks.stages.report import FILES
 from tests.stages.clone import HOUSE, SMOKE, Clone
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ONCE = ("plan", "data", "validate", "index", "recall", "retrievers", "augment", "base", "report")
 GROUPS = Counter({**dict.fromkeys(ONCE, 1), "inputs": 2, "train": 2, "evaluate": 2})
+DOZEN = "--only-changed --keep '.*[.](em|f1)$' --drop 'artifacts|conf|params|requirements|tasks'"
 FLOW = ("flows.reproduce", "--no-prefect")
 
 
@@ -40,14 +46,14 @@ def _repository(root: Path) -> Clone:
 
 
 def _results(clone: Clone) -> dict[str, bytes]:
-    return {name: (clone.root / "reports" / name).read_bytes() for name in ("results.csv", "results.md")}
+    return {f"reports/{name}": (clone.root / "reports" / name).read_bytes() for name in FILES if name != "index.html"}
 
 
 @pytest.fixture(scope="module")
 def by_dvc(tmp_path_factory: pytest.TempPathFactory) -> Clone:
     """`dvc repro` in a fresh clone; its stages are forked, those of the flow that it is compared with are started."""
     clone = _repository(tmp_path_factory.mktemp("dvc") / "clone")
-    done = clone.repro()
+    done = clone.dvc("repro")
     assert done.returncode == 0, done.stdout + done.stderr
     return clone
 
@@ -161,7 +167,7 @@ def test_only_what_a_change_reaches_runs_again(by_dvc: Clone, tmp_path: Path) ->
 
     def repro() -> Counter[str]:
         _forget(clone)
-        done = clone.repro()
+        done = clone.dvc("repro")
         assert done.returncode == 0, done.stdout + done.stderr
         return _executed(clone)
 
@@ -184,3 +190,90 @@ def test_only_what_a_change_reaches_runs_again(by_dvc: Clone, tmp_path: Path) ->
     assert _results(clone) == before
     assert '"top_k":2' not in page()
     assert "search_r1_ppo-9" not in page()
+
+
+@pytest.fixture(scope="module")
+def committed(by_dvc: Clone, tmp_path_factory: pytest.TempPathFactory) -> Clone:
+    """A copy of the finished clone with one more system, and with code, settings and `dvc.lock` committed.
+
+    The system answers with the second name in the last passage, which is right for some questions with 1 passage a
+    search and for none with 3. What is trained in seconds answers nothing.
+    """
+    clone = by_dvc.copy(tmp_path_factory.mktemp("committed") / "clone")
+    shutil.copyfile(HOUSE / "tests/systems/first_title.py", clone.root / "tasks/systems/second_name.py")
+    clone.change("tasks/systems/second_name.py", "hits[0].title", r're.findall(r"[A-Z]\w+ [A-Z]\w+", hits[-1].text)[1]')
+    clone.change("tasks/systems/second_name.py", "import contextlib\n", "import contextlib\nimport re\n")
+    (clone.root / "conf/system/second_name.yaml").write_text("kind: second_name\n", encoding="utf-8")
+    clone.set("systems", "[base, search_r1_ppo, second_name]")
+    _dvc(clone, "repro")
+    _git(clone, "config", "user.name", "A reader")
+    _git(clone, "config", "user.email", "reader@example.org")
+    _git(clone, "add", "--all")
+    _git(clone, "commit", "--quiet", "--message", "the table")
+    return clone
+
+
+def _git(clone: Clone, *words: str) -> None:
+    subprocess.run(["git", *words], cwd=clone.root, check=True)
+
+
+def _dvc(clone: Clone, command: str) -> str:
+    """What the command prints; it must end well."""
+    done = clone.dvc(*shlex.split(command))
+    assert done.returncode == 0, f"dvc {command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def test_dvc_compares_two_settings_by_their_results(committed: Clone, tmp_path: Path) -> None:
+    """Each command as the documents have it."""
+    clone = committed.copy(tmp_path / "clone")
+    metrics, params = "reports/summary.json", "params.yaml"
+    before = json.loads((clone.root / metrics).read_text(encoding="utf-8"))
+    assert before.keys() == {"base", "search_r1_ppo", "second_name"}
+    shown = json.loads(_dvc(clone, "metrics show --json"))[""]["data"][metrics]["data"]
+    assert shown == {
+        system: {name: row[name] for name in ("em", "f1", "searches")} for system, row in before.items()
+    }, "no columns but these"
+
+    _dvc(clone, "exp run -S evaluate.num_bootstrap=300 -n boot300")
+    _dvc(clone, "exp run -S evaluate.top_k=1 -n one-passage")
+    old, new = before["second_name"]["em"], 0.125
+    for command in ("metrics diff --json", "exp diff HEAD one-passage --json"):
+        found = json.loads(_dvc(clone, command))
+        found = found.get("metrics", found)[metrics]["second_name.em"]
+        assert found == {"old": old, "new": new, "diff": new - old}, command
+    (printed,) = [line.split() for line in _dvc(clone, "metrics diff").splitlines() if " second_name.em " in line]
+    assert list(map(float, printed[-3:])) == [old, new, new - old]
+    changed = json.loads(_dvc(clone, "params diff --json"))[params]
+    assert changed["evaluate.top_k"] == {"old": 3, "new": 1, "diff": -2}
+
+    rows = list(csv.DictReader(_dvc(clone, f"exp show {DOZEN} --csv").splitlines()))
+    assert 8 <= len(rows[0]) <= 14, list(rows[0])
+    found = {row["Experiment"]: (row["second_name.em"], row["evaluate.num_bootstrap"]) for row in rows}
+    assert (found["boot300"], found["one-passage"]) == ((f"{old}", "300"), (f"{new}", "300"))
+
+    for command in ("plots show", "plots diff HEAD"):
+        page = Path(_dvc(clone, f"{command} --out {tmp_path / 'plots'}").strip().removeprefix("file://"))
+        text = page.read_text(encoding="utf-8")
+        for value in ("learning_curves", "search_r1_ppo", "exact match in validation"):
+            assert value in text, (command, value)
+
+
+def test_a_colleague_pulls_the_table_with_every_hash_equal(committed: Clone, tmp_path: Path) -> None:
+    clone = committed.copy(tmp_path / "clone")
+    _dvc(clone, f"remote add --default store {tmp_path / 'place'}")
+    _dvc(clone, "push")
+    _git(clone, "commit", "--quiet", "--all", "--message", "where the results are")
+    _git(clone, "clone", "--quiet", str(clone.root), str(tmp_path / "other"))
+    other = Clone(tmp_path / "other")
+    assert other.files() == {}
+    _dvc(other, "pull")
+
+    stages = yaml.safe_load((other.root / "dvc.lock").read_text(encoding="utf-8"))["stages"]
+    noted = {out["path"]: out["md5"] for out in stages["report"]["outs"]}
+    table = _results(other)
+    assert noted == {name: hashlib.md5(content).hexdigest() for name, content in table.items()}
+    assert table == _results(clone)
+    assert other.files("artifacts") == clone.files("artifacts")
+    assert "up to date" in _dvc(other, "status")
+    assert _dvc(other, "metrics show") == _dvc(clone, "metrics show")
