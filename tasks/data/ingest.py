@@ -23,6 +23,7 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from tasks.conf import require
+from tasks.data.defaults import PASSAGE, QUESTION, Defaults
 from tasks.data.records import UnscorableError, passage_row, question_row, to_passage, to_question
 from tasks.store import (
     DataError,
@@ -259,16 +260,19 @@ class _Survey:
     answers_dropped: int = 0
     unscorable: list[str] = field(default_factory=list)
     leaked: list[str] = field(default_factory=list)
+    filled: dict[str, Counter[str]] = field(default_factory=lambda: {"corpus": Counter(), "questions": Counter()})
 
     def passages(self, path: Path) -> Iterator[Passage]:
         """Stream the passages of `path`; a repeated id is an error after the last passage."""
         self.corpus, keys = path, array("Q")
         self.corpus_datasets.clear()
         first: dict[str, int] = {}
+        self.filled["corpus"] = Counter()
+        defaults = Defaults.of(path, PASSAGE, self.filled["corpus"], self.conf.max_row_bytes)
         for number, row in read_jsonl(path, self.rejected.of(path), self.conf.max_row_bytes):
             where = f"{path}: row {number}"
             try:
-                passage = to_passage(row, where)
+                passage = to_passage(defaults.passage(row, number), where)
                 self._check_size(passage, where)
                 key = key_of(passage.id)
                 if key in self.repeated and first.setdefault(passage.id, number) != number:
@@ -323,10 +327,10 @@ class _Survey:
 
     def _questions(self, paths: Iterable[Path]) -> Iterator[tuple[Question, Path, int]]:
         for path in paths:
-            folder = path.absolute().parent.name
+            defaults = Defaults.of(path, QUESTION, self.filled["questions"], self.conf.max_row_bytes)
             for number, row in read_jsonl(path, self.rejected.of(path), self.conf.max_row_bytes):
-                row = _completed(row, folder)
                 try:
+                    row = defaults.question(row, number)
                     question = to_question(row, f"{path}: row {number}")
                 except UnscorableError as error:
                     if self.conf.unscorable == "error":
@@ -396,12 +400,6 @@ class _Survey:
             if other is not one:
                 self.rejected.add(one.path, one.row, _repeated(one.where, one.id, other.where), one.id)
         return list(first.values())
-
-
-def _completed(row: Row, folder: str) -> Row:
-    """A row of `questions.jsonl` with defaults for `dataset` (its folder's name) and `hops` (1)."""
-    hops = row.get("decomposition")
-    return {"dataset": folder, "hops": len(hops) if hops and isinstance(hops, list) else 1, **row}
 
 
 def _without(question: Question, **lost: set[str]) -> Question:
@@ -474,7 +472,7 @@ def refuse_repeats(path: Path, suspects: Collection[int]) -> None:
     """
     first: dict[str, int] = {}
     for number, row in read_jsonl(path):
-        if key_of(row["id"]) in suspects and first.setdefault(row["id"], number) != number:
+        if "id" in row and key_of(row["id"]) in suspects and first.setdefault(row["id"], number) != number:
             raise _repeated(f"{path}: row {number}", row["id"], f"row {first[row['id']]}")
 
 
@@ -566,6 +564,8 @@ def _finish(survey: _Survey, work: Path, kind: str) -> Row:
             "lost_tails": survey.rejected.lost_tails,
         },
     }
+    if any(survey.filled.values()):  # Rows that say everything have the manifest that they always had.
+        manifest["filled_in"] = {name: dict(sorted(counts.items())) for name, counts in survey.filled.items()}
     write_json(work / MANIFEST, manifest)
     return manifest
 

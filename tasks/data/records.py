@@ -28,6 +28,8 @@ GENERATED = "generated:"
 """The beginning of the ids of documents that a model wrote; no passage may have such an id."""
 JOINED = ("gold_passages",)
 """Fields of a `Question` that no row of `questions.jsonl` has: the stage `inputs` joins them from other files."""
+MAX_FAULTS = 5
+"""So many wrong fields of a row are named; a list of answers may have hundreds."""
 
 
 class UnscorableError(DataError):
@@ -103,25 +105,48 @@ def known_fields(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind) if field.name not in JOINED)
 
 
+def split_contents(whole: str) -> tuple[str, str]:
+    r"""Title and text of a passage as Search-R1 writes it: the first line without its quotes, and the rest.
+
+    >>> split_contents('"Bern"\nA city.')
+    ('Bern', 'A city.')
+    """
+    title, _, text = whole.partition("\n")
+    if len(title) >= 2 and title[0] == title[-1] == '"':
+        title = title[1:-1]
+    return title, text
+
+
 def parsed(kind: type[T], row: object, where: str) -> T:
     """The dataclass that a JSON object stands for, each field checked against its type.
 
     Raises:
-        DataError: a field is missing, unknown or wrong; the message starts with `where`.
+        DataError: fields are missing, unknown or wrong; the message starts with `where` and names all of them, of wrong
+            ones the first few.
     """
     try:
         made: T = schema.adapter(kind).validate_python(row)
         return made
     except ValidationError as error:
-        fault, missing = schema.first_fault(error), schema.missing_fields(error)
+        faults, missing = schema.faults(error), schema.missing_fields(error)
+    wrong = [fault for fault in faults if fault.owner or fault.reason != "missing_field"]
+
+    errors: list[DataError] = []
+    for fault in wrong[:MAX_FAULTS]:
+        errors.append(_wrong("Also" if errors else where, fault, kind))
+    if missing:
+        errors.append(_missing("Also" if errors else where, missing))
+    more = [f"And {len(wrong) - MAX_FAULTS} more faults."] if len(wrong) > MAX_FAULTS else []
+    raise DataError(" ".join([*map(str, errors), *more]), errors[0].reason)
+
+
+def _wrong(where: str, fault: schema.Fault, kind: type) -> DataError:
     inside = f"{where}: {fault.owner}" if fault.owner else where
     if fault.reason == "missing_field":
-        raise _missing(inside, [fault.field] if fault.owner else missing)
+        return _missing(inside, [fault.field])
     if fault.reason == "unknown_field":
-        wrong = _unknown(fault.field, Hop if fault.owner else kind, inside)
-    else:
-        wrong = wrong_field(inside, fault.field, fault.found, fault.expected)
-    raise DataError(f"{wrong} {_missing('Also', missing)}", wrong.reason) if missing else wrong
+        return _unknown(fault.field, Hop if fault.owner else kind, inside)
+    return wrong_field(inside, fault.field, fault.found, fault.expected)
 
 
 def _missing(where: str, names: list[str]) -> DataError:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, dataclass_transform
 
 from pydantic import AfterValidator, AllowInfNan, ConfigDict, Field, Strict, TypeAdapter, ValidationError, with_config
+from pydantic_core import ErrorDetails
 
 from tasks.store import DataError, Row, read_jsonl, write_jsonl
 
@@ -141,14 +142,20 @@ _REASONS = {
 }
 
 
-def first_fault(error: ValidationError) -> Fault:
-    """The first fault. An unknown field goes before others, because it may be the misspelt name of a missing one."""
+def faults(error: ValidationError) -> list[Fault]:
+    """Every fault. Unknown fields go before others, because one may be the misspelt name of a missing field."""
     errors = error.errors(include_url=False)
-    first = min(errors, key=lambda fault: _REASONS.get(fault["type"]) != "unknown_field")
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    # Of a list, only valid elements are counted: one whose elements are all wrong would be called too short as well.
+    inside = {one["loc"][:length] for one in errors for length in range(len(one["loc"]))}
+    errors = [one for one in errors if one["loc"] not in inside]
+    return [_fault(one) for one in sorted(errors, key=lambda one: _REASONS.get(one["type"]) != "unknown_field")]
+
+
+def _fault(error: ErrorDetails) -> Fault:
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
     owner, _, name = place.rpartition(".")
-    expected = _EXPECTED.get(first["type"], first["msg"]).format(**first.get("ctx", {}))
-    return Fault(owner, name, _REASONS.get(first["type"], "bad_field"), first["input"], expected)
+    expected = _EXPECTED.get(error["type"], error["msg"]).format(**error.get("ctx", {}))
+    return Fault(owner, name, _REASONS.get(error["type"], "bad_field"), error["input"], expected)
 
 
 def missing_fields(error: ValidationError) -> list[str]:
@@ -160,7 +167,7 @@ def missing_fields(error: ValidationError) -> list[str]:
 
 
 def _message(error: ValidationError) -> str:
-    fault = first_fault(error)
+    fault = faults(error)[0]
     place = ".".join(filter(None, (fault.owner, fault.field)))
     if fault.reason == "missing_field":
         return f"field {place!r} is missing"

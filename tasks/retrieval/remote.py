@@ -28,6 +28,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from tasks import conf, store
+from tasks.data.records import split_contents
 from tasks.retrieval import Progress, RetrievalError, check_request
 from tasks.retrieval.manifest import NAME, Built, Manifest
 from tasks.retrieval.passages import count_passages
@@ -101,18 +102,6 @@ def contents(title: str, text: str) -> str:
     '"Bern"\nA city.'
     """
     return f'"{title}"\n{text}'
-
-
-def split_contents(whole: str) -> tuple[str, str]:
-    r"""Title and text of a passage as Search-R1 writes it: the first line without its quotes, and the rest.
-
-    >>> split_contents('"Bern"\nA city.')
-    ('Bern', 'A city.')
-    """
-    title, _, text = whole.partition("\n")
-    if len(title) >= 2 and title[0] == title[-1] == '"':
-        title = title[1:-1]
-    return title, text
 
 
 def build(

@@ -205,3 +205,25 @@ def test_real_rows_survive_a_round_trip(real_folder: Path) -> None:
         assert to_question(json.loads(dump(question_row(wanted))), "here") == wanted
     first = next(read_passages(find_corpus(real_folder)))
     assert to_passage(passage_row(first) | {"datasets": list(first.datasets)}, "here") == first
+
+
+def test_everything_that_is_wrong_with_a_row_is_named_at_once() -> None:
+    row = {"id": 5, "question": "Who?", "golden": ["X"], "split": "validation", "decomposition": [{"question": ""}]}
+    with pytest.raises(DataError) as refused:
+        to_question(row, "q.jsonl: row 3")
+    assert str(refused.value).startswith("q.jsonl: row 3: unknown field 'golden'.")
+    for words in (
+        "Also: field 'id': found 5 (int), expected text",
+        "Also: field 'split': found 'validation', expected 'train', 'dev' or 'test'",
+        "Also: decomposition[0]: field 'answer' is missing",
+        "Also: decomposition[0]: field 'question': found '', expected text that is not blank",
+        "Also: fields 'dataset', 'answers', 'hops' are missing. Add them to the row.",
+    ):
+        assert words in str(refused.value)
+
+
+def test_of_many_wrong_fields_the_first_are_named_and_the_others_counted() -> None:
+    with pytest.raises(DataError) as refused:
+        to_question(question(0, answers=list(range(9))), "here")
+    assert str(refused.value).count("expected text") == 5
+    assert str(refused.value).endswith("And 4 more faults.")

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks import conf, retrieval, store
+from tasks.data.records import split_contents
 from tasks.retrieval import RetrievalError, remote
 from tasks.retrieval import manifest as manifests
 from tasks.retrieval.bm25 import Settings as Bm25
@@ -195,13 +196,13 @@ def test_search_r1s_server_will_do(stub, built, tmp_path, with_ids):
 @given(st.text(), st.text())
 def test_title_and_text_are_read_back_from_contents(title, text):
     title = title.replace("\n", " ")
-    assert remote.split_contents(remote.contents(title, text)) == (title, text)
+    assert split_contents(remote.contents(title, text)) == (title, text)
 
 
 def test_contents_without_quotes_or_text():
-    assert remote.split_contents("Bern\nA city.\nOld.") == ("Bern", "A city.\nOld.")
-    assert remote.split_contents('"') == ('"', "")
-    assert remote.split_contents("") == ("", "")
+    assert split_contents("Bern\nA city.\nOld.") == ("Bern", "A city.\nOld.")
+    assert split_contents('"') == ('"', "")
+    assert split_contents("") == ("", "")
 
 
 @settings(max_examples=30)

@@ -1,0 +1,118 @@
+"""Rows with the fewest fields, and rows as other projects write them; a forgotten field is not filled in."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tasks.data.defaults import split_of
+from tasks.data.ingest import FolderConf, ingest
+from tasks.data.records import read_passages, read_questions
+from tasks.store import DataError, read_jsonl
+from tasks.types import Passage
+from tests.data.rows import Row, passage, question
+
+Make = Callable[..., Path]
+FEWEST: list[Row] = [{"question": f"Who is number {n}?", "answers": [f"Name {n}"]} for n in range(40)]
+TEXTS: list[Row] = [{"text": "Number 1 is Name 1."}, {"text": "Number 2 is Name 2."}]
+
+
+def test_question_and_answers_and_text_are_enough(make_folder: Make, tmp_path: Path) -> None:
+    manifest = ingest(make_folder(FEWEST, TEXTS), tmp_path / "out")
+    found = list(read_questions(tmp_path / "out" / "questions.jsonl"))
+    assert {q.id for q in found} == {f"given/line-{n + 1}" for n in range(40)}
+    assert {(q.dataset, q.hops) for q in found} == {("given", 1)}
+    assert all(q.split == split_of(q.question) for q in found)
+    assert set(Counter(q.split for q in found)) == {"train", "dev", "test"}
+    assert list(read_passages(tmp_path / "out" / "corpus.jsonl")) == [
+        Passage("line-1", "", TEXTS[0]["text"]),
+        Passage("line-2", "", TEXTS[1]["text"]),
+    ]
+    assert manifest["filled_in"] == {"corpus": {"id": 2, "title": 2}, "questions": {"id": 40, "split": 40}}
+
+
+def test_the_split_follows_the_text_and_nothing_else(make_folder: Make, tmp_path: Path) -> None:
+    ingest(make_folder(FEWEST, TEXTS), tmp_path / "out")
+    first = {q.question: q.split for q in read_questions(tmp_path / "out" / "questions.jsonl")}
+    ingest(make_folder([{"question": "New?", "answers": ["x"]}, *FEWEST[::-1]], TEXTS), tmp_path / "out")
+    second = {q.question: q.split for q in read_questions(tmp_path / "out" / "questions.jsonl")}
+    assert {text: second[text] for text in first} == first
+    assert split_of("Who is the Pope?") == split_of("who is pope")
+    shares = Counter(split_of(f"question {n}") for n in range(10_000))
+    assert 0.77 < shares["train"] / 10_000 < 0.83
+    assert 0.08 < shares["dev"] / 10_000 < 0.12
+    assert 0.08 < shares["test"] / 10_000 < 0.12
+
+
+def test_rows_of_other_projects(make_folder: Make, tmp_path: Path) -> None:
+    rows = [
+        {"id": f"test_{n}", "question": row["question"], "golden_answers": row["answers"], "metadata": {"hop": n}}
+        for n, row in enumerate(FEWEST)
+    ]
+    corpus = [
+        {"id": "0", "contents": '"Bern"\nA city.'},
+        {"id": "1", "contents": "Basel\nA city.\nOn the Rhine."},
+        {"id": "2", "contents": "Only a text."},
+        {"id": "3", "title": "Chur", "contents": "Chur\nis old."},
+    ]
+    manifest = ingest(make_folder(rows, corpus), tmp_path / "out")
+    found = list(read_questions(tmp_path / "out" / "questions.jsonl"))
+    assert {(q.id, q.answers) for q in found} == {(f"test_{n}", (f"Name {n}",)) for n in range(40)}
+    assert list(read_passages(tmp_path / "out" / "corpus.jsonl")) == [
+        Passage("0", "Bern", "A city."),
+        Passage("1", "Basel", "A city.\nOn the Rhine."),
+        Passage("2", "", "Only a text."),
+        Passage("3", "Chur", "Chur\nis old."),
+    ]
+    assert manifest["filled_in"] == {"corpus": {}, "questions": {"split": 40}}
+
+
+def test_nothing_is_said_of_defaults_where_rows_are_complete(make_folder: Make, tmp_path: Path) -> None:
+    assert "filled_in" not in ingest(make_folder(), tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["id", "split"])
+def test_a_field_that_one_row_forgot_is_no_default(make_folder: Make, tmp_path: Path, name: str) -> None:
+    rows = [question(n) for n in range(4)]
+    del rows[2][name]
+    with pytest.raises(DataError, match=rf"questions\.jsonl: row 3: field '{name}' is missing"):
+        ingest(make_folder(rows), tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["id", "title"])
+def test_a_passage_that_forgot_a_field(make_folder: Make, tmp_path: Path, name: str) -> None:
+    rows = [passage(n) for n in range(3)]
+    del rows[0][name]
+    folder = make_folder([question(n, gold_passage_ids=[], gold_method="none") for n in range(4)], rows)
+    with pytest.raises(DataError, match=rf"corpus\.jsonl: row 1: field '{name}' is missing"):
+        ingest(folder, tmp_path / "out")
+    ingest(folder, tmp_path / "out", FolderConf(faulty_rows="skip_and_report"))
+    assert [one.id for one in read_passages(tmp_path / "out" / "corpus.jsonl")] == ["p1", "p2"]
+
+
+def test_a_late_row_with_a_field_that_the_file_does_without(
+    make_folder: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.data.defaults.NUM_LOOKED_AT", 2)
+    folder = make_folder(FEWEST, [*TEXTS, {"id": "p3", "text": "Late."}])
+    with pytest.raises(DataError, match=r"row 3: field 'id': found 'p3', but the first rows of the file have none"):
+        ingest(folder, tmp_path / "out")
+    ingest(folder, tmp_path / "out", FolderConf(faulty_rows="skip_and_report"))
+    assert [row["row"] for _, row in read_jsonl(tmp_path / "out" / "rejected.jsonl")] == [3]
+
+
+def test_all_that_a_row_lacks_is_named_at_once(make_folder: Make, tmp_path: Path) -> None:
+    folder = make_folder([{"query": "Who?", "label": "x"}, *FEWEST], TEXTS)
+    with pytest.raises(DataError) as refused:
+        ingest(folder, tmp_path / "out")
+    for words in ("unknown field 'query'", "unknown field 'label'", "fields 'question', 'answers' are missing"):
+        assert words in str(refused.value)
+
+
+def test_a_broken_first_row_is_named_as_before(make_folder: Make, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"corpus\.jsonl: row 1: column 2: not JSON"):
+        ingest(make_folder(FEWEST, "{oops\n" + json.dumps(TEXTS[0]) + "\n"), tmp_path / "out")
