@@ -7,6 +7,7 @@
 #   make compare                the methods and seeds of conf/compare/main.yaml (STUDY=main) at laptop scale; the report
 #                               judges the papers' claims on them
 #   make report                 the result table of the last run
+#   make experiments            settings that differ, and exact match, of DVC's experiments (ARGS= goes to dvc)
 #   make ui                     Prefect, MLflow and the form of a run on this machine (PORT_PREFECT=4200 PORT_MLFLOW=5000)
 #   make serve                  a nightly evaluation on that Prefect
 #   make search-server          INDEX=artifacts/index over HTTP on PORT=8000, for RETRIEVER=remote and Search-R1's clients
@@ -42,6 +43,7 @@ override TAKES_evidence-server := POLICY INDEX PORT ARGS
 override TAKES_mcp-server := POLICY INDEX PORT ARGS
 override TAKES_measure-tool := POLICY READER INDEX ARGS
 override TAKES_evaluate := CHAMPION ARGS
+override TAKES_experiments := ARGS
 override TAKES_test := ARGS
 override TAKES_check := ARGS
 override TAKES_bench-slate := ARGS
@@ -123,7 +125,7 @@ endef
 export WITH_ARGS
 override RUN_WITH_ARGS := $(BIN)/python -c "$$WITH_ARGS"
 
-.PHONY: help setup run smoke compare test lint check format bench bench-retrieval bench-slate ui serve search-server evidence-server mcp-server measure-tool report upload register evaluate clean
+.PHONY: help setup run smoke compare test lint check format bench bench-retrieval bench-slate ui serve search-server evidence-server mcp-server measure-tool report experiments upload register evaluate clean
 
 help:
 	@sed --quiet -e '/^$$/q' -e 's/^# \{0,1\}//p' Makefile
@@ -134,13 +136,14 @@ help:
 
 setup: $(STAMP)
 
-# The Python that makes .venv is not one of .venv: a half-made one would be removed under its own feet.
+# The Python that makes .venv is not one of .venv, by whatever path: a half-made one would be removed under its own feet.
+# The stamps go first: a removal that is killed must leave no .venv that looks whole.
 # pip finds a local build of torch through its find-links; uv does not read pip's configuration, so hand it on.
 $(STAMP): $(REQUIREMENTS) requirements/overrides.txt
 	@set -e; \
 	outside="$$(echo "$$PATH" | tr ':' '\n' | grep --fixed-strings --line-regexp --invert-match "$$INSIDE" | paste -sd:)"; \
 	python=; for one in python3.11 python3.12 python3.13 python3; do \
-	  python="$$(PATH="$$outside" "$$one" -c 'import sys; sys.version_info >= (3, 11) and print(sys._base_executable)' 2>/dev/null || true)"; \
+	  python="$$(PATH="$$outside" "$$one" -c 'import os, sys; sys.version_info >= (3, 11) and print(os.path.realpath(sys._base_executable))' 2>/dev/null || true)"; \
 	  if [ -n "$$python" ]; then break; fi; \
 	done; \
 	if [ -z "$$python" ]; then echo "error: no Python 3.11 or newer was found. Install one and run again." >&2; exit 1; fi; \
@@ -209,6 +212,10 @@ bench-retrieval: $(STAMP)
 report: $(STAMP)
 	@cat reports/results.md 2>/dev/null || { echo "There is no report yet: make run"; exit 1; }
 	@echo; echo "Open reports/index.html in a browser; it needs no server."
+
+# Without these words the table has a column for each input of each stage and for each setting.
+experiments: $(STAMP)
+	@$(RUN_WITH_ARGS) dvc exp show --only-changed --keep '.*[.]em$$' --drop 'artifacts|conf|params|requirements|tasks'
 
 ui: $(STAMP)
 	@exec $(BIN)/python -m flows.ui

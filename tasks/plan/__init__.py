@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tasks import conf, identity, store
+from tasks.plan import model_folders
 from tasks.plan.run_settings import RunSettings as RunSettings
 from tasks.runner import planned
 from tasks.runner.planned import Plan
@@ -56,7 +57,7 @@ def write(out: Path, run: RunSettings, stages: Mapping[str, ModuleType]) -> list
         ValueError: a wrong setting, or a model folder that is not there.
     """
     run.check_models()
-    run.check_model_folder()
+    model_folders.check(run)
     if differing := identity.differing(run.root):
         told = ", ".join(f"{name} {pin} (installed: {found})" for name, (pin, found) in differing.items())
         print(f"warning: other versions are installed than {identity.REQUIREMENTS}/ pins: {told}. Results may differ; "

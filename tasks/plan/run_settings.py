@@ -18,11 +18,8 @@ from tasks.conf import Tree, require
 from tasks.data.settings import DataConf
 from tasks.methods import loader
 from tasks.params import (
-    HUB_NAME,
     SYSTEMS,
     Params,
-    how_to_fetch,
-    how_to_take,
     model_of_service,
     models_of,
     models_of_all,
@@ -134,25 +131,8 @@ class RunSettings:
     def _model_file(self) -> str:
         return f"{conf.CONF}/model/{self.params.model}.yaml"
 
-    def check_model_folder(self) -> None:
-        """Whether the folder of a model that is taken over is there.
-
-        Raises:
-            ValueError: it is not; says how to fetch a model.
-        """
-        pretrained = self.model.pretrained
-        if pretrained is None or (self.root / pretrained.folder).is_dir():
-            return
-        folder = pretrained.folder
-        if HUB_NAME.fullmatch(folder) and not folder.startswith("models/"):
-            how = how_to_take(folder)
-        else:
-            fetch = how_to_fetch(f"<organisation>/{Path(folder).name}", folder)
-            how = f"Put the model there; one of the Hugging Face hub by `{fetch}`."
-        raise ValueError(f"{self._model_file}: pretrained: folder={folder!r}: there is no such folder. {how}")
-
     def check_models(self) -> None:
-        """Whether the models and tools that follow from its systems are listed and there; see `_check_models`."""
+        """Whether the models and tools that follow from its systems are listed; see `_check_models`."""
         _check_models(self)
 
     @_once
@@ -299,10 +279,10 @@ class RunSettings:
 
 
 def _check_models(run: RunSettings) -> None:
-    """Whether `params.yaml` lists the models and tools that follow from its systems, and their backbones are there.
+    """Whether `params.yaml` lists the models and tools that follow from its systems.
 
     Raises:
-        ValueError: it does not, and then the message has the line to write; or a folder is missing.
+        ValueError: it does not; the message has the line to write.
     """
     for key, needed in models_of_all(run.params.systems, run.params.scale, run.root).items():
         listed = getattr(run.params, key)
@@ -310,13 +290,6 @@ def _check_models(run: RunSettings) -> None:
             raise ValueError(
                 f"{conf.PARAMS}: {key}={list(listed)}: systems={list(run.params.systems)} need {list(needed)}. "
                 f"Write `{key}: [{', '.join(needed)}]`."
-            )
-    for name in run.params.reward_models:
-        backbone = run.reward_model(name).backbone
-        if backbone is not None and not (run.root / backbone).is_dir():
-            raise ValueError(
-                f"{conf.CONF}/reward_model/{name}.yaml: backbone={backbone!r}: there is no such folder. Put the "
-                "model there, or write null for the start policy."
             )
 
 

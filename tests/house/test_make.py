@@ -7,8 +7,10 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -200,19 +202,54 @@ def test_names_of_files_and_the_makefiles_own_words_run_nothing(told: Path, name
     assert not (told / FILE).exists()
 
 
+NO_REGISTRY = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
+"""As far as it comes without one: a new `.venv`, and no uv."""
+
+
+def _requirements(root: Path) -> Path:
+    shutil.copy(ROOT / "Makefile", root)
+    shutil.copytree(ROOT / "requirements", root / "requirements", ignore=shutil.ignore_patterns(".made-from"))
+    return root
+
+
+def _is_made_anew(root: Path, **environment: str) -> None:
+    """The next `make` makes a whole `.venv`, with a Python outside of it, of which nothing older remains."""
+    done = _make("setup", cwd=root, **NO_REGISTRY, **environment)
+    assert "No matching distribution found for uv" in done.stderr
+    home = re.search(r"^home = (.*)$", (root / ".venv/pyvenv.cfg").read_text(), re.MULTILINE)
+    assert home is not None
+    assert not Path(home[1]).is_relative_to(root)
+    assert (root / ".venv/bin/pip").exists()
+    assert not (root / ".venv/bin/half-installed").exists()
+    assert not list((root / ".venv").glob(".made-from-*"))
+
+
 @pytest.mark.slow
 def test_a_half_made_environment_is_made_anew_from_a_python_outside_of_it(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    shutil.copytree(ROOT / "requirements", tmp_path / "requirements", ignore=shutil.ignore_patterns(".made-from"))
-    half = tmp_path / ".venv" / "bin"
+    """Also where PATH names it by another path, through a link."""
+    root = _requirements(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    half = root / ".venv" / "bin"
     half.mkdir(parents=True)
     base = Path(os.path.realpath(sys.executable))
     for name in ("python3", "python3.11"):  # Without pyvenv.cfg this is a Python of its own, whatever it leads to.
         (half / name).symlink_to(base)
     (half / "half-installed").touch()
-    done = _make("setup", cwd=tmp_path, PIP_NO_INDEX="1", PIP_FIND_LINKS="", PIP_CONFIG_FILE=os.devnull)
-    assert "No matching distribution found for uv" in done.stderr  # That is as far as it comes without a registry.
-    home = re.search(r"^home = (.*)$", (tmp_path / ".venv/pyvenv.cfg").read_text(), re.MULTILINE)
-    assert home is not None
-    assert not Path(home[1]).is_relative_to(tmp_path)
-    assert not (half / "half-installed").exists()
+    (root / ".venv/.made-from-gpu.txt").touch()  # Of another set, whose libraries are gone.
+    _is_made_anew(root, PATH=f"{tmp_path}/link/.venv/bin:{os.environ['PATH']}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", ["pyvenv.cfg", "bin/python3", "lib/python*/site-packages/pip/__main__.py"])
+def test_an_environment_that_was_killed_in_the_making_is_made_anew(tmp_path: Path, sign: str) -> None:
+    root = _requirements(tmp_path)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")} | NO_REGISTRY
+    with subprocess.Popen(
+        ["make", "setup"], cwd=root, env=environment, start_new_session=True, stdout=subprocess.PIPE
+    ) as making:
+        while not list((root / ".venv").glob(sign)):
+            assert making.poll() is None
+            time.sleep(0.002)
+        os.killpg(making.pid, signal.SIGKILL)
+    assert making.returncode == -signal.SIGKILL
+    _is_made_anew(root)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -148,6 +149,59 @@ def test_a_model_folder_that_is_missing_ends_the_plan(tmp_path: Path, folder: st
     assert not (tmp_path / "plan").exists()
     (tmp_path / folder).mkdir(parents=True)
     assert "base@0" in plan.write(tmp_path / "plan", run, stages())
+
+
+READER = (ROOT / "conf/service/llama_reader.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "chosen", "place", "folder"),
+    [
+        ("retriever/dense", "minilm ", "intfloat/e5-base-v2 ", {"retriever": "dense"}, "encoder", "models/e5-base-v2"),
+        ("retriever/dense", "minilm ", "models/e5 ", {"compare_retrievers": ("dense",)}, "encoder", "models/e5"),
+        (
+            "retriever/hybrid",
+            "encoder: minilm",
+            "encoder: here",
+            {"retriever": "hybrid"},
+            "parts: dense: encoder",
+            "here",
+        ),
+        ("retriever/hybrid", 'model: ""', "model: a/b", {"retriever": "hybrid"}, "reranker: model", "models/b"),
+        (
+            "retriever/elasticsearch_hybrid",
+            "minilm ",
+            "a/b ",
+            {"retriever": "elasticsearch_hybrid"},
+            "encoder",
+            "models/b",
+        ),
+        (
+            "service/tiny_reader",
+            None,
+            READER,
+            {"systems": ("base", "r_search")},
+            "folder",
+            "models/Llama-3.2-3B-Instruct",
+        ),
+        ("service/rule_judge", None, READER, {"systems": ("base", "slate")}, "folder", "models/Llama-3.2-3B-Instruct"),
+        ("reward_model/pica", "backbone: null", "backbone: a/b", {"systems": ("base", "pica")}, "backbone", "models/b"),
+    ],
+)
+def test_every_other_model_folder_that_is_missing_ends_the_plan(
+    tmp_path: Path, file: str, old: str | None, new: str, chosen: dict[str, Any], place: str, folder: str
+) -> None:
+    plain = _clone(tmp_path, "").params
+    path = tmp_path / f"conf/{file}.yaml"
+    text = path.read_text()
+    assert old is None or old in text
+    path.write_text(new if old is None else text.replace(old, new))
+    run = RunSettings(tmp_path, params.with_models(replace(plain, model="tiny", **chosen), tmp_path))
+    with pytest.raises(ValueError) as caught:
+        plan.write(tmp_path / "plan", run, stages())
+    assert str(caught.value).startswith(f"conf/{file}.yaml: {place}=")
+    assert re.search(rf"`HF_HUB_OFFLINE=0 hf download \S+ --local-dir {folder}`", str(caught.value))
+    assert not (tmp_path / "plan").exists()
 
 
 def test_a_model_lays_the_budgets_it_needs_over_all_others(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 from tasks import conf, retrieval, store
 from tasks.data.world import WorldConf, passages
@@ -33,10 +35,48 @@ def write_world(path: Path) -> None:
     store.write_jsonl(path, ({"id": p.id, "title": p.title, "text": p.text} for p in passages(world)))
 
 
+def ends_with_make(*words: str, seconds: float = SECONDS_TO_START) -> None:
+    """Start a server by `make`, end `make` alone with SIGTERM as a service manager does: nothing of it stays behind.
+
+    Raises:
+        AssertionError: it was never ready, or something lives on or still listens.
+    """
+    port = free_port()
+    made = Path(sys.prefix) / ".made-from-cpu.txt"
+    of_make = ("--silent", f"--old-file={made}", f"VENV={sys.prefix}", "REQUIREMENTS=requirements/cpu.txt")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
+    with subprocess.Popen(
+        ["make", *of_make, *words, f"PORT={port}"],
+        cwd=ROOT, env={**environment, "SEARCH_SERVER_API_KEY": ""}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, start_new_session=True,
+    ) as making:  # fmt: skip
+        timer = threading.Timer(seconds, os.killpg, (making.pid, signal.SIGKILL))
+        timer.start()
+        assert making.stdout is not None
+        printed = ""
+        while "ready: " not in printed:
+            line = making.stdout.readline()
+            assert line, printed
+            printed += line
+        timer.cancel()
+        family = psutil.Process(making.pid).children(recursive=True)
+        assert family
+
+        making.terminate()
+        assert making.wait(30) != 0
+        printed += making.stdout.read()
+    _, alive = psutil.wait_procs(family, 10)
+    for one in alive:
+        one.kill()
+    assert not alive
+    assert "Traceback" not in printed
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("127.0.0.1", port))
+
+
 def free_port() -> int:
     """A port that nobody listens on now."""
-    import socket
-
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])

@@ -21,7 +21,7 @@ from tasks import retrieval
 from tasks.retrieval import RetrievalError, remote
 from tasks.retrieval.bm25 import Settings as Bm25
 from tasks.store import DataError
-from tests.server.running import ROOT, ServerProcess, free_port
+from tests.server.running import ROOT, ServerProcess, ends_with_make, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers]
 
@@ -264,6 +264,10 @@ def test_stopped_while_idle_and_by_ctrl_c(world_index, tmp_path):
         client.get(f"{running.url}/health")  # A connection that stays open must not keep the server.
         assert running.end(signal.SIGINT) == 0
     assert "Traceback" not in running.log.read_text()
+
+
+def test_make_leaves_nothing_behind(world_index, tmp_path):
+    ends_with_make("search-server", f"INDEX={world_index}", f"ARGS=--set cache_folder={tmp_path}/cache")
 
 
 def _fails(*words: str, env: dict[str, str] | None = None) -> str:

@@ -21,7 +21,7 @@ from tasks.tool.agent import EvidenceAgent, Found
 from tasks.tool.mcp_server import MAX_CHARS, make_server
 from tasks.tool.retriever import TITLE
 from tests.server.attacks import refuses_foreign_requests, refuses_headers_without_end
-from tests.server.running import ROOT, ServerProcess
+from tests.server.running import ROOT, ServerProcess, ends_with_make
 from tests.tool.conftest import Learned
 
 SECONDS = 60.0
@@ -73,6 +73,12 @@ def test_health_says_that_it_is_no_plain_index(server: ServerProcess, learned: L
 def test_pages_and_endless_headers_are_refused(server: ServerProcess) -> None:
     refuses_foreign_requests(server.port, "/retrieve")
     refuses_headers_without_end(server.port, server.process.pid, "/retrieve")
+
+
+def test_make_leaves_nothing_behind(learned: Learned, tmp_path: Path) -> None:
+    given = (f"POLICY={learned.folder}", f"INDEX={learned.index}")
+    ends_with_make("evidence-server", *given, f"ARGS=--set cache_folder={tmp_path}")
+    ends_with_make("mcp-server", *given)
 
 
 def test_a_wrong_policy_is_one_line(learned: Learned, tmp_path: Path) -> None:

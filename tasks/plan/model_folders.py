@@ -1,0 +1,75 @@
+"""Which folders of models a run will read; one that is missing ends the run before its first stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks import conf, extends
+from tasks.params import HUB_NAME, SYSTEMS, how_to_fetch, tool_reader_of
+from tasks.plan.run_settings import RunSettings
+from tasks.retrieval.encoders import MINILM
+
+Named = tuple[str, str]
+"""File and key that name a folder, and the folder."""
+
+
+def check(run: RunSettings) -> None:
+    """Look for every folder that the run will read.
+
+    Raises:
+        ValueError: one is missing; says how to fetch the model.
+    """
+    for where, folder in (*_policy(run), *_reward_models(run), *_services(run), *_retrievers(run)):
+        if not (run.root / folder).is_dir():
+            raise ValueError(f"{where}={folder!r}: there is no such folder. {_how_to_get(folder)}")
+
+
+def _how_to_get(folder: str) -> str:
+    if HUB_NAME.fullmatch(folder) and not folder.startswith("models/"):
+        local = f"models/{Path(folder).name}"
+        fetch = how_to_fetch(folder, local)
+        return f"A run reads local folders only. Fetch the model once (`{fetch}`) and write {local} here."
+    fetch = how_to_fetch(f"<organisation>/{Path(folder).name}", folder)
+    return f"Put the model there; one of the Hugging Face hub by `{fetch}`."
+
+
+def _policy(run: RunSettings) -> Iterator[Named]:
+    if run.model.pretrained is not None:
+        yield f"{conf.CONF}/model/{run.params.model}.yaml: pretrained: folder", run.model.pretrained.folder
+
+
+def _reward_models(run: RunSettings) -> Iterator[Named]:
+    for name in run.params.reward_models:
+        if (backbone := run.reward_model(name).backbone) is not None:
+            yield f"{conf.CONF}/reward_model/{name}.yaml: backbone", backbone
+
+
+def _services(run: RunSettings) -> Iterator[Named]:
+    """Judges, readers and labellers that are models in this process."""
+    names = [run.reward_model(name).labeller for name in run.params.reward_models]
+    for system in run.params.systems:
+        kind = conf.kind_of(SYSTEMS, system, run.root)
+        tree = extends.read(kind, system, run.params.scale, run.root) if kind == "method" else None
+        services = (conf.section(kind, system, run.root) if tree is None else tree).get("services")
+        names += services.values() if isinstance(services, Mapping) else ()
+        names += filter(None, [tool_reader_of(system, run.params.scale, run.root)])
+
+    for name in dict.fromkeys(name for name in names if isinstance(name, str)):
+        tree = conf.read_yaml(conf.path_of("service", name, run.root, "services"))
+        if isinstance(folder := tree.get("folder"), str):
+            yield f"{conf.CONF}/service/{name}.yaml: folder", folder
+
+
+def _retrievers(run: RunSettings) -> Iterator[Named]:
+    """Encoders, also those of a hybrid's parts, and cross-encoders."""
+    for name in dict.fromkeys((run.params.retriever, *run.params.compare_retrievers)):
+        tree, where = run.retriever(name), f"{conf.CONF}/retriever/{name}.yaml"
+        parts: dict[str, Any] = {"": tree, **{f"parts: {key}: ": part for key, part in tree.get("parts", {}).items()}}
+        for place, part in parts.items():
+            encoder = part.get("encoder", MINILM)
+            if encoder != MINILM and part.get("mode") != "bm25":  # Elasticsearch's terms need no vectors.
+                yield f"{where}: {place}encoder", encoder
+        if reranker := tree.get("reranker", {}).get("model"):
+            yield f"{where}: reranker: model", reranker
