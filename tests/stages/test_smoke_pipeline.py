@@ -78,18 +78,18 @@ def by_flow(tmp_path_factory: pytest.TempPathFactory) -> tuple[Clone, str]:
         killed.wait()
         assert not (flow.root / ".scratch/ledger" / f"{stage}.json").exists(), "the stage had ended"
         words = []  # They are in params.yaml now.
-    done = _make_run(flow)
+    done = _make(flow, "run")
     assert done.returncode == 0, done.stdout + done.stderr
     return flow, done.stdout
 
 
-def _make_run(clone: Clone) -> subprocess.CompletedProcess[str]:
-    """`make run` as a user types it, with the Python of this process in the place of the clone's own."""
+def _make(clone: Clone, *words: str) -> subprocess.CompletedProcess[str]:
+    """`make words` as a user types it, with the Python of this process in the place of the clone's own."""
     shutil.copyfile(HOUSE / "Makefile", clone.root / "Makefile")
     (clone.root / ".venv").mkdir()
     for name in ("bin", "lib", "pyvenv.cfg"):
         (clone.root / ".venv" / name).symlink_to(Path(sys.prefix) / name)
-    command = ["make", "--old-file=.venv/.made-from-cpu.txt", "REQUIREMENTS=requirements/cpu.txt", "run"]
+    command = ["make", "--old-file=.venv/.made-from-cpu.txt", "REQUIREMENTS=requirements/cpu.txt", *words]
     (clone.root / ".venv/.made-from-cpu.txt").touch()
     plain = {key: value for key, value in clone.env().items() if not key.startswith("MAKE")}
     env = {**plain, "BREADCRUMB_TRACKING": "on", "PREFECT_HOME": str(clone.root / ".scratch/prefect")}
@@ -223,18 +223,6 @@ def _dvc(clone: Clone, command: str) -> str:
     return done.stdout
 
 
-def _make(clone: Clone, *words: str) -> str:
-    """What the target prints, in the environment that runs the tests."""
-    shutil.copyfile(HOUSE / "Makefile", clone.root / "Makefile")
-    venv = [f"VENV={Path(sys.executable).parent.parent}", f"--old-file={Path(sys.executable).parent.parent}/.made-from-cpu.txt"]
-    done = subprocess.run(
-        ["make", "--silent", "REQUIREMENTS=requirements/cpu.txt", *venv, *words],
-        cwd=clone.root, env=clone.env(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_dvc_compares_two_settings_by_their_results(committed: Clone, tmp_path: Path) -> None:
     """Each command as the documents have it."""
     clone = committed.copy(tmp_path / "clone")
@@ -258,7 +246,7 @@ def test_dvc_compares_two_settings_by_their_results(committed: Clone, tmp_path: 
     changed = json.loads(_dvc(clone, "params diff --json"))[params]
     assert changed["evaluate.top_k"] == {"old": 3, "new": 1, "diff": -2}
 
-    rows = list(csv.DictReader(_make(clone, "experiments", "ARGS=--csv").splitlines()))
+    rows = list(csv.DictReader(_make(clone, "experiments", "ARGS=--csv").stdout.splitlines()))
     assert 5 <= len(rows[0]) <= 14, list(rows[0])
     found = {row["Experiment"]: (row["second_name.em"], row["evaluate.num_bootstrap"]) for row in rows}
     assert (found["boot300"], found["one-passage"]) == ((f"{old}", "300"), (f"{new}", "300"))
