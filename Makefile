@@ -9,7 +9,8 @@
 #   make report                 the result table of the last run
 #   make experiments            settings that differ, and exact match, of DVC's experiments (ARGS= goes to dvc)
 #   make ui                     Prefect, MLflow and the form of a run on this machine (PORT_PREFECT=4200 PORT_MLFLOW=5000)
-#   make serve                  a nightly evaluation on that Prefect
+#   make serve                  schedules the nightly evaluation of registered policies on that Prefect (conf/nightly)
+#   make nightly                plays such a night now (ACCEPT="why" takes the last night for good in spite of its alarms)
 #   make search-server          INDEX=artifacts/index over HTTP on PORT=8000, for RETRIEVER=remote and Search-R1's clients
 #   make evidence-server        POLICY=artifacts/train/r_search-0: a trained agent's evidence in place of passages, likewise
 #   make mcp-server             the same agent as a tool of the Model Context Protocol, on this machine (PORT=8765)
@@ -37,6 +38,8 @@ override TAKES := VENV REQUIREMENTS UV PYTEST DO_NOT_TRACK HF_HUB_OFFLINE OMP_NU
 override TAKES_run := PARALLEL
 override TAKES_smoke := PARALLEL
 override TAKES_compare := PARALLEL STUDY
+override TAKES_nightly := ACCEPT
+override TAKES_serve := NIGHTLY_WEBHOOK
 override TAKES_ui := PORT_PREFECT PORT_MLFLOW
 override TAKES_search-server := INDEX PORT ARGS
 override TAKES_evidence-server := POLICY INDEX PORT ARGS
@@ -125,7 +128,7 @@ endef
 export WITH_ARGS
 override RUN_WITH_ARGS := $(BIN)/python -c "$$WITH_ARGS"
 
-.PHONY: help setup run smoke compare test lint check format bench bench-retrieval bench-slate ui serve search-server evidence-server mcp-server measure-tool report experiments upload register evaluate clean
+.PHONY: help setup run smoke compare test lint check format bench bench-retrieval bench-slate ui serve nightly search-server evidence-server mcp-server measure-tool report experiments upload register evaluate clean
 
 help:
 	@sed --quiet -e '/^$$/q' -e 's/^# \{0,1\}//p' Makefile
@@ -222,6 +225,9 @@ ui: $(STAMP)
 
 serve: $(STAMP)
 	@exec $(BIN)/python -m flows.serve nightly
+
+nightly: $(STAMP)
+	@exec $(BIN)/python -m flows.nightly $${ACCEPT:+--accept "$$ACCEPT"}
 
 search-server: $(STAMP)
 	@exec $(RUN_WITH_ARGS) tasks.server --index "$$INDEX" $${PORT:+--port "$$PORT"}

@@ -100,23 +100,33 @@ def _is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def execute(name: str, root: Path, key: str, force: bool, say: Say, stopper: Stopper) -> Outcome:
-    """Run one DVC stage in a child process and pass each line of its output to `say` as it comes.
+def repro(name: str, root: Path, key: str, force: bool, say: Say, stopper: Stopper) -> Outcome:
+    """Run one DVC stage, such as `train@search_r1_grpo-0`; see `execute`.
 
     Args:
-        name: such as `train@search_r1_grpo-0`.
-        root: root of the clone.
         key: name of the pipeline run, under which tracking gathers its stages.
         force: run it even if nothing changed.
+    """
+    words = ["dvc", "--wait-for-lock", "repro", "--single-item", *(["--force"] if force else []), name]
+    return execute(name, words, root, say, stopper, BREADCRUMB_RUN=key, BREADCRUMB_OWNER=str(os.getpid()))
+
+
+def execute(name: str, words: list[str], root: Path, say: Say, stopper: Stopper, **env: str) -> Outcome:
+    """Run `python -m words` in a child process and pass each line of its output to `say` as it comes.
+
+    Args:
+        name: of its outcome.
+        words: a module and its arguments.
+        root: root of the clone.
         say: called with each line, without its line break.
         stopper: can end the child.
+        env: more variables.
     """
     started = time.monotonic()
-    words = ["--wait-for-lock", "repro", "--single-item", *(["--force"] if force else []), name]
     child = subprocess.Popen(
-        [sys.executable, "-m", "tasks.lifetime", sys.executable, "-m", "dvc", *words],
+        [sys.executable, "-m", "tasks.lifetime", sys.executable, "-m", *words],
         cwd=root,
-        env=_environment(BREADCRUMB_RUN=key, BREADCRUMB_OWNER=str(os.getpid()), PYTHONUNBUFFERED="1"),
+        env=_environment(PYTHONUNBUFFERED="1", **env),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -56,7 +56,7 @@ def dvc_stage(name: str, work: Callable[[str, Say], Outcome]) -> Any:
 def reproduce(form: Form = Form()) -> State[Any]:  # noqa: B008 - Prefect shows the default in its form.
     """From a question to a result table: run every stage that is out of date, in the order DVC gives."""
     try:
-        with _prepared(form) as run, stopped_by_signals(run):
+        with _prepared(form) as run, stopped_by_signals(run.stopper):
             _begin(run)
             run.run(lambda name: dvc_stage.submit(name, run.work).wrapped_future)
             run.ended.set()

@@ -20,7 +20,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from flows import dag, restored, settings
-from flows.child import Outcome, Say, Stopper, execute, start_tracking
+from flows.child import Outcome, Say, Stopper, repro, start_tracking
 
 LOCK = Path(".scratch/pipeline.lock")
 HOLDER = Path(".scratch/pipeline.pid")
@@ -88,11 +88,11 @@ class Run:
                 listen(line)
 
         is_forced = any(forced in (name, name.partition("@")[0]) for forced in self.force)
-        outcome = execute(name, self.root, self.key, is_forced, on_line, self.stopper)
+        outcome = repro(name, self.root, self.key, is_forced, on_line, self.stopper)
         if outcome.result == "cached" and (damaged := restored.remove_damaged(self.root, name)):
             names = ", ".join(damaged)
             on_line(f"DVC's cache is damaged: its copy of {names} is not what dvc.lock names. Running again.")
-            outcome = execute(name, self.root, self.key, is_forced, on_line, self.stopper)
+            outcome = repro(name, self.root, self.key, is_forced, on_line, self.stopper)
         return outcome
 
     def run(self, submit: Submit | None = None) -> None:
@@ -147,8 +147,8 @@ class Run:
 
 
 @contextlib.contextmanager
-def stopped_by_signals(run: Run) -> Iterator[None]:
-    """Let SIGTERM and Ctrl-C stop the stages of a run; the run then ends by itself, in good order.
+def stopped_by_signals(stopper: Stopper) -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C stop the children of a run; the run then ends by itself, in good order.
 
     A signal that was ignored stays ignored: Ctrl-C is not meant for what a script runs in its background.
     """
@@ -158,7 +158,7 @@ def stopped_by_signals(run: Run) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     taken = [number for number, handler in before.items() if handler != signal.SIG_IGN]
     for number in taken:
-        signal.signal(number, lambda received, frame: run.stopper.stop(received))
+        signal.signal(number, lambda received, frame: stopper.stop(received))
     try:
         yield
     finally:
@@ -188,7 +188,7 @@ def prepared(
     Raises:
         ValueError: another run is at work in the clone, or a setting is wrong; nothing was changed.
     """
-    with _alone(root):
+    with alone(root):
         for line in [*settings.restore(root), *dag.repair(root)]:
             print(f"after an earlier kill: {line}", flush=True)
         key = f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
@@ -205,7 +205,7 @@ def prepared(
 
 
 @contextlib.contextmanager
-def _alone(root: Path) -> Iterator[None]:
+def alone(root: Path) -> Iterator[None]:
     """Be the only pipeline run in this clone; the kernel frees the lock when the process ends."""
     holder = root / HOLDER
     holder.parent.mkdir(parents=True, exist_ok=True)

@@ -50,7 +50,7 @@ def _run(words: list[str] | None) -> int:
         if len(run.outcomes) < len(run.graph.needs) and not run.stopper.is_stopped:
             from flows.pipeline import stopped_by_signals
 
-            with stopped_by_signals(run):
+            with stopped_by_signals(run.stopper):
                 run.run()
         return close(run)
 

@@ -19,20 +19,16 @@ from tasks import conf
 
 SECONDS_BETWEEN_LOOKS = 2.0
 FORM, NIGHTLY = "form", "nightly"
-CRON = "0 3 * * *"
 
 
 def deployment(name: str) -> Any:
     """The deployment of this name with the settings and choices of now."""
+    if name == NIGHTLY:
+        from flows import nightly
+
+        return nightly.deployment()
     from flows.flow import Form, reproduce
 
-    if name == NIGHTLY:
-        return reproduce.to_deployment(
-            "nightly-evaluation",
-            cron=CRON,
-            parameters={"form": Form(force=["evaluate"]).model_dump(mode="json")},
-            description="Repeat the evaluation; the table must not move.",
-        )
     return reproduce.to_deployment(
         FORM,
         parameters={"form": Form().model_dump(mode="json")},
@@ -68,6 +64,10 @@ def main(words: list[str]) -> int:
 
     made = deployment(words[0])
     number = made.apply()
+    if words[0] == NIGHTLY:
+        from flows.nightly import set_alarm
+
+        set_alarm(number)
     if words[1:] == ["register"]:
         return 0
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 import re
 import typing
+import zoneinfo
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic.fields import FieldInfo
 
 from tasks import conf, extends
@@ -29,6 +30,14 @@ TOOLS = "tools"
 """The key that lists the systems of a run whose evidence another model reads: those with a `tool_reader`."""
 Seed = Annotated[int, Field(ge=0, le=999_999)]
 """Seeds of draws are made of it and of two counters by multiplication, and fit into 64 bits."""
+
+
+def _time_zone(name: str) -> str:
+    if name not in zoneinfo.available_timezones():
+        raise ValueError(f"found {conf.shown(name)}, expected a time zone such as UTC or Europe/Paris.")
+    return name
+
+
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 """A model on the Hugging Face hub: organisation/name."""
 MAX_TOP_K = 1000
@@ -126,6 +135,22 @@ class Compare:
 
 
 @dataclass(frozen=True)
+class Nightly:
+    """`conf/nightly/default.yaml`: what is played every night.
+
+    Attributes:
+        cron, timezone: when, such as `0 3 * * *` and `Europe/Paris`.
+        newest: registered policies that play, besides the champion.
+        params: decide questions and index, in the place of `params.yaml`.
+    """
+
+    cron: str
+    timezone: Annotated[str, AfterValidator(_time_zone)]
+    newest: Annotated[int, Field(ge=0, le=100)]
+    params: Params
+
+
+@dataclass(frozen=True)
 class Setting:
     """One key of `params.yaml`, as form and command line describe it.
 
@@ -167,18 +192,18 @@ def read(root: Path = Path(".")) -> Params:
     return check(conf.read_yaml(root / PARAMS), root)
 
 
-def check(tree: Mapping[str, Any], root: Path = Path(".")) -> Params:
-    """The settings of a `params.yaml` with this content; ValueErrors are those of reading the file."""
-    result = conf.fill(Params, tree, str(PARAMS))
+def check(tree: Mapping[str, Any], root: Path = Path("."), where: str = str(PARAMS)) -> Params:
+    """The settings of a `params.yaml` with this content; ValueErrors are those of reading the file `where`."""
+    result = conf.fill(Params, tree, where)
     for setting in (setting for setting in settings_of() if setting.kinds):
         value: Any = getattr(result, setting.key)
         if value != setting.default:
             for name in value if setting.is_list else [value]:
                 if setting.key == "model" and HUB_NAME.fullmatch(name):
                     raise ValueError(
-                        f"{PARAMS}: model={name!r}: found a name of the Hugging Face hub. {how_to_take(name)}"
+                        f"{where}: model={name!r}: found a name of the Hugging Face hub. {how_to_take(name)}"
                     )
-                conf.kind_of(setting.kinds, name, root)
+                conf.kind_of(setting.kinds, name, root, where)
     return result
 
 
@@ -257,6 +282,13 @@ def how_to_take(hub_name: str) -> str:
 def how_to_fetch(hub_name: str, folder: str) -> str:
     """The command that copies a model of the hub into a folder; `make` sets HF_HUB_OFFLINE for what it runs itself."""
     return f"HF_HUB_OFFLINE=0 hf download {hub_name} --local-dir {folder}"
+
+
+def nightly(root: Path = Path(".")) -> Nightly:
+    """Read `conf/nightly/default.yaml`, whose `params` must stand every check of `params.yaml`."""
+    chosen = conf.load(Nightly, "nightly", "default", root=root)
+    check(conf.plain(chosen.params), root, f"{CONF}/nightly/default.yaml: params")
+    return chosen
 
 
 def compare(name: str, root: Path = Path(".")) -> Compare:

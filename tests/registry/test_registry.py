@@ -36,7 +36,7 @@ class Clone:
         # Two policies of three questions cannot be told apart.
         self.questions = [replace(given.questions[i % 3], id=f"q/{i}", split="test") for i in range(12)]
         shutil.copytree(given.index, root / "artifacts/index")
-        shutil.copytree(HOUSE / "requirements", root / "requirements")
+        shutil.copytree(HOUSE / "requirements", root / "requirements", dirs_exist_ok=True)
         store.write_jsonl(root / "artifacts/data/questions.jsonl", map(question_row, self.questions))
 
     def add(self, name: str, ems: str, is_trained: bool = True) -> None:

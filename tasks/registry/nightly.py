@@ -1,0 +1,105 @@
+"""`python -m tasks.registry.nightly` prepares a night: its questions, its index, and which policies play.
+
+A folder of its own holds what the night needs, with the settings of `conf/nightly/default.yaml` in the place of
+`params.yaml`, so nothing that other runs of the clone do changes a night. DVC makes questions and index there with the
+stages of every run, and takes them from the clone's cache where they are the same.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tasks import conf, identity, params, store
+from tasks.data.records import question_row, read_questions
+from tasks.data.sample import choose
+from tasks.registry import nights
+from tasks.registry.__main__ import CHAMPION, NAME
+from tasks.runner import planned, upload
+from tasks.runner.git import read_commit
+from tasks.runner.upload import Server
+
+SET = nights.FOLDER / "set"
+CONFIG = "[core]\n    analytics = false\n    check_update = false\n    no_scm = true\n[cache]\n    dir = {}\n"
+
+
+def prepare(root: Path, server: Server) -> None:
+    """Make the folder of the night and write what is to be played into `night.json`.
+
+    Raises:
+        ValueError: a setting is wrong, or no policy is registered.
+        subprocess.CalledProcessError: a stage failed, and has said why.
+    """
+    chosen = params.nightly(root)
+    policies = _policies(server, chosen.newest)
+    folder = root / SET
+    _copy(root, folder, conf.plain(chosen.params))
+    env = {**os.environ, "BREADCRUMB_TRACKING": "off"}
+    subprocess.run([sys.executable, "-m", "dvc", "repro", "index"], cwd=folder, env=env, check=True)
+
+    plan = planned.read(folder, f"evaluate@{chosen.params.systems[0]}-{chosen.params.seeds[0]}").settings
+    data = folder / "artifacts/data"
+    asked = choose(list(read_questions(data / "questions.jsonl")), plan["splits"], plan["max_questions"])
+    if not asked:
+        raise ValueError(f"conf/nightly/default.yaml: data: {chosen.params.data} has no question in {plan['splits']}")
+    store.write_jsonl(folder / "questions.jsonl", map(question_row, asked))
+    index = planned.read(folder, "index").settings
+    fixed = [store.sha256(folder / "questions.jsonl"), store.sha256(data / "corpus.jsonl"), conf.plain(index)]
+    night = {
+        "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": read_commit(root).sha or "none",
+        "policies": [{**policy, "inputs": store.digest(*fixed, policy["version"])} for policy in policies],
+    }
+    store.write_json(root / nights.FOLDER / nights.NIGHT, night)
+
+
+def _copy(root: Path, folder: Path, settings: dict[str, Any]) -> None:
+    """What the stages read: code, settings, pinned libraries."""
+    (folder / ".dvc").mkdir(parents=True, exist_ok=True)
+    cache = os.path.relpath(root / ".dvc/cache", folder / ".dvc")
+    (folder / ".dvc/config").write_text(CONFIG.format(cache), encoding="utf-8")
+    for name in ("tasks", "conf", "requirements"):
+        source = identity.ROOT / name if name == "tasks" else root / name
+        shutil.rmtree(folder / name, ignore_errors=True)
+        shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copyfile(root / "dvc.yaml", folder / "dvc.yaml")
+    (folder / conf.PARAMS).write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+
+
+def _policies(server: Server, newest: int) -> list[store.Row]:
+    """The champion and the newest versions, in order of their numbers."""
+    versions = {int(one.version): one for one in server.client.search_model_versions(f"name = '{NAME}'")}
+    if not versions:
+        raise ValueError(f"no policy is registered as {NAME}. Register the best one of a report: make register")
+    numbers = set(sorted(versions)[len(versions) - min(newest, len(versions)) :])
+    champions = {n for n in versions if CHAMPION in server.client.get_model_version(NAME, str(n)).aliases}
+    return [_policy(versions[number], number in champions) for number in sorted(numbers | champions)]
+
+
+def _policy(version: Any, is_champion: bool) -> store.Row:
+    name = f"{version.tags['system']}-{version.tags['seed']} v{version.version}"
+    return {"version": str(version.version), "name": name, "is_champion": is_champion}
+
+
+def main() -> int:
+    """Prepare the night of this clone; returns the exit status."""
+    root = Path(".")
+    try:
+        prepare(root, upload.connect(root))
+    except subprocess.CalledProcessError as error:
+        return error.returncode
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,169 @@
+"""Nights on a real Prefect server: on their schedule, with an injected regression, and unmoved by other runs."""
+
+import http.server
+import json
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tasks import store
+from tasks.data.records import question_row, read_questions
+from tasks.registry import nights
+from tests.pipeline.test_prefect import Server, _eventually
+from tests.registry.test_registry import Clone as Report
+from tests.stages.clone import Clone
+from tests.tool.conftest import Learned, learned  # noqa: F401 - a fixture
+
+pytestmark = [pytest.mark.slow, pytest.mark.servers, pytest.mark.timeout(900)]
+
+
+class Told(http.server.BaseHTTPRequestHandler):
+    """What an automation calls; keeps the texts that it was sent."""
+
+    texts: list[str] = []  # noqa: RUF012 - shared by all requests
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.texts.append(json.loads(body)["text"])
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *words: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def told() -> Iterator[str]:
+    """The address of the webhook."""
+    Told.texts.clear()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Told) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/hook"
+        server.shutdown()
+
+
+@pytest.fixture
+def clone(tmp_path: Path, learned: Learned) -> Clone:  # noqa: F811
+    """A clone whose only registered policy knows the three questions of the night."""
+    made = Clone.make(tmp_path / "clone")
+    subprocess.run(["git", "init", "-q", str(made.root)], check=True)
+    report = Report(made.root, learned)
+    report.add("known", "1" * 12)
+    done = made.run("tasks.registry", "register")
+    assert "known-0 is version 1" in done.stdout, done.stderr
+
+    data = tmp_path / "data"
+    data.mkdir()
+    shutil.copyfile(learned.corpus, data / "corpus.jsonl")
+    known = {question.id for question in learned.questions}
+    others = [one for one in read_questions(learned.corpus.parent / "questions.jsonl") if one.id not in known][:40]
+    asked = [replace(question, split="test") for question in learned.questions]
+    rest = [replace(one, split="train") for one in others]
+    store.write_jsonl(data / "questions.jsonl", map(question_row, [*asked, *rest]))
+    for old, new in (
+        ("cron: 0 3 * * *", "cron: '* * * * *'"),
+        ("scale: laptop", "scale: smoke"),
+        ("data: world", "data: folder"),
+        ("data_folder: conf/data/none.txt", f"data_folder: {data}"),
+    ):
+        made.change("conf/nightly/default.yaml", old, new)
+    return made
+
+
+class Nightly:
+    """What `make serve` serves."""
+
+    def __init__(self, server: Server, number: str) -> None:
+        self.server, self.number = server, number
+
+    def scheduled(self) -> dict[str, Any]:
+        """The first run that the schedule has made and that is over."""
+        asked = {"sort": "START_TIME_ASC", "flow_runs": {"start_time": {"is_null_": False}}}
+        return dict(_eventually(lambda: self._over(self.server.ask("flow_runs/filter", asked)[:1]), 200))
+
+    def now(self) -> dict[str, Any]:
+        """A run that is asked for now, when it is over."""
+        number = self.server.ask(f"deployments/{self.number}/create_flow_run")["id"]
+        asked = {"flow_runs": {"id": {"any_": [number]}}}
+        return dict(_eventually(lambda: self._over(self.server.ask("flow_runs/filter", asked)), 200))
+
+    def _over(self, runs: list[dict[str, Any]]) -> dict[str, Any] | None:
+        is_over = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
+        return next((run for run in runs if run["state_type"] in is_over), None)
+
+
+@contextmanager
+def _served(clone: Clone, server: Server, webhook: str) -> Iterator[Nightly]:
+    process = clone.start("flows.serve", "nightly", **server.env, NIGHTLY_WEBHOOK=webhook)
+    try:
+        found = _eventually(lambda: server.ask("deployments/filter"), 60)
+        yield Nightly(server, found[0]["id"])
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _pause_schedule(nightly: Nightly) -> None:
+    nightly.server.ask(f"deployments/{nightly.number}/pause_deployment")
+
+
+def test_a_night_on_its_schedule_and_two_regressions(clone: Clone, tmp_path: Path, told: str) -> None:
+    server = Server(tmp_path / "prefect")
+    try:
+        with _served(clone, server, told) as nightly:
+            first = nightly.scheduled()
+            assert (first["state_name"], first["state"]["message"]) == ("Completed", "no alarm: known-0 v1; 3 questions")
+            _pause_schedule(nightly)
+            _check_an_unchanged_night(clone, nightly)
+            assert Told.texts == []
+            _check_a_changed_scorer(clone, nightly)
+            _check_a_changed_weight(clone, nightly)
+    finally:
+        server.kill()
+
+
+def _check_an_unchanged_night(clone: Clone, nightly: Nightly) -> None:
+    """After an afternoon with other settings, whose results are in the clone."""
+    clone.set("scale", "laptop")
+    clone.set("retriever", "dense")
+    shutil.rmtree(clone.root / "artifacts")
+    assert nightly.now()["state_name"] == "Completed"
+    one, two = nights.read(clone.root)[-2:]
+    assert one.cells == two.cells
+    assert one.cells[0].metrics["em"].mean == 1
+
+    found = nightly.server.ask("artifacts/latest/filter")
+    shown = {one["key"]: one for one in found}
+    assert shown["nightly-trend"]["data"] == (clone.root / nights.FOLDER / nights.TREND).read_text(encoding="utf-8")
+    assert shown["nightly-plot"]["type"] == "image"
+    tasks = {one["name"]: one["state_name"] for one in nightly.server.ask("task_runs/filter")}
+    assert tasks == {"questions and index": "Completed", "known-0 v1": "Completed"}
+
+
+def _check_a_changed_scorer(clone: Clone, nightly: Nightly) -> None:
+    right, wrong = "return float(prediction is not None", "return float(prediction is None"
+    clone.change("tasks/text.py", right, wrong)
+    _check_alarm(nightly.now(), "known-0 v1: outside the interval of the last good night: em 1.000 [")
+    clone.change("tasks/text.py", wrong, right)
+
+
+def _check_a_changed_weight(clone: Clone, nightly: Nightly) -> None:
+    (weights,) = (clone.root / ".scratch/mlflow").rglob("model.safetensors")
+    tensors = {name: tensor * 0.5 for name, tensor in load_file(weights).items()}
+    save_file(tensors, weights, {"format": "pt"})
+    _check_alarm(nightly.now(), "known-0 v1: outside the interval of the last good night: em 1.000 [")
+
+
+def _check_alarm(run: dict[str, Any], text: str) -> None:
+    """The run has failed, and the automation has told it, with the cells."""
+    assert run["state_name"] == "Failed"
+    assert run["state"]["message"].startswith(text)
+    assert _eventually(lambda: f"{run['name']}: {run['state']['message']}" in Told.texts), Told.texts
