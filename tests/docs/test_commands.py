@@ -44,6 +44,7 @@ SENT_LATER = (
 )
 REGISTERED = "tests/registry/test_registry.py::test_the_first_is_champion_and_a_better_one_takes_the_alias"
 REGISTERED_PLAYS = "tests/registry/test_registry.py::test_a_registered_policy_plays_anywhere_and_a_changed_weight_shows"
+NIGHTS = "tests/registry/test_nightly.py::test_nights_on_their_schedule_and_two_regressions"
 HELP = "tests/house/test_make.py::test_help_lists_every_target_and_every_setting"
 SETUP = "tests/house/test_make.py::test_a_half_made_environment_is_made_anew_from_a_python_outside_of_it"
 PEER = "tests/benchmarks/test_bench.py::test_both_sides_run_to_the_table"
@@ -91,7 +92,10 @@ RUN_BY = {
     "make register": REGISTERED,
     "make evaluate CHAMPION=champion": REGISTERED_PLAYS,
     "make ui": f"{HERE}::test_both_pages_answer",
-    "make serve": "tests/pipeline/test_prefect.py::test_the_schedule_creates_runs",
+    "make serve": NIGHTS,
+    "make nightly": NIGHTS,
+    'make nightly ACCEPT="the scorer removes accents now"': NIGHTS,
+    "NIGHTLY_WEBHOOK=https://hooks.example/T0/B0 make serve": NIGHTS,
     "make search-server INDEX=artifacts/index PORT=8000": SERVED,
     "make search-server INDEX=.scratch/served-index": SERVED,
     'make search-server INDEX=.scratch/served-index ARGS="--host 0.0.0.0 --without-key"': (
@@ -229,7 +233,7 @@ def test_a_dry_run_calls_the_module_that_the_tests_run() -> None:
         "mcp-server": "tasks.tool.mcp_server --http --policy", "measure-tool": "tasks.tool.measure --policy",
         "upload": "tasks.runner.upload", "register": "tasks.registry register", "evaluate": "tasks.registry evaluate",
         "bench": "tests.benchmarks.bench_trl", "bench-retrieval": "tests.benchmarks.bench_server", "test": "pytest",
-        "bench-slate": "tests.benchmarks.bench_slate",
+        "bench-slate": "tests.benchmarks.bench_slate", "nightly": "flows.nightly",
     }  # fmt: skip
     for target, module in calls.items():
         done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, env=_plain())

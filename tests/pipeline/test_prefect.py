@@ -137,12 +137,12 @@ def test_stages_are_tasks_with_their_output_in_the_log(server: Server, finished:
 
 @contextlib.contextmanager
 def _served(toy: Toy, server: Server, name: str) -> Iterator[str]:
-    """What `make ui` and `make serve` serve, while the block runs; yields the id of the deployment."""
+    """What `make ui` serves, while the block runs; yields the id of the deployment."""
     process = toy.command_in_background("flows.serve", name, **server.env)
     try:
         assert process.stdout is not None
         printed = ""
-        while not (found := re.search(r"(?:Form|Nightly): +\S+/deployment/([0-9a-f-]{36})", printed)):
+        while not (found := re.search(r"Form: +\S+/deployment/([0-9a-f-]{36})", printed)):
             line = process.stdout.readline()
             assert line, printed
             printed += line
@@ -231,14 +231,6 @@ def test_a_cancelled_run_ends_at_once_and_no_stage_is_green(server: Server, fini
         states = {one["name"]: one["state_name"] for one in tasks}
         assert states.pop("report") == "Stopped"
         assert set(states.values()) == {"Cached"}
-
-
-def test_the_schedule_creates_runs(server: Server, finished: Toy) -> None:
-    """Also guards the pin of sqlalchemy: with 2.1 everything looks healthy and no run is ever scheduled."""
-    with _served(finished, server, "nightly") as nightly:
-        scheduled = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}}
-        runs = _eventually(lambda: server.ask("flow_runs/filter", scheduled), 60)
-        assert {run["deployment_id"] for run in runs} == {nightly}
 
 
 def test_a_dead_address_costs_seconds_only(finished: Toy) -> None:

@@ -85,7 +85,7 @@ class Nightly:
         self.server, self.number = server, number
 
     def scheduled(self) -> dict[str, Any]:
-        """The first run that the schedule has made and that is over."""
+        """The first run that the schedule has made and that is over; it needs sqlalchemy below 2.1."""
         asked = {"sort": "START_TIME_ASC", "flow_runs": {"start_time": {"is_null_": False}}}
         return dict(_eventually(lambda: self._over(self.server.ask("flow_runs/filter", asked)[:1]), 200))
 
@@ -115,17 +115,21 @@ def _pause_schedule(nightly: Nightly) -> None:
     nightly.server.ask(f"deployments/{nightly.number}/pause_deployment")
 
 
-def test_a_night_on_its_schedule_and_two_regressions(clone: Clone, tmp_path: Path, told: str) -> None:
+def test_nights_on_their_schedule_and_two_regressions(clone: Clone, tmp_path: Path, told: str) -> None:
     server = Server(tmp_path / "prefect")
     try:
         with _served(clone, server, told) as nightly:
             first = nightly.scheduled()
-            assert (first["state_name"], first["state"]["message"]) == ("Completed", "no alarm: known-0 v1; 3 questions")
+            assert (first["state_name"], first["state"]["message"]) == (
+                "Completed",
+                "no alarm: known-0 v1; 3 questions",
+            )
             _pause_schedule(nightly)
             _check_an_unchanged_night(clone, nightly)
             assert Told.texts == []
             _check_a_changed_scorer(clone, nightly)
             _check_a_changed_weight(clone, nightly)
+        _check_an_accepted_night(clone)
     finally:
         server.kill()
 
@@ -160,6 +164,17 @@ def _check_a_changed_weight(clone: Clone, nightly: Nightly) -> None:
     tensors = {name: tensor * 0.5 for name, tensor in load_file(weights).items()}
     save_file(tensors, weights, {"format": "pt"})
     _check_alarm(nightly.now(), "known-0 v1: outside the interval of the last good night: em 1.000 [")
+
+
+def _check_an_accepted_night(clone: Clone) -> None:
+    """Without a server; the changed weight is still there."""
+    said = clone.run("flows.nightly", "--accept", "a new policy")
+    assert "is what the next one is compared with" in said.stdout, said.stderr
+    said = clone.run("flows.nightly")
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.endswith("no alarm: known-0 v1; 3 questions\n")
+    assert "accepted: a new policy" in said.stdout
+    assert "Error" not in said.stdout + said.stderr
 
 
 def _check_alarm(run: dict[str, Any], text: str) -> None:
