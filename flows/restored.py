@@ -29,7 +29,9 @@ def remove_damaged(root: Path, stage: str) -> list[str]:
 
     removed = []
     with Repo(str(root), _wait_for_lock=True) as repo:
-        for out in repo.stage.get_target(stage).outs:
+        with repo.lock:  # DVC writes `dvc.lock` in place, for another stage that ends at this moment.
+            outs = repo.stage.get_target(stage).outs
+        for out in outs:
             damaged = {one for path, one in _files(out) if _md5(path) != one.removesuffix(".dir")}
             if not damaged:
                 continue

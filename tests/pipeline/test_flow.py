@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
 
-from flows import dag
-from flows.child import Stopper, execute
+from flows import dag, restored
+from flows.child import Stopper, repro
 from tests.pipeline.conftest import First
 from tests.pipeline.toy import NAMES, Toy, kill_group
 
@@ -250,7 +250,7 @@ def test_a_stopped_stage_was_not_executed(finished: Toy) -> None:
     finished.flag("slow-report")
     stopper = Stopper()
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(execute, "report", finished.root, "key", True, lambda line: None, stopper)
+        running = pool.submit(repro, "report", finished.root, "key", True, lambda line: None, stopper)
         finished.wait_for("report", 90)
         stopper.stop(signal.SIGTERM)
         outcome = running.result(60)
@@ -279,6 +279,20 @@ def test_results_whose_copies_in_the_cache_are_damaged_are_made_again(finished: 
         shutil.rmtree(finished.root / name)
     assert finished.flow("--no-prefect").returncode == 0
     assert (finished.counts(), finished.bytes()) == ([], before)
+
+
+def test_a_lock_file_that_another_stage_is_writing_is_waited_for(finished: Toy) -> None:
+    from dvc.repo import Repo
+
+    path = finished.root / "dvc.lock"
+    whole = path.read_text(encoding="utf-8")
+    with ThreadPoolExecutor() as pool, Repo(str(finished.root)) as writer:
+        with writer.lock:
+            path.write_text(whole[: len(whole) // 2], encoding="utf-8")
+            reader = pool.submit(restored.remove_damaged, finished.root, "data")
+            assert wait([reader], timeout=2).not_done
+            path.write_text(whole, encoding="utf-8")
+        assert reader.result(60) == []
 
 
 @pytest.mark.parametrize(
