@@ -281,15 +281,18 @@ def test_results_whose_copies_in_the_cache_are_damaged_are_made_again(finished: 
     assert (finished.counts(), finished.bytes()) == ([], before)
 
 
-def test_a_lock_file_that_another_stage_is_writing_is_waited_for(finished: Toy) -> None:
+def test_a_lock_file_that_another_stage_is_writing_is_waited_for(
+    finished: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from dvc.repo import Repo
 
+    monkeypatch.chdir(finished.root)
     path = finished.root / "dvc.lock"
     whole = path.read_text(encoding="utf-8")
-    with ThreadPoolExecutor() as pool, Repo(str(finished.root)) as writer:
+    with ThreadPoolExecutor() as pool, Repo() as writer:
         with writer.lock:
             path.write_text(whole[: len(whole) // 2], encoding="utf-8")
-            reader = pool.submit(restored.remove_damaged, finished.root, "data")
+            reader = pool.submit(restored.remove_damaged, Path.cwd(), "data")
             assert wait([reader], timeout=2).not_done
             path.write_text(whole, encoding="utf-8")
         assert reader.result(60) == []
