@@ -51,6 +51,7 @@ def _serve(prefect_port: int, mlflow_port: int) -> NoReturn:
 
         wait_for(mlflow, "MLflow", f"{page}/health", log)
         print(f"MLflow:  {page}/{RUNS}", flush=True)
+        stack.enter_context(child(["tasks.runner.upload"], LOGS / "tracking.txt"))  # What no server has taken yet.
         env = {**os.environ, "PREFECT_API_URL": address}
         form = stack.enter_context(child(["flows.serve", "form"], LOGS / "form.txt", env=env, stdout=None))
 

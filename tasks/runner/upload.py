@@ -38,6 +38,7 @@ LOGIN = re.compile(r"([^:/?#]+):(?!\d+[/?#])(.+)")  # Digits and a slash would b
 POLL_S, RETRY_S, LINGER_S = 0.2, 10.0, 2.0
 MAX_ROWS, MAX_METRICS, MAX_OTHERS, MAX_ARTIFACT_MB = 200, 1000, 100, 200
 VIEW = "mlflow.sharedViewState.results"  # Opened by .../runs?viewStateShareKey=results&workflowType=machine_learning
+COLUMNS = ["attributes.`Dataset`"]  # Shown at first sight, behind the exact match of each system.
 BADNESS = {"RUNNING": 0, "FINISHED": 0, "KILLED": 1, "FAILED": 2}  # A pipeline run ends like the worst of its stages.
 VARIABLES = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # The sender itself tries again. By default a call blocks for 246 s.
@@ -88,7 +89,10 @@ def connect(root: Path) -> Server:
         client = mlflow.MlflowClient(uri)
         known = client.get_experiment_by_name(EXPERIMENT)
         place = (root / ".scratch/mlflow/artifacts").resolve().as_uri() if file is not None else None
-        number = known.experiment_id if known else client.create_experiment(EXPERIMENT, artifact_location=place)
+        view = {VIEW: json.dumps({"selectedColumns": COLUMNS})}  # MLflow opens its page on traces without one.
+        number = known.experiment_id if known else client.create_experiment(EXPERIMENT, place, view)
+        if known and VIEW not in known.tags:
+            client.set_experiment_tag(number, VIEW, view[VIEW])
     return Server(client, number)
 
 
@@ -226,8 +230,9 @@ class Sending:
             server.client.log_metric(run, "seconds", row["seconds"], _ms(row), 0)
         server.client.set_terminated(run, row["status"], _ms(row))
         if parent:
-            status = max(row["status"], server.client.get_run(parent).info.status, key=lambda name: BADNESS[name])
-            server.client.set_terminated(parent, status, _ms(row))
+            info = server.client.get_run(parent).info
+            status = max(row["status"], info.status, key=lambda name: BADNESS[name])
+            server.client.set_terminated(parent, status, max(_ms(row), info.end_time or 0))
 
 
 def _run(server: Server, key: str, row: Row, tags: dict[str, str]) -> Any:
@@ -253,7 +258,7 @@ def _show_columns(server: Server, metrics: set[str]) -> None:
     """Add the exact match of each system to the columns of the view that `VIEW` opens; by default there are none."""
     columns = {f"metrics.`{name}`" for name in metrics if name.endswith("/em")}
     tags = server.client.get_experiment(server.experiment).tags if columns else {}
-    shown = json.loads(tags.get(VIEW, "{}")).get("selectedColumns", ["attributes.`Dataset`"])
+    shown = json.loads(tags.get(VIEW, "{}")).get("selectedColumns", COLUMNS)
     if new := sorted(columns - set(shown)):
         server.client.set_experiment_tag(server.experiment, VIEW, json.dumps({"selectedColumns": [*new, *shown]}))
 
@@ -284,10 +289,11 @@ class Sender:
         self._has_warned = False
 
     def waiting(self) -> list[Sending]:
-        """The records that are not sent whole, without those that MLflow refused."""
+        """The records that are not sent whole, in the order of their starts, without those that MLflow refused."""
         paths = [path for path in sorted((self.root / record.FOLDER).glob("*.jsonl")) if path not in self.failed]
         found = [Sending(path, self.root) for path in paths if self.is_following or not is_held(path)]
-        return [one for one in found if one.first and (not self.is_following or one.first["to"] == self.to)]
+        known = [one for one in found if one.first and (not self.is_following or one.first["to"] == self.to)]
+        return sorted(known, key=lambda one: one.first["time"])  # The first one says when the pipeline run began.
 
     def send(self, sendings: list[Sending]) -> bool:
         """Send what is there; False if the server cannot be used."""
@@ -353,6 +359,8 @@ def main(words: Sequence[str], root: Path = Path(".")) -> int:
             print("tracking: a run is at work in this clone, and its sender has these records.")
             return 1
         sender = Sender(root, is_following=False)
+        with contextlib.suppress(Exception):  # Our experiment is there even if no record is.
+            sender.server = connect(root)
         sender.send(sender.waiting())
     num_left = len(sender.failed) + len(sender.waiting())
     print(f"tracking: {sender.num_sent} records sent to {sender.to}, {num_left} left.")

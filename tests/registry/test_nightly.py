@@ -87,13 +87,13 @@ class Nightly:
     def scheduled(self) -> dict[str, Any]:
         """The first run that the schedule has made and that is over; it needs sqlalchemy below 2.1."""
         asked = {"sort": "START_TIME_ASC", "flow_runs": {"start_time": {"is_null_": False}}}
-        return dict(_eventually(lambda: self._over(self.server.ask("flow_runs/filter", asked)[:1]), 200))
+        return dict(_eventually(lambda: self._over(self.server.ask("flow_runs/filter", asked)[:1]), 400))
 
     def now(self) -> dict[str, Any]:
         """A run that is asked for now, when it is over."""
         number = self.server.ask(f"deployments/{self.number}/create_flow_run")["id"]
         asked = {"flow_runs": {"id": {"any_": [number]}}}
-        return dict(_eventually(lambda: self._over(self.server.ask("flow_runs/filter", asked)), 200))
+        return dict(_eventually(lambda: self._over(self.server.ask("flow_runs/filter", asked)), 400))
 
     def _over(self, runs: list[dict[str, Any]]) -> dict[str, Any] | None:
         is_over = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")

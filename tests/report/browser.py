@@ -160,6 +160,45 @@ class Browser:
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
 
+    def text(self) -> str:
+        """What the page shows."""
+        return str(self.run("document.body ? document.body.innerText : ''"))
+
+    def wait_for(self, text: str, seconds: float = 60) -> None:
+        """Wait until the page shows this text."""
+        until = time.monotonic() + seconds
+        while text not in self.text():
+            if time.monotonic() > until:
+                raise TimeoutError(f"{text!r} did not appear within {seconds} s: {self.text()}")
+            time.sleep(0.3)
+
+    def click(self, element: str, seconds: float = 60) -> None:
+        """Click with the mouse on the element that this JavaScript expression gives, as soon as it is there."""
+        where = f"""(() => {{
+            const found = {element};
+            if (!found) return null;
+            found.scrollIntoView({{block: "center"}});
+            const box = found.getBoundingClientRect();
+            return box.width ? [box.x + box.width / 2, box.y + box.height / 2] : null;
+        }})()"""
+        before, until = None, time.monotonic() + seconds
+        while (point := self.run(where)) is None or point != before:  # It may still move.
+            if time.monotonic() > until:
+                raise TimeoutError(f"nothing to click on within {seconds} s: {element}")
+            before = point
+            time.sleep(0.2)
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=point[0], y=point[1], button="left", clickCount=1)
+
+    def click_on(self, text: str, kinds: str = "button, a, [role=tab], li", seconds: float = 60) -> None:
+        """Click on the last visible element of these kinds with exactly this text."""
+        shown = "one => one.innerText.trim() === " + json.dumps(text) + " && one.offsetParent"
+        self.click(f"[...document.querySelectorAll({json.dumps(kinds)})].findLast({shown})", seconds)
+
+    def write(self, text: str) -> None:
+        """Type text where the focus is."""
+        self.call("Input.insertText", text=text)
+
     def move(self, x: float, y: float) -> None:
         """Move the pointer."""
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)

@@ -1,0 +1,165 @@
+"""A run started, watched, cancelled and compared by its user: `make ui` and its pages in a real browser.
+
+The pictures stay in the folder that BROWSER_PICTURES names.
+"""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.test_prefect import _eventually
+from tests.report.browser import Browser
+from tests.skips import needs_chromium
+from tests.stages.clone import Clone
+
+pytestmark = [pytest.mark.slow, pytest.mark.servers, pytest.mark.timeout(900), needs_chromium]
+
+FIELD = """[...document.querySelectorAll(".schema-form-property")].findLast(
+    one => one.querySelector(".schema-form-property__label")?.innerText.startsWith("{label}"))"""
+ROW = """[...document.querySelectorAll("[role=row]")].find(
+    one => one.innerText.includes("{name}") && one.querySelector(".ag-checkbox-input"))"""
+STATE = "document.querySelector('.state-badge')?.innerText.trim()"
+
+
+def _free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return str(free.getsockname()[1])
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Clone:
+    """A clone of which nothing has run."""
+    made = Clone.make(tmp_path / "clone")
+    subprocess.run(["git", "init", "-q", str(made.root)], check=True)
+    return made
+
+
+@contextmanager
+def _ui(clone: Clone) -> Iterator[dict[str, str]]:
+    """The addresses that `make ui` prints, while it runs."""
+    env = {**clone.env(), "BREADCRUMB_TRACKING": "on", "PORT_PREFECT": _free_port(), "PORT_MLFLOW": _free_port()}
+    log = clone.root / ".scratch/ui.txt"
+    log.parent.mkdir(exist_ok=True)
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.ui"], cwd=clone.root, env=env, stdout=output, start_new_session=True
+        )
+    try:
+        assert _eventually(lambda: "Form:" in log.read_text(), 120), log.read_text()
+        yield dict(re.findall(r"^(\w+): +(\S+)$", log.read_text(), re.MULTILINE))
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+class Pages:
+    """The pages of Prefect and MLflow, with a picture of each step."""
+
+    def __init__(self, browser: Browser, pictures: Path) -> None:
+        self.browser, self.pictures = browser, pictures
+        pictures.mkdir(parents=True, exist_ok=True)
+
+    def picture(self, name: str) -> None:
+        """Keep what the page shows now."""
+        self.browser.picture(self.pictures / f"{name}.png")
+
+    def field(self, label: str, inside: str = "?.querySelector('textarea, input')") -> None:
+        """Click into a field of the form, or on what is inside of it."""
+        self.browser.click(FIELD.format(label=label) + inside)
+
+    def start(self, form: str, name: str) -> None:
+        """Fill in the form, press its button and go to the page of the run."""
+        self.browser.open(form)
+        self.field("Name (")
+        self.browser.write(name)
+        self.picture(f"form of {name}")
+        self.browser.click_on("Submit")
+        self.browser.click_on("View run")
+
+    def ends(self, state: str, seconds: float) -> None:
+        """Wait until the run of this page is in that state."""
+        until = time.monotonic() + seconds
+        while (found := self.browser.run(STATE)) != state:
+            assert time.monotonic() < until, f"the run is {found}, not {state}"
+            time.sleep(0.5)
+
+    def tab(self, name: str) -> None:
+        """Open a tab of the run's page."""
+        self.browser.click_on(name)
+
+
+def test_a_run_from_the_form_to_the_comparison(clone: Clone, tmp_path: Path) -> None:
+    pictures = Path(os.environ.get("BROWSER_PICTURES") or tmp_path / "pictures")
+    with _ui(clone) as pages, Browser(1500, 1000) as browser:
+        user = Pages(browser, pictures)
+        user.start(pages["Form"], "my first run")
+        _watch_to_success(user)
+        _open_the_report(user, clone)
+        clone.change("conf/scale/smoke.yaml", "num_steps: 3", "num_steps: 400")
+        user.start(pages["Form"], "my second run")
+        _cancel_in_training(user, clone)
+        _compare_in_mlflow(user, pages["MLflow"])
+
+
+def _watch_to_success(user: Pages) -> None:
+    browser = user.browser
+    browser.wait_for("my first run")
+    browser.wait_for("Running stage 'train@search_r1_ppo-0'", 240)
+    user.picture("log of the first run")
+    user.tab("Task Runs")
+    browser.wait_for("train@search_r1_ppo-0")
+    user.picture("tasks of the first run")
+    user.ends("Completed", 300)
+    user.picture("end of the first run")
+    user.tab("Artifacts")
+    browser.click_on("result-table", ".artifact-card__title")
+    browser.wait_for("Search-R1-PPO")
+    user.picture("result of the first run")
+
+
+def _open_the_report(user: Pages, clone: Clone) -> None:
+    user.browser.open(clone.root / "reports/index.html")
+    user.browser.wait_for("Search-R1-PPO")
+    user.picture("report of the first run")
+
+
+def _cancel_in_training(user: Pages, clone: Clone) -> None:
+    browser = user.browser
+    browser.wait_for("Running stage 'train@search_r1_ppo-0'", 240)
+    records = clone.root / ".scratch/tracking"
+    assert _eventually(lambda: any("batch" in path.read_text() for path in records.glob("train@search*.jsonl")), 120)
+    browser.click_on("Cancel")
+    user.picture("cancel")
+    browser.click_on("Confirm")
+    user.ends("Cancelled", 60)
+    user.tab("Task Runs")
+    browser.wait_for("Stopped")
+    user.picture("cancelled run")
+    states = browser.run("[...document.querySelectorAll('.state-list-item, .p-list-item')].map(one => one.innerText)")
+    found = {text.split("\n")[0]: text.split("\n")[1] for text in states}
+    assert found["train@search_r1_ppo-0"] == "Stopped", found
+    assert "report" not in found, "no stage after the cancelled one"
+
+
+def _compare_in_mlflow(user: Pages, address: str) -> None:
+    user.browser.open(address)
+    user.browser.wait_for("my first run")
+    user.browser.wait_for("my second run")
+    user.picture("runs in MLflow")
+    for name in ("my first run", "my second run"):
+        user.browser.click(ROW.format(name=name) + "?.querySelector('.ag-checkbox-input')")
+    user.browser.click_on("Compare")
+    user.browser.wait_for("Comparing 2 Runs")
+    user.browser.wait_for("params.scale")
+    user.picture("comparison in MLflow")
+    shown = user.browser.text()
+    assert "my first run" in shown
+    assert "my second run" in shown
