@@ -109,7 +109,7 @@ class Run:
             first = self.graph.first
             if first is not None and first in self.graph.stale and first not in self.outcomes:
                 self._run_each([first], start)
-                if self.outcomes[first].is_good:
+                if first in self.outcomes and self.outcomes[first].is_good:  # A stop may come before it starts.
                     self.graph = dag.read(self.root, self.force, done=[first])
             self._run_each([name for name in self.graph.urgent_first if name not in self.outcomes], start)
 

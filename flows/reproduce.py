@@ -1,15 +1,17 @@
 """The command line of the pipeline: `python -m flows.reproduce`.
 
-Its libraries take seconds to load. They are loaded inside `main`, so that Ctrl-C is an ordinary stop from the start.
+Its libraries take seconds to load. They are loaded inside `main`, so that Ctrl-C and SIGTERM are an ordinary stop from
+the start.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flows import STOPPED
 
@@ -24,9 +26,9 @@ def main(words: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print(STOPPED, file=sys.stderr, flush=True)
-        return 130
+        return 128 + (stop.args[0] if stop.args else signal.SIGINT)
 
 
 def _run(words: list[str] | None) -> int:
@@ -69,8 +71,10 @@ def _follow(run: Run) -> None:
                 print(f"warning: {error}; going on without it.", file=sys.stderr, flush=True)
                 return
         from flows.flow import follow
+        from flows.pipeline import stopped_by_signals
 
-        follow(run, server)
+        with stopped_by_signals(run):
+            follow(run, server)
 
 
 def _parser(epilog: str) -> argparse.ArgumentParser:
@@ -90,5 +94,10 @@ def _parser(epilog: str) -> argparse.ArgumentParser:
     return parser
 
 
+def _stop(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt(number)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _stop)
     sys.exit(main())

@@ -43,7 +43,8 @@ def _keep_up(name: str) -> None:
         time.sleep(SECONDS_BETWEEN_LOOKS)
         if (now := _stamp(Path.cwd())) != seen:
             seen = now
-            subprocess.run([sys.executable, "-m", "flows.serve", name, "register"], check=False)
+            again = [sys.executable, "-m", "flows.serve", name, "register"]
+            subprocess.run([sys.executable, "-m", "tasks.lifetime", *again], check=False)
 
 
 def _stamp(root: Path) -> list[tuple[Path, int]]:

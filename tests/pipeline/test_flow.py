@@ -15,6 +15,7 @@ import pytest
 
 from flows import dag, restored
 from flows.child import Stopper, repro
+from flows.pipeline import Run
 from tests.pipeline.conftest import First
 from tests.pipeline.toy import NAMES, Toy, kill_group
 
@@ -255,6 +256,15 @@ def test_a_stopped_stage_was_not_executed(finished: Toy) -> None:
         stopper.stop(signal.SIGTERM)
         outcome = running.result(60)
     assert (outcome.result, outcome.message) == ("stopped", "")
+
+
+def test_a_stop_before_the_first_stage_starts_none(tmp_path: Path) -> None:
+    graph = dag.Dag({"plan": (), "report": ("plan",)}, frozenset({"plan", "report"}))
+    run = Run(tmp_path, "key", "title", graph, (), 1)
+    run.stopper.stop(signal.SIGTERM)
+    run.run()
+    assert run.outcomes == {}
+    assert run.verdict == "stopped, 0 of 2 stages executed; run again to go on there"
 
 
 def test_results_whose_copies_in_the_cache_are_damaged_are_made_again(finished: Toy) -> None:

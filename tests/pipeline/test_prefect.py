@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from tasks import store
-from tests.pipeline.toy import NAMES, Toy
+from tests.benchmarks.bench_stops import busy
+from tests.pipeline.toy import HOUSE, NAMES, Toy
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers]
 
@@ -136,9 +137,9 @@ def test_stages_are_tasks_with_their_output_in_the_log(server: Server, finished:
 
 
 @contextlib.contextmanager
-def _served(toy: Toy, server: Server, name: str) -> Iterator[str]:
+def _served(toy: Toy, server: Server, name: str, **env: str) -> Iterator[str]:
     """What `make ui` serves, while the block runs; yields the id of the deployment."""
-    process = toy.command_in_background("flows.serve", name, **server.env)
+    process = toy.command_in_background("flows.serve", name, **server.env, **env)
     try:
         assert process.stdout is not None
         printed = ""
@@ -218,15 +219,31 @@ def test_the_form_shows_the_settings_and_choices_of_now(server: Server, finished
         assert _eventually(lambda: "another" in str(server.get(f"deployments/{form}")["parameter_openapi_schema"]), 60)
 
 
+SLOW_TO_REGISTER = """\
+import sys, time
+if sys.orig_argv[1:3] == ["-m", "flows.serve"] and sys.orig_argv[-1] == "register":
+    open(".scratch/registering", "w").close()
+    time.sleep(60)
+"""
+
+
+def test_a_form_that_is_being_renewed_leaves_no_process_behind(server: Server, finished: Toy, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW_TO_REGISTER)
+    with _served(finished, server, "form", PYTHONPATH=f"{tmp_path}{os.pathsep}{HOUSE}"):
+        store.write_json(finished.root / "conf/method/another.yaml", {"name": "another"})
+        assert _eventually((finished.root / ".scratch/registering").exists)
+
+
 def test_a_cancelled_run_ends_at_once_and_no_stage_is_green(server: Server, finished: Toy) -> None:
     finished.flag("slow-report")
     with _served(finished, server, "form") as form:
         run = _started(server, form, force=["report"])
         finished.wait_for("report", 60)
-        started = time.monotonic()
-        server.ask(f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
-        assert _over(server, run)["state_name"] == "Cancelled"
-        assert time.monotonic() - started < 15
+        with busy():
+            started = time.monotonic()
+            server.ask(f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+            assert _over(server, run)["state_name"] == "Cancelled"
+            assert time.monotonic() - started < 15
         tasks = server.ask("task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
         states = {one["name"]: one["state_name"] for one in tasks}
         assert states.pop("report") == "Stopped"
@@ -279,10 +296,11 @@ def test_a_stopped_run_is_cancelled_and_its_stage_stopped(server: Server, finish
     finished.flag("slow-report")
     run = finished.start("--force", "report", "--name", f"stopped by {number}", **server.env)
     finished.wait_for("report", 60)
-    started = time.monotonic()
-    os.killpg(run.pid, number)
-    output, _ = run.communicate(timeout=60)
-    assert time.monotonic() - started < 15
+    with busy():
+        started = time.monotonic()
+        os.killpg(run.pid, number)
+        output, _ = run.communicate(timeout=60)
+        assert time.monotonic() - started < 15
     assert run.returncode == 128 + number, output
     assert "stopped. Run again to go on where it stopped." in output
     assert not any(word in output for word in ("Traceback", "Crash", "aborted", "executed in"))
@@ -295,6 +313,23 @@ def test_a_stopped_run_is_cancelled_and_its_stage_stopped(server: Server, finish
     }
     assert tasks.pop("report") == "Stopped"
     assert set(tasks.values()) == {"Cached"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_stopped_while_its_server_starts_leaves_nothing(finished: Toy, number: int) -> None:
+    before = (finished.root / "params.yaml").read_bytes()
+    run = finished.start("--force", "report", "--once", "--set", "evaluate.num_bootstrap=700")
+    assert _eventually(lambda: any("flows.server" in words for words in finished.processes()), 60)
+    with busy():
+        started = time.monotonic()
+        os.kill(run.pid, number)
+        output, _ = run.communicate(timeout=60)
+        assert time.monotonic() - started < 15
+    assert run.returncode == 128 + number, output
+    assert output.endswith("stopped. Run again to go on where it stopped.\n")
+    assert "Traceback" not in output
+    assert (finished.root / "params.yaml").read_bytes() == before
+    assert _eventually(lambda: finished.processes() == [], 15), finished.processes()
 
 
 def _results(toy: Toy) -> dict[str, bytes]:

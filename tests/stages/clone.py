@@ -209,6 +209,18 @@ class Clone:
             start_new_session=True,
         )
 
+    def make_words(self, *words: str) -> tuple[list[str], dict[str, str]]:
+        """`make words` as a user types it, with this Python in the place of the clone's own; and its variables."""
+        shutil.copyfile(HOUSE / "Makefile", self.root / "Makefile")
+        (self.root / ".venv").mkdir(exist_ok=True)
+        for name in ("bin", "lib", "pyvenv.cfg"):
+            if not (self.root / ".venv" / name).exists():
+                (self.root / ".venv" / name).symlink_to(Path(sys.prefix) / name)
+        (self.root / ".venv/.made-from-cpu.txt").touch()
+        command = ["make", "--old-file=.venv/.made-from-cpu.txt", "REQUIREMENTS=requirements/cpu.txt", *words]
+        plain = {key: value for key, value in self.env().items() if not key.startswith("MAKE")}
+        return command, {**plain, "BREADCRUMB_TRACKING": "on"}
+
     def stage(self, line: str) -> subprocess.CompletedProcess[str]:
         """One stage, such as `base --seed 0`, in a process of its own; a plan that is out of date is made first.
 

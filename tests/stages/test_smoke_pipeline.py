@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import json
@@ -9,8 +10,8 @@ import os
 import shlex
 import shutil
 import signal
+import sqlite3
 import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -84,15 +85,8 @@ def by_flow(tmp_path_factory: pytest.TempPathFactory) -> tuple[Clone, str]:
 
 
 def _make(clone: Clone, *words: str) -> subprocess.CompletedProcess[str]:
-    """`make words` as a user types it, with the Python of this process in the place of the clone's own."""
-    shutil.copyfile(HOUSE / "Makefile", clone.root / "Makefile")
-    (clone.root / ".venv").mkdir()
-    for name in ("bin", "lib", "pyvenv.cfg"):
-        (clone.root / ".venv" / name).symlink_to(Path(sys.prefix) / name)
-    command = ["make", "--old-file=.venv/.made-from-cpu.txt", "REQUIREMENTS=requirements/cpu.txt", *words]
-    (clone.root / ".venv/.made-from-cpu.txt").touch()
-    plain = {key: value for key, value in clone.env().items() if not key.startswith("MAKE")}
-    env = {**plain, "BREADCRUMB_TRACKING": "on", "PREFECT_HOME": str(clone.root / ".scratch/prefect")}
+    """`make words` as a user types it."""
+    command, env = clone.make_words(*words)
     return subprocess.run(command, cwd=clone.root, env=env, capture_output=True, text=True, timeout=500, check=False)
 
 
@@ -189,6 +183,23 @@ def test_only_what_a_change_reaches_runs_again(by_dvc: Clone, tmp_path: Path) ->
     assert _results(clone) == before
     assert '"top_k":2' not in page()
     assert "search_r1_ppo-9" not in page()
+
+
+def test_a_plain_make_smoke_leaves_a_task_run_for_each_stage(by_dvc: Clone, tmp_path: Path) -> None:
+    """No server is there; stages of which nothing has changed count, too."""
+    clone = by_dvc.copy(tmp_path / "clone")
+    for key, value in {"scale": "laptop", "data": "world", "top_k": "2"}.items():
+        clone.set(key, value)
+    before = (clone.root / "params.yaml").read_bytes()
+    done = _make(clone, "smoke")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (clone.root / "params.yaml").read_bytes() == before
+
+    stages = yaml.safe_load((clone.root / "dvc.lock").read_text(encoding="utf-8"))["stages"]
+    with contextlib.closing(sqlite3.connect(clone.root / ".scratch/prefect/prefect.db")) as database:
+        states = database.execute("SELECT name, state_name FROM task_run").fetchall()
+    assert sorted(name for name, _ in states) == sorted(stages)
+    assert Counter(state for _, state in states) == {"Cached": len(stages) - 4, "Completed": 4}
 
 
 @pytest.fixture(scope="module")
