@@ -73,7 +73,7 @@ def _follow(run: Run) -> None:
         from flows.flow import follow
         from flows.pipeline import stopped_by_signals
 
-        with stopped_by_signals(run):
+        with stopped_by_signals(run.stopper):
             follow(run, server)
 
 
