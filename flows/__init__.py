@@ -13,7 +13,7 @@ for _name, _value in {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_UI_V2_ENABLED": "false",
     "PREFECT_CLIENT_MAX_RETRIES": "2",
-    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "ERROR",
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # A stage that was stopped would be an ERROR.
     "DO_NOT_TRACK": "true",
     "DVC_NO_ANALYTICS": "true",
 }.items():

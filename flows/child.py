@@ -165,28 +165,6 @@ def _environment(**more: str) -> dict[str, str]:
     return {**os.environ, **joined, **more}
 
 
-def start_tracking(root: Path, key: str) -> None:
-    """Start the sender of tracking records early, so that it is ready when the first stage ends.
-
-    It ends soon after this process. A failure here does no harm, because every stage can start it as well.
-    """
-    if os.environ.get("BREADCRUMB_TRACKING", "on") == "off":
-        return
-    log = root / ".scratch/logs/tracking.txt"
-    with contextlib.suppress(OSError):
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output:
-            subprocess.Popen(
-                [sys.executable, "-m", "tasks.runner.upload", "follow", str(os.getpid())],
-                cwd=root,
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-
-
 NOISE = (
     "Use `dvc push`",
     "To track the changes",

@@ -20,7 +20,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from flows import dag, restored, settings
-from flows.child import Outcome, Say, Stopper, repro, start_tracking
+from flows.child import Outcome, Say, Stopper, repro
 
 LOCK = Path(".scratch/pipeline.lock")
 HOLDER = Path(".scratch/pipeline.pid")
@@ -196,8 +196,6 @@ def prepared(
             for change in changes:
                 print(f"params.yaml: {change}", flush=True)
             graph = dag.read(root, force)
-            if graph.stale:
-                start_tracking(root, key)
             title = name or settings.title(root)
             if name:
                 os.environ["BREADCRUMB_NAME"] = name  # Tracking takes it, too.

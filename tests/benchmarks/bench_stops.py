@@ -43,7 +43,7 @@ from tests.stages.clone import Clone
 LIMIT_S, PATIENCE_S = 15.0, 200.0
 LOOPS = 4
 ALARMING = re.compile(
-    r"Traceback|Exception|Error(?! 1\d\d$)|error:|[Cc]rash|abort|warning|fell away|executed in", re.MULTILINE
+    r"Traceback|Exception|ERROR|Error(?! 1\d\d$)|error:|[Cc]rash|abort|warning|fell away", re.MULTILINE
 )
 KINDS = {
     "Ctrl-C": ("terminal", signal.SIGINT),

@@ -303,7 +303,7 @@ def test_a_stopped_run_is_cancelled_and_its_stage_stopped(server: Server, finish
         assert time.monotonic() - started < 15
     assert run.returncode == 128 + number, output
     assert "stopped. Run again to go on where it stopped." in output
-    assert not any(word in output for word in ("Traceback", "Crash", "aborted", "executed in"))
+    assert not any(word in output for word in ("Traceback", "ERROR", "Crash", "aborted", "executed in"))
     assert finished.processes() == []
 
     (found,) = [one for one in server.ask("flow_runs/filter") if one["name"] == f"stopped by {number}"]
