@@ -60,7 +60,8 @@ def reproduce(form: Form = Form()) -> State[Any]:  # noqa: B008 - Prefect shows 
             _begin(run)
             run.run(lambda name: dvc_stage.submit(name, run.work).wrapped_future)
             run.ended.set()
-            _show(run)
+            if not run.stopper.is_stopped:
+                _show(run)
     except ValueError as error:  # The user's to mend: one line, without a traceback.
         return Failed(message=str(error))
     if run.stopper.is_stopped:
@@ -126,7 +127,8 @@ def _end_without_prefect(run: Run) -> None:
     run.ended.wait()
     time.sleep(SECONDS_TO_END)
     if run.code is None:
-        print("warning: Prefect does not answer any more; the next run closes this one on its page.", file=sys.stderr)
+        if not run.stopper.is_stopped:
+            print("warning: Prefect does not answer; the next run closes this one on its page.", file=sys.stderr)
         settings.restore(run.root)
         close(run)
     else:

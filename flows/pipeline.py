@@ -123,6 +123,8 @@ class Run:
             for future in wait(running, timeout=1.0, return_when=FIRST_COMPLETED).done:
                 if (name := running.pop(future)) not in self.outcomes:
                     self.work(name)
+            if self.stopper.is_stopped and self.outcomes.keys() >= set(running.values()):
+                return  # Only a record of the stages is still on its way to a server.
 
     @property
     def is_complete(self) -> bool:

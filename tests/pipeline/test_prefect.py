@@ -332,6 +332,24 @@ def test_a_run_stopped_while_its_server_starts_leaves_nothing(finished: Toy, num
     assert _eventually(lambda: finished.processes() == [], 15), finished.processes()
 
 
+def test_a_stop_does_not_wait_for_a_server_that_hangs(server: Server, finished: Toy) -> None:
+    finished.flag("slow-report")
+    run = finished.start("--force", "report", **server.env)
+    finished.wait_for("report", 60)
+    os.killpg(server.process.pid, signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        os.killpg(run.pid, signal.SIGINT)
+        output, _ = run.communicate(timeout=100)
+        assert time.monotonic() - started < 15
+    finally:
+        os.killpg(server.process.pid, signal.SIGCONT)
+    assert run.returncode == 130, output
+    assert output.endswith("stopped. Run again to go on where it stopped.\n")
+    assert "warning" not in output
+    assert finished.processes() == []
+
+
 def _results(toy: Toy) -> dict[str, bytes]:
     return {name: content for name, content in toy.bytes().items() if not name.startswith("artifacts/plan/")}
 
