@@ -36,9 +36,8 @@ def deployment(name: str) -> Any:
     )
 
 
-def _keep_up(name: str) -> None:
-    """Show new settings and choices in the form as soon as files change; a new process reads them."""
-    seen = _stamp(Path.cwd())
+def _keep_up(name: str, seen: list[tuple[Path, int]]) -> None:
+    """Show new settings and choices in the form as soon as files differ from `seen`; a new process reads them."""
     while True:
         time.sleep(SECONDS_BETWEEN_LOOKS)
         if (now := _stamp(Path.cwd())) != seen:
@@ -63,6 +62,7 @@ def main(words: list[str]) -> int:
         os.environ["PREFECT_API_URL"] = server
         os.execv(sys.executable, [sys.executable, "-m", "flows.serve", *words])
 
+    seen = _stamp(Path.cwd())
     made = deployment(words[0])
     number = made.apply()
     if words[0] == NIGHTLY:
@@ -76,7 +76,7 @@ def main(words: list[str]) -> int:
 
     page = f"{server.removesuffix('/api')}/deployments/deployment/{number}"
     print(f"Form:    {page}/run" if words[0] == FORM else f"Nightly: {page}", flush=True)
-    threading.Thread(target=_keep_up, args=(words[0],), daemon=True).start()
+    threading.Thread(target=_keep_up, args=(words[0], seen), daemon=True).start()
     serve(made, limit=1, pause_on_shutdown=False, print_starting_message=False, query_seconds=1.0)
     return 0
 
