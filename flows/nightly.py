@@ -34,7 +34,6 @@ NAME = "nightly-evaluation"
 WEBHOOK = "NIGHTLY_WEBHOOK"
 """Variable with the address that is told of an alarm; it may hold a secret."""
 TEXT = '{"text": {{ (flow_run.name ~ ": " ~ flow_run.state.message) | tojson }}}'
-SET = nights.FOLDER / "set"
 
 
 @task(name="step", task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False)
@@ -49,7 +48,9 @@ def step(name: str, words: list[str], stopper: Stopper) -> Any:
     outcome = execute(name, words, Path.cwd(), say, stopper)
     if outcome.result == "stopped":
         return Cancelled(name="Stopped", message="the run was stopped")
-    return Completed(data=outcome) if outcome.is_good else Failed(message=f"{name}: {outcome.message}")
+    if outcome.result == "failed":
+        return Failed(message=f"{name}: {outcome.message}")
+    return Completed(message=f"executed in {outcome.seconds:.1f} s")
 
 
 @flow(name="nightly", persist_result=False)
@@ -80,8 +81,8 @@ def _night(root: Path, stopper: Stopper) -> State[Any]:
     cells = []
     for policy in night["policies"]:
         out = root / nights.FOLDER / f"played-{policy['version']}.json"
-        where = ["--questions", f"{SET}/questions.jsonl", "--index", f"{SET}/artifacts/index", "--out", str(out)]
-        if bad := run(policy["name"], "tasks.registry", "evaluate", policy["version"], *where):
+        where = ["--questions", f"{nights.SET}/questions.jsonl", "--index", f"{nights.SET}/artifacts/index"]
+        if bad := run(policy["name"], "tasks.registry", "evaluate", policy["version"], *where, "--out", str(out)):
             return bad
         cells.append(nights.cell(policy, json.loads(out.read_text(encoding="utf-8"))))
         out.unlink()
@@ -112,38 +113,50 @@ def deployment(root: Path = Path(".")) -> Any:
     from prefect.schedules import Cron
 
     chosen = params.nightly(root)
+    try:
+        schedule = Cron(chosen.cron, timezone=chosen.timezone)
+    except ValueError:
+        raise ValueError(
+            f"conf/nightly/default.yaml: cron={chosen.cron!r}: expected minute, hour, day, month and weekday, such as "
+            "0 3 * * *."
+        ) from None
     return nightly.to_deployment(
         NAME,
-        schedule=Cron(chosen.cron, timezone=chosen.timezone),
+        schedule=schedule,
         description="Registered policies play fixed questions; the run fails where a result moved that must not move.",
     )
 
 
 def set_alarm(number: object) -> None:
-    """Make or replace the automation that fires when a run of deployment `number` fails or crashes.
+    """Make the automation that fires when a run of deployment `number` fails or crashes.
 
-    It calls the address in NIGHTLY_WEBHOOK, if there is one; without one Prefect's page shows that it fired.
+    It calls the address in NIGHTLY_WEBHOOK. Without one Prefect's page shows that it fired, and an automation that is
+    there stays as its user has changed it.
     """
     from prefect.automations import Automation
     from prefect.blocks.webhook import Webhook
     from prefect.events.actions import CallWebhook, DoNothing
     from prefect.events.schemas.automations import EventTrigger
 
+    name = "nightly alarm"
+    with contextlib.suppress(ValueError):
+        known = Automation.read(name=name)
+        if WEBHOOK not in os.environ:
+            return
+        known.delete()
     action: Any = DoNothing()
     if address := os.environ.get(WEBHOOK):
         block = Webhook(url=address).save("nightly-alarm", overwrite=True)
         action = CallWebhook(block_document_id=block, payload=TEXT)
     about = {"prefect.resource.role": "deployment", "prefect.resource.id": f"prefect.deployment.{number}"}
     alarm = Automation(
-        name="nightly alarm",
+        name=name,
         description="Fires when the nightly evaluation fails.",
         trigger=EventTrigger(
             expect={"prefect.flow-run.Failed", "prefect.flow-run.Crashed"}, match_related=about, threshold=1, within=0
         ),
         actions=[action],
     )
-    with contextlib.suppress(ValueError):
-        Automation.read(name=alarm.name).delete()
     alarm.create()
 
 

@@ -26,7 +26,6 @@ from tasks.runner import planned, upload
 from tasks.runner.git import read_commit
 from tasks.runner.upload import Server
 
-SET = nights.FOLDER / "set"
 CONFIG = "[core]\n    analytics = false\n    check_update = false\n    no_scm = true\n[cache]\n    dir = {}\n"
 
 
@@ -39,7 +38,7 @@ def prepare(root: Path, server: Server) -> None:
     """
     chosen = params.nightly(root)
     policies = _policies(server, chosen.newest)
-    folder = root / SET
+    folder = root / nights.SET
     _copy(root, folder, conf.plain(chosen.params))
     env = {**os.environ, "BREADCRUMB_TRACKING": "off"}
     subprocess.run([sys.executable, "-m", "dvc", "repro", "index"], cwd=folder, env=env, check=True)
@@ -51,7 +50,8 @@ def prepare(root: Path, server: Server) -> None:
         raise ValueError(f"conf/nightly/default.yaml: data: {chosen.params.data} has no question in {plan['splits']}")
     store.write_jsonl(folder / "questions.jsonl", map(question_row, asked))
     index = planned.read(folder, "index").settings
-    fixed = [store.sha256(folder / "questions.jsonl"), store.sha256(data / "corpus.jsonl"), conf.plain(index)]
+    passages = store.read_json(data / "manifest.json")["data_sha256"]  # Of all questions, too.
+    fixed = [store.sha256(folder / "questions.jsonl"), passages, index]
     night = {
         "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": read_commit(root).sha or "none",
@@ -79,13 +79,16 @@ def _policies(server: Server, newest: int) -> list[store.Row]:
     if not versions:
         raise ValueError(f"no policy is registered as {NAME}. Register the best one of a report: make register")
     numbers = set(sorted(versions)[len(versions) - min(newest, len(versions)) :])
-    champions = {n for n in versions if CHAMPION in server.client.get_model_version(NAME, str(n)).aliases}
-    return [_policy(versions[number], number in champions) for number in sorted(numbers | champions)]
-
-
-def _policy(version: Any, is_champion: bool) -> store.Row:
-    name = f"{version.tags['system']}-{version.tags['seed']} v{version.version}"
-    return {"version": str(version.version), "name": name, "is_champion": is_champion}
+    aliases = server.client.get_registered_model(NAME).aliases
+    champions = {int(aliases[CHAMPION])} if CHAMPION in aliases else set()
+    return [
+        {
+            "version": str(number),
+            "name": f"{versions[number].tags['system']}-{versions[number].tags['seed']} v{number}",
+            "is_champion": number in champions,
+        }
+        for number in sorted(numbers | champions)
+    ]
 
 
 def main() -> int:

@@ -11,6 +11,8 @@ from tasks.records import schema
 from tasks.records.schema import Count, Number, row
 
 FOLDER = Path(".scratch/nightly")
+SET = FOLDER / "set"
+"""Questions, passages and index of the nights."""
 HISTORY, NIGHT, TREND, PLOT = "nights.jsonl", "night.json", "trend.md", "trend.svg"
 METRICS = ("em", "f1", "searches")
 NUM_SHOWN = 30
@@ -110,9 +112,11 @@ def accept(root: Path, reason: str) -> Night:
     """Take the last night for good: the next one is compared with it.
 
     Raises:
-        ValueError: there is none, or it has no alarm.
+        ValueError: there is none, or it has no alarm; or the reason is not one line of printable text.
     """
     nights = read(root)
+    if not reason.strip() or not reason.isprintable():
+        raise ValueError(f"found {reason!r} as the reason, expected one line of printable text")
     if not nights or nights[-1].is_good:
         raise ValueError("the last night has no alarm that could be accepted" if nights else "there was no night yet")
     return _write(root, [*nights[:-1], replace(nights[-1], accepted=reason)])[-1]
@@ -167,7 +171,8 @@ def trend(nights: Sequence[Night]) -> str:
     lines = [f"| night (UTC) | {' | '.join(titles)} | |", "| --- " * (len(names) + 2) + "|"]
     for night in shown:
         cells = {cell.policy: cell.metrics["em"].shown for cell in night.cells}
-        said = ("alarm, accepted: " + night.accepted if night.accepted else "**alarm**") if night.alarms else "no alarm"
+        reason = night.accepted.replace("|", "\\|")
+        said = (f"alarm, accepted: {reason}" if reason else "**alarm**") if night.alarms else "no alarm"
         lines.append(f"| {night.at[:16].replace('T', ' ')} | {' | '.join(cells.get(n, '') for n in names)} | {said} |")
     return "\n".join([*lines, "", *(f"- {text}" for text in nights[-1].alarms)]).strip()
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +250,29 @@ def test_a_cancelled_run_ends_at_once_and_no_stage_is_green(server: Server, fini
         assert set(states.values()) == {"Cached"}
 
 
+ALARM = """\
+from prefect.automations import Automation
+from flows.nightly import set_alarm
+
+set_alarm("00000000-0000-4000-8000-000000000000")
+alarm = Automation.read(name="nightly alarm")
+print(type(alarm.actions[0]).__name__, alarm.description)
+alarm.description = "mine"
+alarm.update()
+"""
+
+
+def test_an_alarm_that_its_user_has_changed_stays_so(server: Server, finished: Toy) -> None:
+    def said(**env: str) -> str:
+        env = finished.env(**server.env, **env)
+        command = [sys.executable, "-c", ALARM]
+        return subprocess.run(command, cwd=finished.root, env=env, capture_output=True, text=True, check=True).stdout
+
+    assert said().startswith("DoNothing Fires when")
+    assert said() == "DoNothing mine\n"
+    assert said(NIGHTLY_WEBHOOK="http://127.0.0.1:9/").startswith("CallWebhook Fires when")
+
+
 def test_a_dead_address_costs_seconds_only(finished: Toy) -> None:
     started = time.monotonic()
     done = finished.flow("--force", "report", PREFECT_API_URL="http://127.0.0.1:9/api")
@@ -291,16 +314,22 @@ def test_a_run_without_a_server_is_recorded_with_every_stage_and_the_next_one_cl
     assert (states["data"], states["train@a-0"], states["report"]) == ("Cached", "Completed", "Completed")
 
 
+def _stopped(run: "subprocess.Popen[str]", stop: Callable[[], None]) -> str:
+    """What a run has said, which must have ended soon after it was stopped."""
+    started = time.monotonic()
+    stop()
+    output, _ = run.communicate(timeout=100)
+    assert time.monotonic() - started < 15
+    return output
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_run_is_cancelled_and_its_stage_stopped(server: Server, finished: Toy, number: int) -> None:
     finished.flag("slow-report")
     run = finished.start("--force", "report", "--name", f"stopped by {number}", **server.env)
     finished.wait_for("report", 60)
     with busy():
-        started = time.monotonic()
-        os.killpg(run.pid, number)
-        output, _ = run.communicate(timeout=60)
-        assert time.monotonic() - started < 15
+        output = _stopped(run, lambda: os.killpg(run.pid, number))
     assert run.returncode == 128 + number, output
     assert "stopped. Run again to go on where it stopped." in output
     assert not any(word in output for word in ("Traceback", "ERROR", "Crash", "aborted", "executed in"))
@@ -321,10 +350,7 @@ def test_a_run_stopped_while_its_server_starts_leaves_nothing(finished: Toy, num
     run = finished.start("--force", "report", "--once", "--set", "evaluate.num_bootstrap=700")
     assert _eventually(lambda: any("flows.server" in words for words in finished.processes()), 60)
     with busy():
-        started = time.monotonic()
-        os.kill(run.pid, number)
-        output, _ = run.communicate(timeout=60)
-        assert time.monotonic() - started < 15
+        output = _stopped(run, lambda: os.kill(run.pid, number))
     assert run.returncode == 128 + number, output
     assert output.endswith("stopped. Run again to go on where it stopped.\n")
     assert "Traceback" not in output
@@ -338,10 +364,7 @@ def test_a_stop_does_not_wait_for_a_server_that_hangs(server: Server, finished: 
     finished.wait_for("report", 60)
     os.killpg(server.process.pid, signal.SIGSTOP)
     try:
-        started = time.monotonic()
-        os.killpg(run.pid, signal.SIGINT)
-        output, _ = run.communicate(timeout=100)
-        assert time.monotonic() - started < 15
+        output = _stopped(run, lambda: os.killpg(run.pid, signal.SIGINT))
     finally:
         os.killpg(server.process.pid, signal.SIGCONT)
     assert run.returncode == 130, output

@@ -1,6 +1,7 @@
 """How answers get into `params.yaml`: all or none, checked, comments kept."""
 
 import re
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -332,3 +333,25 @@ def test_what_most_others_wait_for_comes_first() -> None:
     order = dag.Dag(needs, frozenset()).urgent_first
     assert order == ["data", "index", "base@0", "base@1", "recall", "train@0", "train@1", "report"]
     assert all(order.index(need) < order.index(name) for name, others in needs.items() for need in others)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("cron: 0 3 * * *", "cron: at three", r"default.yaml: cron='at three': expected minute, hour"),
+        ("timezone: UTC", "timezone: Mars", r"default.yaml: timezone.*'Mars'.*expected a time zone"),
+        ("newest: 2", "newest: -1", r"default.yaml: newest=-1: expected"),
+        ("newest: 2", "latest: 2", r"default.yaml: unknown key 'latest'"),
+        ("retriever: bm25", "retriever: bm26", r"default.yaml: params: unknown retriever 'bm26'. Did you mean 'bm25'"),
+    ],
+)
+def test_wrong_settings_of_the_nightly_are_named(tmp_path: Path, old: str, new: str, message: str) -> None:
+    from flows import nightly
+
+    shutil.copytree(HOUSE / "conf", tmp_path / "conf")
+    path = tmp_path / "conf/nightly/default.yaml"
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        nightly.deployment(tmp_path)

@@ -59,7 +59,12 @@ def test_a_bad_night_is_no_standard_until_somebody_accepts_it(root: Path) -> Non
     assert _add(root, _cell(em=0.5)), "compared with the last good night, not with the last one"
     assert not _add(root, _cell())
     assert _add(root, _cell(em=0.5))
-    assert nights.accept(root, "the scorer strips accents now").is_good
+    for reason in (" ", "two\nlines"):
+        with pytest.raises(ValueError, match="expected one line of printable text"):
+            nights.accept(root, reason)
+    assert nights.accept(root, "the scorer strips | accents now").is_good
+    lines = (root / nights.FOLDER / nights.TREND).read_text(encoding="utf-8").splitlines()
+    assert lines[2].endswith(r"| alarm, accepted: the scorer strips \| accents now |")
     assert not _add(root, _cell(em=0.5))
     assert _add(root, _cell())
 
