@@ -24,8 +24,9 @@
 #   make setup | clean | help   .venv alone | remove what can be made again | this text
 #
 # METHODS=a,b trains these and sets them beside the system they are compared with, PARALLEL=2 runs so many stages at once,
-# REQUIREMENTS=requirements/cpu.txt decides what is installed. A run downloads no model: HF_HUB_OFFLINE=1, unless you set
-# it, and sends nothing out: DO_NOT_TRACK=true. The settings of run, smoke and compare are:
+# RUN_NAME="first try" is the name of the run on the pages of Prefect and MLflow. REQUIREMENTS=requirements/cpu.txt decides
+# what is installed. A run downloads no model: HF_HUB_OFFLINE=1, unless you set it, and sends nothing out:
+# DO_NOT_TRACK=true. The settings of run, smoke and compare are:
 
 override SHELL := /bin/bash
 override .SHELLFLAGS := -o pipefail -c
@@ -35,9 +36,9 @@ override .SHELLFLAGS := -o pipefail -c
 # What the command line may set for which target. Besides, run, smoke and compare take every setting of params.yaml, DATA
 # and METHODS; flows.reproduce knows them.
 override TAKES := VENV REQUIREMENTS UV PYTEST DO_NOT_TRACK HF_HUB_OFFLINE OMP_NUM_THREADS UV_LINK_MODE PIP_FIND_LINKS PIP_INDEX_URL
-override TAKES_run := PARALLEL
-override TAKES_smoke := PARALLEL
-override TAKES_compare := PARALLEL STUDY
+override TAKES_run := PARALLEL RUN_NAME
+override TAKES_smoke := PARALLEL RUN_NAME
+override TAKES_compare := PARALLEL RUN_NAME STUDY
 override TAKES_nightly := ACCEPT
 override TAKES_serve := NIGHTLY_WEBHOOK
 override TAKES_ui := PORT_PREFECT PORT_MLFLOW
@@ -114,7 +115,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Settings of the command line; an empty one is none.
 override GIVEN_SETTINGS := $(foreach name,$(UNKNOWN),$(if $(value $(name)),$(name)))
-override SETTINGS := $(foreach name,$(GIVEN_SETTINGS),--set "$(name)=$$$(name)") $(if $(value PARALLEL),--max-parallel "$$PARALLEL")
+override SETTINGS := $(foreach name,$(GIVEN_SETTINGS),--set "$(name)=$$$(name)") $(if $(value PARALLEL),--max-parallel "$$PARALLEL") \
+  $(if $(value RUN_NAME),--name="$$RUN_NAME")
 
 # Starts a module with these words and those of ARGS, which are split as a shell would, and run by none.
 override define WITH_ARGS

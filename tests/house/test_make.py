@@ -156,6 +156,7 @@ def test_settings_are_handed_on_and_nothing_of_makes_own(told: Path) -> None:
         ("smoke", "SEEDS", ["--set", "SEEDS={}"]),
         ("run", "NOT_KNOWN", ["--set", "NOT_KNOWN={}"]),
         ("run", "PARALLEL", ["--max-parallel", "{}"]),
+        ("smoke", "RUN_NAME", ["--once", "--set", "scale=smoke", "--set", "data=smoke", "--name={}"]),
         ("compare", "STUDY", ["--compare", "{}", "--set", "scale=laptop"]),
         ("search-server", "INDEX", ["--index", "{}"]),
         ("search-server", "PORT", ["--port", "{}"]),
