@@ -21,6 +21,8 @@ from filelock import FileLock, Timeout
 
 from flows import dag, restored, settings
 from flows.child import Outcome, Say, Stopper, repro
+from tasks import conf
+from tasks.runner import record
 
 LOCK = Path(".scratch/pipeline.lock")
 HOLDER = Path(".scratch/pipeline.pid")
@@ -198,7 +200,7 @@ def prepared(
             for change in changes:
                 print(f"params.yaml: {change}", flush=True)
             graph = dag.read(root, force)
-            title = name or settings.title(root)
+            title = name or record.title(conf.read_yaml(root / conf.PARAMS))
             if name:
                 os.environ["BREADCRUMB_NAME"] = name  # Tracking takes it, too.
             yield Run(root, key, title, graph, force, max_parallel, [] if once else changes)

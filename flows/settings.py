@@ -93,15 +93,6 @@ def restore(root: Path) -> list[str]:
     return [f"put {conf.PARAMS} back as it was before that run"]
 
 
-def title(root: Path) -> str:
-    """What a run with the present settings is, in words: systems, scale, seeds."""
-    chosen = params.read(root)
-    many = f"{chosen.systems[0]} and {len(chosen.systems) - 1} others"
-    systems = ", ".join(chosen.systems) if len(chosen.systems) <= 4 else many
-    seeds = ", ".join(map(str, chosen.seeds))
-    return f"{systems}; {chosen.scale}; seed{'s' if len(chosen.seeds) > 1 else ''} {seeds}"
-
-
 def apply(answers: dict[str, Any], root: Path) -> list[str]:
     """Write answers into `params.yaml`, keeping its comments; returns `key: old -> new` for each real change.
 

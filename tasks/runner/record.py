@@ -35,7 +35,7 @@ FOLDER = Path(".scratch/tracking")
 SENDER = FOLDER / "sender.lock"  # Held by the process that sends the records of this clone.
 WARNING = FOLDER / "warning.txt"  # Written by the sender, printed and removed by the first stage that sees it.
 SECONDS_BETWEEN_LOOKS = 1.0
-LONGEST_NAME = 60
+MOST_NAMES = 4
 SECRET_KEY = re.compile(r"(^|[._])(secret|password|passwd|token|api_?key|access_?key|credentials?)$", re.IGNORECASE)
 LOGIN = re.compile(r"://\S*@")  # Up to the last @, because a password may hold / and @.
 SECRET_IN_QUERY = re.compile(r"([?&][\w.-]*(?:secret|passw|token|key|credential)[\w.-]*=)[^&\s]*", re.IGNORECASE)
@@ -131,7 +131,8 @@ def start(name: str, params: Row, root: Path = Path("."), code: Commit | None = 
     is_on = os.environ.get("BREADCRUMB_TRACKING", "on") != "off"
     key, owner = _pipeline()
     to = shown(address(root)) if is_on else None
-    track._write("start", stage=name, pipeline=key, title=title(params), owner=owner, to=to)
+    given = os.environ.get("BREADCRUMB_NAME") or os.environ.get("DVC_EXP_NAME")
+    track._write("start", stage=name, pipeline=key, title=given or title(params), owner=owner, to=to)
 
     code = code or read_commit(root)
     group, _, item = name.partition("@")
@@ -206,17 +207,14 @@ def shown(address: str) -> str:
 
 
 def title(params: Row) -> str:
-    """The name of a pipeline run: what its user called it, else its systems, scale and seeds.
+    """What a run with these settings is, in words: systems, scale, seeds.
 
     >>> title({"systems": ["base", "dspo"], "scale": "smoke", "seeds": [0, 1]})
-    'base, dspo | smoke | seeds 0, 1'
+    'base, dspo; smoke; seeds 0, 1'
     """
-    if given := os.environ.get("BREADCRUMB_NAME") or os.environ.get("DVC_EXP_NAME"):
-        return given
     systems, seeds = (list(map(str, params.get(key) or [])) for key in ("systems", "seeds"))
-    names = ", ".join(systems)
-    names = names if len(names) <= LONGEST_NAME else f"{len(systems)} systems"
-    return f"{names} | {params.get('scale')} | seeds {', '.join(seeds)}"
+    names = ", ".join(systems) if len(systems) <= MOST_NAMES else f"{systems[0]} and {len(systems) - 1} others"
+    return f"{names}; {params.get('scale')}; seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}"
 
 
 def _pipeline() -> tuple[str, int]:
