@@ -19,7 +19,6 @@ from prefect import flow, task
 from prefect.artifacts import create_image_artifact, create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
-from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Completed, Failed, State
 
@@ -174,7 +173,6 @@ def main(words: list[str] | None = None) -> int:
         server = find_server(root) or stack.enter_context(started(root))[0]
         with temporary_settings({PREFECT_API_URL: server}):
             state = nightly(return_state=True)
-            APILogHandler().flush()  # Before its server ends.
     if state.is_completed():
         print(state.message)
         return 0

@@ -20,6 +20,7 @@ UI_ADDRESS = Path(".scratch/ui/prefect")
 LOG = Path(".scratch/logs/prefect.txt")
 SECONDS_TO_START = 90.0
 SECONDS_TO_LEAVE = 5.0
+SECONDS_TO_SEND = 2.0
 
 
 def find_server(root: Path) -> str | None:
@@ -78,7 +79,20 @@ def started(root: Path, port: int = 0) -> Iterator[tuple[str, subprocess.Popen[b
         env = {**os.environ, "PREFECT_API_URL": address}
         with child(["flows.server", str(number)], root / LOG, cwd=root, env=env, pass_fds=[number]) as server:
             wait_for(server, "Prefect", f"{address}/health", LOG)
-            yield address, server
+            try:
+                yield address, server
+            finally:
+                _send_all()
+
+
+def _send_all() -> None:
+    """Give the server what this process has for it, for some seconds: Prefect asks a server that has ended again."""
+    if "prefect" in sys.modules:
+        from prefect.events.worker import EventsWorker
+        from prefect.logging.handlers import APILogWorker
+
+        for queue in (EventsWorker, APILogWorker):
+            queue.drain_all(timeout=SECONDS_TO_SEND)
 
 
 def wait_for(server: subprocess.Popen[bytes], name: str, url: str, log: Path) -> None:

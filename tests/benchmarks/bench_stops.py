@@ -278,7 +278,9 @@ def rows_of(database: Path, query: str) -> list[Any]:
 
 
 def _ask(url: str, **body: Any) -> Any:
-    answer = httpx.post(url, json=body, timeout=60)
+    until = time.monotonic() + 30  # Prefect answers 503 while its database of one file is busy.
+    while (answer := httpx.post(url, json=body, timeout=60)).status_code == 503 and time.monotonic() < until:
+        time.sleep(0.5)
     answer.raise_for_status()
     return answer.json()
 
