@@ -30,6 +30,7 @@ from flows.farewell import REPORT, TABLE, close
 from flows.form import form_of
 from flows.pipeline import Run, prepared, stopped_by_signals
 from tasks.lifetime import end_with_parent
+from tasks.runner import record
 
 SECONDS_TO_END = 4.0
 GIVEN_BY_PREFECT = re.compile(r"[a-z0-9]+(-[a-z0-9]+){1,2}")
@@ -101,7 +102,8 @@ def _show(run: Run) -> None:
         table = run.root / TABLE
         text = table.read_text(encoding="utf-8") if table.is_file() else "No result table was written."
         lines = [f"- {name}: {outcome.result}, {outcome.seconds:.1f} s" for name, outcome in run.outcomes.items()]
-        links = f"Report: `{REPORT}` in the clone. MLflow: {os.environ.get('MLFLOW_TRACKING_URI', '`make ui`')}."
+        server = record.shown(os.environ.get("MLFLOW_TRACKING_URI", "`make ui`"))
+        links = f"Report: `{REPORT}` in the clone. MLflow: {server}."
         changed = "".join(f"\n- set {change}" for change in run.changes)
         create_markdown_artifact(
             f"{text}\n\n{links}\n\n{run.verdict}\n{changed}\n\n" + "\n".join(lines), key="result-table"

@@ -108,7 +108,8 @@ def _eventually(find: Any, seconds: float = 30) -> Any:
 
 def test_stages_are_tasks_with_their_output_in_the_log(server: Server, finished: Toy) -> None:
     finished.flag("fail-evaluate@b-0")
-    done = finished.flow("--set", "evaluate.top_k=5", **server.env)
+    address = "http://me:hunter2@127.0.0.1:9"
+    done = finished.flow("--set", "evaluate.top_k=5", **server.env, MLFLOW_TRACKING_URI=address)
     assert done.returncode == 1
     assert "error: evaluate@b-0: toy.yaml: evaluate@b-0 was told to fail" in done.stderr
     assert "Traceback" not in done.stderr
@@ -134,6 +135,8 @@ def test_stages_are_tasks_with_their_output_in_the_log(server: Server, finished:
     assert "hello from evaluate@a-0" in logs
     (artifact,) = server.ask("artifacts/filter", {"artifacts": {"key": {"any_": ["result-table"]}}})
     assert "| toy table |" in artifact["data"]
+    assert "MLflow: http://***@127.0.0.1:9." in artifact["data"]
+    assert "hunter2" not in artifact["data"]
 
 
 @contextlib.contextmanager
