@@ -229,7 +229,7 @@ serve: $(STAMP)
 	@exec $(BIN)/python -m flows.serve nightly
 
 nightly: $(STAMP)
-	@exec $(BIN)/python -m flows.nightly $${ACCEPT:+--accept "$$ACCEPT"}
+	@exec $(BIN)/python -m tasks.registry.nightly $${ACCEPT:+--accept "$$ACCEPT"}
 
 search-server: $(STAMP)
 	@exec $(RUN_WITH_ARGS) tasks.server --index "$$INDEX" $${PORT:+--port "$$PORT"}

@@ -1,28 +1,26 @@
-"""Runs one DVC stage in a child process, passes its output on, and stops it with all its descendants.
-
-It knows no stage by name, nothing of what a stage computes, and nothing of Prefect.
-"""
+"""Runs a command in a child process, passes its output on, and stops it with all its descendants."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-
-import psutil
 
 Say = Callable[[str], None]
 
 SECONDS_TO_LEAVE = 4.0
 LAST_LINES = 15
+NOISE = ("Use `dvc push`", "To track the changes", "\tgit add", "To enable auto staging", "\tdvc config",
+         "> exec python", "Updating lock file")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,10 +45,10 @@ class Outcome:
 
 
 class Stopper:
-    """The running children, so that one call ends them all."""
+    """Ends all running children with one call; each of them leads a process group, which holds its descendants."""
 
     def __init__(self) -> None:
-        self._children: set[int] = set()
+        self._groups: set[int] = set()
         self.signal: int | None = None
 
     @property
@@ -58,75 +56,73 @@ class Stopper:
         """Whether the run was stopped."""
         return self.signal is not None
 
-    def add(self, pid: int) -> None:
-        """Remember a child; one that starts after the stop ends at once."""
-        self._children.add(pid)
-        if self.is_stopped:
-            _end([pid])
-
-    def remove(self, pid: int) -> None:
-        """Forget a child that has ended."""
-        self._children.discard(pid)
-
-    def stop(self, signal: int) -> None:
-        """End every child with its descendants, in the background, because a signal's handler must not wait."""
+    def stop(self, number: int) -> None:
+        """End every child, in the background, because a signal's handler must not wait."""
         if not self.is_stopped:
-            self.signal = signal
-            threading.Thread(target=_end, args=(list(self._children),), daemon=True).start()
+            self.signal = number
+            threading.Thread(target=self._end, daemon=True).start()
+
+    @contextlib.contextmanager
+    def watching(self, group: int) -> Iterator[None]:
+        """Inside the block a stop ends this group, also a stop that came just before it."""
+        self._groups.add(group)
+        if self.is_stopped:
+            _send(group, signal.SIGTERM)
+        try:
+            yield
+        finally:
+            self._groups.discard(group)
+
+    def _end(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for group in list(self._groups):
+                _send(group, number)
+            until = time.monotonic() + SECONDS_TO_LEAVE
+            while self._groups and time.monotonic() < until:
+                time.sleep(0.05)
 
 
-def _end(children: list[int]) -> None:
-    """SIGTERM to these processes and all below them, and SIGKILL to those that live on after some seconds."""
-    family: list[psutil.Process] = []
-    for pid in children:
-        with contextlib.suppress(psutil.Error):
-            child = psutil.Process(pid)
-            family += [*child.children(recursive=True), child]
-
-    for signal_all in (psutil.Process.terminate, psutil.Process.kill):
-        for process in filter(_is_alive, family):
-            with contextlib.suppress(psutil.Error):
-                signal_all(process)
-        # `psutil.wait_procs` would collect the exit status of our child, and `Popen.wait` would take 0 for it.
-        until = time.monotonic() + SECONDS_TO_LEAVE
-        while any(map(_is_alive, family)) and time.monotonic() < until:
-            time.sleep(0.05)
+def _send(group: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
 
 
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
+@contextlib.contextmanager
+def stopped_by_signals(stopper: Stopper) -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C stop the children of a run; the run then ends by itself, in good order.
 
-
-def repro(name: str, root: Path, key: str, force: bool, say: Say, stopper: Stopper) -> Outcome:
-    """Run one DVC stage, such as `train@search_r1_grpo-0`; see `execute`.
-
-    Args:
-        key: name of the pipeline run, under which tracking gathers its stages.
-        force: run it even if nothing changed.
+    A signal that was ignored stays ignored: Ctrl-C is not meant for what a script runs in its background.
     """
-    words = ["dvc", "--wait-for-lock", "repro", "--single-item", *(["--force"] if force else []), name]
-    return execute(name, words, root, say, stopper, BREADCRUMB_RUN=key, BREADCRUMB_OWNER=str(os.getpid()))
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, lambda received, frame: stopper.stop(received))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def execute(name: str, words: list[str], root: Path, say: Say, stopper: Stopper, **env: str) -> Outcome:
-    """Run `python -m words` in a child process and pass each line of its output to `say` as it comes.
+    """Run `python -m words` in the clone `root` and pass each line of its output to `say` as it comes.
 
     Args:
         name: of its outcome.
         words: a module and its arguments.
         root: root of the clone.
         say: called with each line, without its line break.
-        stopper: can end the child.
+        stopper: can end it.
         env: more variables.
     """
     started = time.monotonic()
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # DVC's `python` is this one.
     child = subprocess.Popen(
         [sys.executable, "-m", "tasks.lifetime", sys.executable, "-m", *words],
         cwd=root,
-        env=_environment(PYTHONUNBUFFERED="1", **env),
+        env={**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1", **env},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -135,49 +131,23 @@ def execute(name: str, words: list[str], root: Path, say: Say, stopper: Stopper,
         errors="replace",
         start_new_session=True,  # A terminal's Ctrl-C reaches this process alone, which then ends the child.
     )
-    stopper.add(child.pid)
 
     last: deque[str] = deque(maxlen=LAST_LINES)
-    executed = False
-    assert child.stdout is not None
-    for line in child.stdout:
-        line = line.rstrip().rpartition("\r")[2]
-        executed = executed or line.startswith("Running stage '")
-        if line and not line.startswith(NOISE):
-            last.append(line)
-            say(line)
-    child.wait()
-    stopper.remove(child.pid)
+    is_executed = False
+    with stopper.watching(child.pid):
+        assert child.stdout is not None
+        for line in map(str.rstrip, child.stdout):
+            is_executed = is_executed or line.startswith("Running stage '")
+            if line and not line.startswith(NOISE):
+                last.append(line)
+                say(line)
+        child.wait()
 
     seconds = time.monotonic() - started
     if child.returncode == 0:
-        return Outcome(name, "executed" if executed else "cached", seconds)
+        return Outcome(name, "executed" if is_executed else "cached", seconds)
     if stopper.is_stopped:
         return Outcome(name, "stopped", seconds)
-    return Outcome(name, "failed", seconds, _reason(list(last), child.returncode))
-
-
-def _environment(**more: str) -> dict[str, str]:
-    """The environment of a child: `python` is this interpreter, and this code is found."""
-    path = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-    code = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
-    joined = {"PATH": os.pathsep.join(path), "PYTHONPATH": os.pathsep.join(filter(None, code))}
-    return {**os.environ, **joined, **more}
-
-
-NOISE = (
-    "Use `dvc push`",
-    "To track the changes",
-    "\tgit add",
-    "To enable auto staging",
-    "\tdvc config",
-    "> exec python",
-    "Updating lock file",
-)
-
-
-def _reason(last: list[str], code: int) -> str:
-    errors = [line for line in last if line.startswith("error:")]
-    if errors:
-        return errors[-1].removeprefix("error: ")
-    return "\n".join(last) or f"it ended with code {code} without a message"
+    errors = [line.removeprefix("error: ") for line in last if line.startswith("error:")]
+    message = errors[-1] if errors else "\n".join(last) or f"it ended with code {child.returncode} without a message"
+    return Outcome(name, "failed", seconds, message)

@@ -12,7 +12,6 @@ import os
 import re
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,16 @@ from typing import Any
 from prefect import flow, get_client, runtime, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.filters import FlowRunFilter
 from prefect.logging import get_run_logger
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Completed, Crashed, Failed, State
 
-from flows import settings
-from flows.child import Outcome, Say
-from flows.farewell import REPORT, TABLE, close
+from flows.child import Outcome, Say, stopped_by_signals
 from flows.form import form_of
-from flows.pipeline import Run, prepared, stopped_by_signals
+from flows.pipeline import REPORT, Run, prepared
 from tasks.lifetime import end_with_parent
+from tasks.report.terminal import TABLE
 from tasks.runner import record
 
 SECONDS_TO_END = 4.0
@@ -40,7 +39,7 @@ _ready: contextvars.ContextVar[Run | None] = contextvars.ContextVar("ready", def
 
 
 @task(name="stage", task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False)
-def dvc_stage(name: str, work: Callable[[str, Say], Outcome]) -> Any:
+def dvc_stage(name: str, work: Callable[[str, Say], Outcome]) -> State[Any]:
     """Run stage `name`; what did not run ends as Cached, Skipped (something it needs failed) or Stopped."""
     outcome = work(name, get_run_logger().info)
     match outcome.result:
@@ -60,7 +59,6 @@ def reproduce(form: Form = Form()) -> State[Any]:  # noqa: B008 - Prefect shows 
         with _prepared(form) as run, stopped_by_signals(run.stopper):
             _begin(run)
             run.run(lambda name: dvc_stage.submit(name, run.work).wrapped_future)
-            run.ended.set()
             if not run.stopper.is_stopped:
                 _show(run)
     except ValueError as error:  # The user's to mend: one line, without a traceback.
@@ -78,17 +76,15 @@ def _prepared(form: Any) -> Iterator[Run]:
         return
     end_with_parent()  # The process that serves the form: nobody would cancel a run that outlives it.
     name = form.name or ("" if GIVEN_BY_PREFECT.fullmatch(given := runtime.flow_run.name or "") else given)
-    with prepared(Path.cwd(), form.answers(), tuple(form.force), form.max_parallel, not form.keep, name) as run:
+    how = {"force": tuple(form.force), "max_parallel": form.max_parallel}
+    with prepared(Path.cwd(), form.answers(), not form.keep, name, **how) as run:
         yield run
 
 
 def _begin(run: Run) -> None:
     """Give the run its name, and close what a killed run of this clone has left open: its lock is free."""
-    clone = f"clone:{run.root.resolve()}"
+    clone, here = f"clone:{run.root.resolve()}", runtime.flow_run.id
     with contextlib.suppress(Exception), get_client(sync_client=True) as client:
-        from prefect.client.schemas.filters import FlowRunFilter
-
-        here = runtime.flow_run.id
         client.update_flow_run(here, name=run.title, tags=[clone])
         open_runs = FlowRunFilter(tags={"all_": [clone]}, state={"type": {"any_": ["RUNNING", "CANCELLING"]}})
         for left in client.read_flow_runs(flow_run_filter=open_runs):
@@ -101,39 +97,33 @@ def _show(run: Run) -> None:
     with contextlib.suppress(Exception):  # The page is only a view; the results are files.
         table = run.root / TABLE
         text = table.read_text(encoding="utf-8") if table.is_file() else "No result table was written."
-        lines = [f"- {name}: {outcome.result}, {outcome.seconds:.1f} s" for name, outcome in run.outcomes.items()]
         server = record.shown(os.environ.get("MLFLOW_TRACKING_URI", "`make ui`"))
-        links = f"Report: `{REPORT}` in the clone. MLflow: {server}."
-        changed = "".join(f"\n- set {change}" for change in run.changes)
-        create_markdown_artifact(
-            f"{text}\n\n{links}\n\n{run.verdict}\n{changed}\n\n" + "\n".join(lines), key="result-table"
-        )
+        lines = [f"- set {change}" for change in run.changes]
+        lines += [f"- {name}: {outcome.result}, {outcome.seconds:.1f} s" for name, outcome in run.outcomes.items()]
+        about = f"Report: `{REPORT}` in the clone. MLflow: {server}.\n\n{run.verdict}\n\n" + "\n".join(lines)
+        create_markdown_artifact(f"{text}\n\n{about}", key="result-table")
 
 
-def follow(run: Run, server: str) -> None:
-    """Run all stages as tasks on this server; the rest is left to run where Prefect falls away."""
-    threading.Thread(target=_end_without_prefect, args=(run,), daemon=True).start()
-    token = _ready.set(run)
-    try:
-        with temporary_settings({PREFECT_API_URL: server}):
-            reproduce(return_state=True)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        print(f"warning: Prefect fell away ({reason}); going on without it.", file=sys.stderr, flush=True)
-    finally:
-        _ready.reset(token)
+def follow(run: Run, server: str) -> bool:
+    """Run all stages as tasks on this server, or as many as Prefect lets run; whether Prefect then ended, too.
 
+    The flow has a thread of its own, for at its end Prefect waits minutes for a server that has died.
+    """
 
-def _end_without_prefect(run: Run) -> None:
-    """End the process some seconds after its last stage, if Prefect waits for a dead server."""
-    run.ended.wait()
-    time.sleep(SECONDS_TO_END)
-    if run.code is None:
-        if not run.stopper.is_stopped:
-            print("warning: Prefect does not answer; the next run closes this one on its page.", file=sys.stderr)
-        settings.restore(run.root)
-        close(run)
-    else:
-        time.sleep(SECONDS_TO_END)  # Prefect sends its last lines.
-    sys.stdout.flush()
-    os._exit(run.code or 0)
+    def in_thread() -> None:
+        _ready.set(run)
+        try:
+            with temporary_settings({PREFECT_API_URL: server}):
+                reproduce(return_state=True)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            print(f"warning: Prefect fell away ({reason}); going on without it.", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=in_thread, daemon=True)
+    thread.start()
+    while thread.is_alive() and not run.ended.wait(0.1):
+        pass
+    thread.join(SECONDS_TO_END)
+    if thread.is_alive() and not run.stopper.is_stopped:
+        print("warning: Prefect does not answer; the next run closes this one on its page.", file=sys.stderr)
+    return not thread.is_alive()

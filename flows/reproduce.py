@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
 import sys
 from pathlib import Path
@@ -41,24 +42,24 @@ def _run(words: list[str] | None) -> int:
         answers = {**settings.compare_answers(given.compare, root), **answers}
 
     print("reading settings and stages ...", flush=True)
-    from flows.farewell import close
+    from flows.child import stopped_by_signals
     from flows.pipeline import prepared
 
-    force, most = tuple(given.force), max(1, given.max_parallel)
-    with prepared(root, answers, force, most, given.once, given.name) as run:
+    how = {"force": tuple(given.force), "max_parallel": max(1, given.max_parallel)}
+    with prepared(root, answers, given.once, given.name, **how) as run:
         # Where nothing has to run, Prefect would cost more than the rest.
-        if run.graph.stale and not given.no_prefect:
-            _follow(run)
-        if len(run.outcomes) < len(run.graph.needs) and not run.stopper.is_stopped:
-            from flows.pipeline import stopped_by_signals
+        has_ended = not run.graph.stale or given.no_prefect or _follow(run)
+        with stopped_by_signals(run.stopper):
+            run.run()  # What Prefect has left.
+        code = run.close()
+    if not has_ended:
+        sys.stdout.flush()
+        os._exit(code)  # Python would wait for Prefect.
+    return code
 
-            with stopped_by_signals(run.stopper):
-                run.run()
-        return close(run)
 
-
-def _follow(run: Run) -> None:
-    """Run through Prefect, on a server of this run's own where there is no other."""
+def _follow(run: Run) -> bool:
+    """Run through Prefect, on a server of this run's own where there is no other; whether Prefect has ended."""
     from flows.server import find_server, started
 
     with contextlib.ExitStack() as stack:
@@ -69,12 +70,12 @@ def _follow(run: Run) -> None:
                 server, _ = stack.enter_context(started(run.root))
             except ValueError as error:
                 print(f"warning: {error}; going on without it.", file=sys.stderr, flush=True)
-                return
+                return True
+        from flows.child import stopped_by_signals
         from flows.flow import follow
-        from flows.pipeline import stopped_by_signals
 
         with stopped_by_signals(run.stopper):
-            follow(run, server)
+            return follow(run, server)
 
 
 def _parser(epilog: str) -> argparse.ArgumentParser:

@@ -18,15 +18,12 @@ from typing import Any
 
 UI_ADDRESS = Path(".scratch/ui/prefect")
 LOG = Path(".scratch/logs/prefect.txt")
-SECONDS_TO_START = 90.0
-SECONDS_TO_LEAVE = 5.0
-SECONDS_TO_SEND = 2.0
+SECONDS_TO_START, SECONDS_TO_LEAVE, SECONDS_TO_SEND = 90.0, 5.0, 2.0
 
 
 def find_server(root: Path) -> str | None:
     """Address of a Prefect server that answers: `PREFECT_API_URL`, else the one that `make ui` started."""
-    given = os.environ.get("PREFECT_API_URL", "")
-    made = root / UI_ADDRESS
+    given, made = os.environ.get("PREFECT_API_URL", ""), root / UI_ADDRESS
     address = given or (made.read_text(encoding="utf-8").strip() if made.is_file() else "")
     if address and _is_well(f"{address.rstrip('/')}/health"):
         return address
@@ -36,11 +33,9 @@ def find_server(root: Path) -> str | None:
 
 
 def _is_well(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=2) as answer:
-            return bool(answer.status == 200)
-    except (OSError, ValueError):
-        return False
+    with contextlib.suppress(OSError, ValueError), urllib.request.urlopen(url, timeout=2) as answer:
+        return bool(answer.status == 200)
+    return False
 
 
 @contextlib.contextmanager
@@ -55,11 +50,10 @@ def child(words: list[str], log: Path, **how: Any) -> Iterator[subprocess.Popen[
             yield process
         finally:
             process.terminate()
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(SECONDS_TO_LEAVE)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.kill()
+            process.wait()
 
 
 @contextlib.contextmanager
@@ -119,12 +113,7 @@ def guarded() -> Any:
     return Guarded(create_app(final=True))
 
 
-def main() -> None:
-    """Serve on the socket that the parent has opened."""
+if __name__ == "__main__":  # Serves on the socket that the parent has opened.
     import uvicorn
 
     uvicorn.run("flows.server:guarded", factory=True, fd=int(sys.argv[1]), log_level="warning")
-
-
-if __name__ == "__main__":
-    main()

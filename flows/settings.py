@@ -7,22 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import io
 import os
 import re
 import shutil
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tasks import conf, params
-
-
-def names_of(kinds: Sequence[str], root: Path = Path(".")) -> list[str]:
-    """Names of the files `conf/<kind>/*.yaml` of all these kinds."""
-    return sorted(path.stem for kind in kinds for path in (root / conf.CONF / kind).glob("*.yaml"))
-
 
 NO_FOLDER = conf.CONF / "data/none.txt"
 """Stands as `data_folder` where data is generated. Settings would not do: a comment in them would run stage `data`."""
@@ -36,12 +31,15 @@ def _every(cls: type = params.Params, prefix: str = "") -> Iterator[tuple[str, p
         yield from _every(setting.section, f"{key}.") if setting.section is not None else [(key, setting)]
 
 
-DECIDE_MODELS = {"systems", "scale"}
-"""Settings from which follows which models are trained for services."""
 SETTINGS: dict[str, params.Setting] = dict(_every())
 """Every setting by its dotted key."""
 VARIABLES = {key.rpartition(".")[2].upper(): key for key in SETTINGS}
-"""The dotted key of each variable of the Makefile, such as `TOP_K`."""
+"""The dotted key of each variable of the Makefile, such as `TOP_K`; the last parts of keys differ."""
+
+
+def names_of(kinds: Sequence[str], root: Path = Path(".")) -> list[str]:
+    """Names of the files `conf/<kind>/*.yaml` of all these kinds."""
+    return sorted(path.stem for kind in kinds for path in (root / conf.CONF / kind).glob("*.yaml"))
 
 
 def help_text(root: Path) -> str:
@@ -52,8 +50,7 @@ def help_text(root: Path) -> str:
         choices = names_of(setting.kinds, root) or typing.get_args(setting.info.annotation)
         known = f" [{', '.join(map(str, choices))}]" if choices and ... not in choices else ""
         lines.append(f"  {key} ({variable}): {setting.info.description}{known}")
-    lines.append("  (METHODS): methods (conf/method), set as systems beside evaluate.reference")
-    return "\n".join(lines)
+    return "\n".join([*lines, "  (METHODS): methods (conf/method), set as systems beside evaluate.reference"])
 
 
 @contextlib.contextmanager
@@ -86,11 +83,10 @@ def applied(answers: dict[str, Any], root: Path, once: bool = False) -> Iterator
 
 def restore(root: Path) -> list[str]:
     """Put `params.yaml` back as it was before a run that changed it for itself only; one line if there was one."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         os.replace(root / KEPT, root / conf.PARAMS)
-    except FileNotFoundError:
-        return []
-    return [f"put {conf.PARAMS} back as it was before that run"]
+        return [f"put {conf.PARAMS} back as it was before that run"]
+    return []
 
 
 def apply(answers: dict[str, Any], root: Path) -> list[str]:
@@ -101,98 +97,79 @@ def apply(answers: dict[str, Any], root: Path) -> list[str]:
     Raises:
         ValueError: a value that `tasks.conf` refuses.
     """
-    from ruamel.yaml import YAML
-
-    yaml = YAML()
-    yaml.preserve_quotes, yaml.width = True, 4096
     path = root / conf.PARAMS
-    conf.read_yaml(path)  # ruamel's errors name no file.
-    tree = yaml.load(path.read_text(encoding="utf-8"))
-
-    changes = _change(tree, answers)
-    checked = _checked(yaml, tree, root)
+    conf.read_yaml(path)  # Names the file if it is missing or wrong.
+    text, changes = _edited(path.read_text(encoding="utf-8"), answers)
+    checked = params.check(conf.parse(text, str(conf.PARAMS)), root)
     if not (root / checked.data_folder).exists():
-        raise ValueError(_no_data(f"{conf.PARAMS}: data_folder={checked.data_folder}", root))
-    if answers.keys() & DECIDE_MODELS:
-        needed = params.models_of_all(checked.systems, checked.scale, root)
-        changes += _change(tree, {key: list(new) for key, new in needed.items() if new != getattr(checked, key)})
-        _checked(yaml, tree, root)
+        raise _no_data(f"{conf.PARAMS}: data_folder={checked.data_folder}", root)
+
+    if answers.keys() & {"systems", "scale"}:  # From them follows which models are trained for services.
+        models = params.models_of_all(checked.systems, checked.scale, root)
+        text, more = _edited(text, {key: list(names) for key, names in models.items()})
+        params.check(conf.parse(text, str(conf.PARAMS)), root)
+        changes += more
 
     if changes:
-        write(root, _with_spaces_of(path.read_text(encoding="utf-8"), _dumped(yaml, tree)))
+        new = path.with_name(f".{path.name}.new")
+        new.write_text(text, encoding="utf-8")
+        os.replace(new, path)
     return changes
 
 
-def _change(tree: dict[str, Any], answers: dict[str, Any]) -> list[str]:
-    """Set answers in the tree of `params.yaml`; returns `key: old -> new` for each real change."""
+def _edited(text: str, answers: dict[str, Any]) -> tuple[str, list[str]]:
+    """The text of `params.yaml` with these values, and `key: old -> new` for each that differs."""
     changes = []
     for key, value in answers.items():
+        tree = conf.parse(text, str(conf.PARAMS))
         section, last = _place(tree, key)
         old = section.get(last, SETTINGS[key].default)
-        old = list(old) if isinstance(old, list | tuple) else old
-        if old != value:
-            section[last] = _inline(value)
-            changes.append(f"{key}: {_text(old)} -> {_text(value)}")
-    return changes
+        old = list(old) if isinstance(old, tuple) else old
+        if old == value:
+            continue
 
-
-def _dumped(yaml: Any, tree: dict[str, Any]) -> str:
-    text = io.StringIO()
-    yaml.dump(tree, text)
-    return text.getvalue()
-
-
-def _checked(yaml: Any, tree: dict[str, Any], root: Path) -> params.Params:
-    """The settings of a tree as the file would have them, also those that were written by hand."""
-    return params.check(conf.parse(_dumped(yaml, tree), str(conf.PARAMS)), root)
-
-
-def _with_spaces_of(before: str, after: str) -> str:
-    """The new text with as many spaces before each comment as the old one has: going back leaves no difference.
-
-    ruamel keeps the column of a comment, unless a longer value pushes it on; then it stays there for good.
-    """
-    old, new = before.split("\n"), after.split("\n")
-    if len(old) != len(new):
-        return after
-    for number, line in enumerate(old):
-        found = re.search(r"\S(\s+)(#.*)$", line)
-        if found and new[number].endswith(found[2]):
-            new[number] = new[number].removesuffix(found[2]).rstrip() + found[1] + found[2]
-    return "\n".join(new)
+        section[last] = value
+        text = _with_line(
+            text, key, yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6).split("\n")[0]
+        )
+        if conf.parse(text, str(conf.PARAMS)) != tree:
+            raise ValueError(f"{conf.PARAMS}: {key}: found a value of several lines. Write it in one line: [a, b].")
+        changes.append(f"{key}: {_shown(old)} -> {_shown(value)}")
+    return text, changes
 
 
 def _place(tree: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
     """The section of `params.yaml` that holds a dotted key, and the last part of the key."""
-    *sections, last = key.split(".")
-    for name in sections:
-        tree = tree.setdefault(name, {})
-        if not isinstance(tree, dict):
-            raise ValueError(f"{conf.PARAMS}: {name}: found {conf.shown(tree)}, expected a mapping.")
-    return tree, last
+    section, _, last = key.rpartition(".")
+    place = tree.setdefault(section, {}) if section else tree
+    if not isinstance(place, dict):
+        raise ValueError(f"{conf.PARAMS}: {section}: found {conf.shown(place)}, expected a mapping.")
+    return place, last
 
 
-def _inline(value: Any) -> Any:
-    """A list that is written as `[a, b]` in the file."""
-    from ruamel.yaml.comments import CommentedSeq
+def _with_line(text: str, key: str, value: str) -> str:
+    """The text with another value behind a key; its comment keeps as many spaces before it as it had."""
+    section, _, last = key.rpartition(".")
+    line = re.compile(rf"^( *{last}:)(?: .*?)?( +#.*)?$", re.MULTILINE)
+    new, found = line.subn(lambda match: f"{match[1]} {value}{match[2] or ''}", text, count=1)
+    if found:
+        return new
+    if not section:
+        return f"{text}{last}: {value}\n"
+    above = re.compile(rf"^{section}:.*$", re.MULTILINE)
+    if not above.search(text):
+        text += f"{section}:\n"
+    return above.sub(lambda match: f"{match[0]}\n  {last}: {value}", text, count=1)
 
-    if not isinstance(value, list):
-        return value
-    inline = CommentedSeq(value)
-    inline.fa.set_flow_style()
-    return inline
 
-
-def write(root: Path, text: str) -> None:
-    """Replace `params.yaml` in one step."""
-    path = root / conf.PARAMS
-    new = path.with_name(f".{path.name}.new")
-    new.write_text(text, encoding="utf-8")
-    os.replace(new, path)
+def _shown(value: Any) -> str:
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, list) else str(value)
 
 
 def parse(words: list[str], root: Path = Path(".")) -> dict[str, Any]:
     """`["evaluate.top_k=5", "SEEDS=0,1"]` as `{"evaluate.top_k": 5, "seeds": [0, 1]}`; values are YAML.
+
+    Variables of the Makefile stand for keys; `DATA` and `METHODS` set more than one key of this name would.
 
     Raises:
         ValueError: no `key=value`, no setting or variable of this name, or a value that is not YAML.
@@ -200,35 +177,30 @@ def parse(words: list[str], root: Path = Path(".")) -> dict[str, Any]:
     answers: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
+        known = [*VARIABLES, "METHODS"] if name.isupper() else [*SETTINGS]
         if not equals or not name:
             raise ValueError(f"--set {word}: expected key=value, such as evaluate.top_k=5.")
-        if name in SHORTHANDS:
-            answers |= SHORTHANDS[name](value, root)
+        if name not in known:
+            hint = "".join(f" Did you mean {close}?" for close in difflib.get_close_matches(name, known, 1))
+            raise ValueError(f"--set {name}: params.yaml has no such key. Known: {', '.join(known)}.{hint}")
+
+        if name == "DATA":
+            answers |= data_answers(value, root)
+        elif name == "METHODS":
+            answers["systems"] = _beside_reference(_value(word, value, True), root)
         else:
-            key = _key(name)
+            key = VARIABLES.get(name, name)
             answers[key] = _value(word, value, SETTINGS[key].is_list)
     return answers
-
-
-def _key(name: str) -> str:
-    """The dotted key that a key or a variable stands for."""
-    known = [*(VARIABLES if name.isupper() else SETTINGS), *(SHORTHANDS if name.isupper() else ())]
-    if name not in known:
-        close = difflib.get_close_matches(name, known, 1)
-        hint = f" Did you mean {close[0]}?" if close else ""
-        raise ValueError(f"--set {name}: params.yaml has no such key. Known: {', '.join(known)}.{hint}")
-    return VARIABLES.get(name, name)
 
 
 def _value(word: str, text: str, is_list: bool) -> Any:
     """The YAML value of a setting; a list may lack its brackets."""
     try:
         value = conf.parse(text, word)
-        if is_list and not isinstance(value, list):
-            value = conf.parse(f"[{text}]", word)
+        return conf.parse(f"[{text}]", word) if is_list and not isinstance(value, list) else value
     except ValueError:
         raise ValueError(f"--set {word}: the value is not YAML. Lists are written as a,b or [a, b].") from None
-    return value
 
 
 def data_answers(data: str, root: Path) -> dict[str, Any]:
@@ -237,34 +209,23 @@ def data_answers(data: str, root: Path) -> dict[str, Any]:
     Raises:
         ValueError: neither.
     """
-    known = names_of(["data"], root)
-    if data in known:
-        return {"data": data} if data == "folder" else {"data": data, "data_folder": str(NO_FOLDER)}
+    if data == "folder":
+        return {"data": data}
+    if data in names_of(["data"], root):
+        return {"data": data, "data_folder": str(NO_FOLDER)}
     if (root / data).is_dir():
         return {"data": "folder", "data_folder": data}
-    raise ValueError(_no_data(f"DATA={data}", root))
+    raise _no_data(f"DATA={data}", root)
 
 
-def _no_data(found: str, root: Path) -> str:
-    return f"{found}: neither a folder nor a name of conf/data/ ({', '.join(names_of(['data'], root))})."
-
-
-def method_answers(methods: str, root: Path) -> dict[str, Any]:
-    """`METHODS=` of the Makefile: these methods beside the system that others are compared with.
-
-    Raises:
-        ValueError: no list, or `params.yaml` does not say what others are compared with.
-    """
-    return {"systems": _beside_reference(_value(f"METHODS={methods}", methods, True), root)}
+def _no_data(found: str, root: Path) -> ValueError:
+    return ValueError(f"{found}: neither a folder nor a name of conf/data/ ({', '.join(names_of(['data'], root))}).")
 
 
 def _beside_reference(methods: Sequence[str], root: Path) -> list[str]:
+    """Methods, beside the system that others are compared with."""
     reference = params.read(root).evaluate.reference
     return [reference, *(method for method in methods if method != reference)]
-
-
-SHORTHANDS: dict[str, Callable[[str, Path], dict[str, Any]]] = {"DATA": data_answers, "METHODS": method_answers}
-"""Variables that set more than the setting of their name."""
 
 
 def compare_answers(name: str, root: Path) -> dict[str, Any]:
@@ -276,7 +237,3 @@ def compare_answers(name: str, root: Path) -> dict[str, Any]:
     compare = params.compare(name, root)
     answers = {"systems": _beside_reference(compare.methods, root), "seeds": list(compare.seeds)}
     return answers if compare.sampled is None else {**answers, "evaluate.sampled": compare.sampled}
-
-
-def _text(value: Any) -> str:
-    return f"[{', '.join(map(str, value))}]" if isinstance(value, list) else str(value)

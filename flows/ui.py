@@ -41,7 +41,7 @@ def _serve(prefect_port: int, mlflow_port: int) -> NoReturn:
     with contextlib.ExitStack() as stack:
         log, page = LOGS / "mlflow.txt", f"http://127.0.0.1:{mlflow_port}"
         env = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-        mlflow = stack.enter_context(child(["mlflow", *_mlflow_words(mlflow_port)], log, env=env))
+        mlflow = stack.enter_context(child(_mlflow_words(mlflow_port), log, env=env))
 
         address, prefect = stack.enter_context(started(Path.cwd(), prefect_port))
         UI_ADDRESS.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def _mlflow_words(port: int) -> list[str]:
     MLFLOW.mkdir(parents=True, exist_ok=True)
     database, artifacts = f"sqlite:///{(MLFLOW / 'mlflow.db').resolve()}", (MLFLOW / "artifacts").resolve().as_uri()
     where = ["--backend-store-uri", database, "--artifacts-destination", artifacts]
-    return ["server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1", *where]
+    return ["mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1", *where]
 
 
 def check_ports(ports: Mapping[str, str]) -> None:
@@ -77,17 +77,15 @@ def check_ports(ports: Mapping[str, str]) -> None:
     for name, port in ports.items():
         if not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
             raise ValueError(f"PORT_{name.upper()}={port!r}, expected a number from 1 to 65535.")
-    if len({int(port) for port in ports.values()}) < len(ports):
-        both = " and ".join(f"PORT_{name.upper()}={port}" for name, port in ports.items())
-        raise ValueError(f"{both}: each server needs a port of its own.")
-    for name, port in ports.items():
-        try:
-            socket.create_server(("127.0.0.1", int(port))).close()
-        except OSError as error:
-            raise ValueError(
-                f"{name} cannot have port {port} of 127.0.0.1 ({error.strerror}); is another `make ui` running? "
-                f"Choose another port: make ui PORT_{name.upper()}=..."
-            ) from None
+    with contextlib.ExitStack() as stack:
+        for name, port in ports.items():
+            try:  # Held until all are tried, so that the same one twice is taken, too.
+                stack.enter_context(socket.create_server(("127.0.0.1", int(port))))
+            except OSError as error:
+                raise ValueError(
+                    f"{name} cannot have port {port} of 127.0.0.1 ({error.strerror}); is another `make ui` running? "
+                    f"Choose another port: make ui PORT_{name.upper()}=..."
+                ) from None
 
 
 def _leave(number: int, frame: Any) -> None:

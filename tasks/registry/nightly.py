@@ -1,12 +1,14 @@
-"""`python -m tasks.registry.nightly` prepares a night: its questions, its index, and which policies play.
+"""`python -m tasks.registry.nightly` plays a night: registered policies answer its questions, and a change is an alarm.
 
-A folder of its own holds what the night needs, with the settings of `conf/nightly/default.yaml` in the place of
+`--accept REASON` takes the last night for good; the rules stand in `tasks/registry/nights.py`. A night trains nothing.
+A folder of its own holds what it needs, with the settings of `conf/nightly/default.yaml` in the place of
 `params.yaml`, so nothing that other runs of the clone do changes a night. DVC makes questions and index there with the
 stages of every run, and takes them from the clone's cache where they are the same.
 """
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import os
 import shutil
@@ -16,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 
 from tasks import conf, identity, params, store
 from tasks.data.records import question_row, read_questions
 from tasks.data.sample import choose
 from tasks.registry import nights
 from tasks.registry.__main__ import CHAMPION, NAME
-from tasks.runner import planned, upload
+from tasks.registry.nights import Night
+from tasks.runner import planned, process, upload
 from tasks.runner.git import read_commit
 from tasks.runner.upload import Server
 
@@ -91,18 +95,57 @@ def _policies(server: Server, newest: int) -> list[store.Row]:
     ]
 
 
-def main() -> int:
-    """Prepare the night of this clone; returns the exit status."""
-    root = Path(".")
+def play(root: Path) -> Night:
+    """Play a night and compare it with the last good one; the history is written only when every policy has played.
+
+    Raises:
+        ValueError: another night is at work, a setting is wrong, or no policy is registered.
+        subprocess.CalledProcessError: a stage or a policy failed, and has said why.
+    """
+    folder = root / nights.FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
     try:
+        lock = FileLock(folder / "night.lock").acquire(timeout=0)
+    except Timeout:
+        raise ValueError("another night is at work in this clone. Wait for it to end, or stop it.") from None
+
+    with lock:
+        print("questions and index ...", flush=True)
         prepare(root, upload.connect(root))
+        night = store.read_json(folder / nights.NIGHT)
+        cells = []
+        for policy in night["policies"]:
+            out = folder / f"played-{policy['version']}.json"
+            where = ["--questions", f"{nights.SET}/questions.jsonl", "--index", f"{nights.SET}/artifacts/index"]
+            words = ["-m", "tasks.registry", "evaluate", policy["version"], *where, "--out", str(out)]
+            print(f"{policy['name']} plays ...", flush=True)
+            subprocess.run([sys.executable, *words], check=True)
+            cells.append(nights.cell(policy, store.read_json(out)))
+            out.unlink()
+        return nights.add(root, night["at"], night["commit"], cells)[-1]
+
+
+def main(words: list[str] | None = None, root: Path = Path(".")) -> int:
+    """Play a night of this clone, or accept the last one; returns the exit status, 1 after an alarm."""
+    parser = argparse.ArgumentParser(prog="python -m tasks.registry.nightly", description="Play a night now.")
+    parser.add_argument("--accept", metavar="REASON", help="take the last night for good in spite of its alarms")
+    given = parser.parse_args(words)
+    try:
+        if given.accept is not None:
+            print(f"The night of {nights.accept(root, given.accept).at} is what the next one is compared with.")
+            return 0
+        night = play(root)
     except subprocess.CalledProcessError as error:
         return error.returncode
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    return 0
+
+    print((root / nights.FOLDER / nights.TREND).read_text(encoding="utf-8"), flush=True)
+    print(nights.verdict(night), file=sys.stderr if night.alarms else sys.stdout)
+    return 1 if night.alarms else 0
 
 
 if __name__ == "__main__":
+    process.begin()
     raise SystemExit(main())

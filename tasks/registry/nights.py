@@ -157,7 +157,9 @@ def _alarms(old: Cell, new: Cell) -> Iterator[str]:
 
 
 def verdict(night: Night) -> str:
-    """One line for a night without alarms."""
+    """The alarms of a night, a line each; or one line where there is none."""
+    if night.alarms:
+        return "\n".join(night.alarms)
     names = ", ".join(cell.policy for cell in night.cells)
     return f"no alarm: {names}; {night.cells[0].num_questions} questions"
 

@@ -149,6 +149,7 @@ def test_flows_import_nothing_of_the_core_but_settings_and_the_guard_of_servers(
         "tasks.lifetime",
         "tasks.params",
         "tasks.registry.nights",
+        "tasks.report.terminal",
         "tasks.runner.record",
         "tasks.server.origins",
     )

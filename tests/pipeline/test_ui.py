@@ -66,12 +66,17 @@ def test_a_taken_port_is_refused_before_anything_starts(
         ("42x", "5000", "PORT_PREFECT='42x', expected a number from 1 to 65535"),
         ("4200", "65536", "PORT_MLFLOW='65536', expected"),
         ("", "5000", "PORT_PREFECT='', expected"),
-        ("4200", "4200", "PORT_PREFECT=4200 and PORT_MLFLOW=4200: each server needs a port of its own"),
     ],
 )
 def test_ports_that_cannot_be_are_named(prefect: str, mlflow: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         ui.check_ports({"Prefect": prefect, "MLflow": mlflow})
+
+
+def test_each_server_needs_a_port_of_its_own() -> None:
+    port = _free()
+    with pytest.raises(ValueError, match=f"MLflow cannot have port {port} of 127.0.0.1"):
+        ui.check_ports({"Prefect": port, "MLflow": port})
 
 
 def test_free_ports_and_ports_just_left_pass() -> None:

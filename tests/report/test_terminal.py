@@ -1,0 +1,53 @@
+"""The head of `results.md` as a terminal shows it, and what else a run says at its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.dag import Dag
+from flows.pipeline import REPORT, Run
+from tasks.report.table import build, markdown
+from tasks.report.terminal import TABLE, headline
+from tests.report.fake_artifacts import SYSTEMS, TITLES, write_artifacts
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a real `results.md`."""
+    root = tmp_path_factory.mktemp("run")
+    artifacts = write_artifacts(root, num_questions=6, steps=3)
+    text = markdown(build(artifacts, SYSTEMS, (0, 1), "base", 50, {**TITLES, "search_r1_ppo": "a | <b>"}))
+    (root / TABLE).parent.mkdir(exist_ok=True)
+    (root / TABLE).write_text(text, encoding="utf-8")
+    return root
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_table_is_aligned_and_fits_the_terminal(clone: Path, width: int) -> None:
+    lines = headline(clone, width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert lines[0] == "Results"
+    assert not any("|" in line.replace("a | <b>", "") or "---" in line for line in lines)
+    table = [line for line in lines if line.startswith(("policy", "base", "a | <b>", "Search-R1-GRPO"))]
+    assert len(table) == 4
+    ends = table[0].index("EM") + 2
+    assert {line[ends - 1] for line in table[1:]} <= {"]"}  # A column ends at one place.
+    assert ("F1" in table[0]) == (width == 140)
+
+
+def test_a_run_ends_with_the_way_to_all_tables_and_to_the_page(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run(clone, "key", "title", Dag({}, frozenset()))
+    assert run.close() == 0
+    said = capsys.readouterr().out
+    assert "Training cost" not in said
+    assert f"Tables:  {TABLE}" in said
+    assert "--force report makes it here" in said
+    (clone / REPORT).write_text("a page")
+    run.close()
+    assert f"Report:  {REPORT} (open it in a browser" in capsys.readouterr().out
+    (clone / REPORT).unlink()
+    (clone / TABLE).unlink()
+    run.close()
+    assert "Tables:" not in capsys.readouterr().out
