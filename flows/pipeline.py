@@ -27,6 +27,10 @@ from tasks.runner import record
 
 LOCK, HOLDER = Path(".scratch/pipeline.lock"), Path(".scratch/pipeline.pid")
 REPORT = Path("reports/index.html")
+BUSY = (
+    "another {} is at work in this clone, and two would overwrite each other's results. "
+    "Wait for it to end, stop it, or work in a second clone."
+)
 Submit = Callable[[str], "Future[Any]"]
 
 
@@ -66,10 +70,9 @@ class Run:
 
     def work(self, name: str, listen: Say = lambda line: None) -> Outcome:
         """Run stage `name` if it is out of date, pass each line of its output to `listen`, and note its outcome."""
-        blocked = [need for need in self.graph.needs[name] if not self.outcomes[need].is_good]
         if name not in self.graph.stale:
             outcome = Outcome(name, "cached")
-        elif blocked:
+        elif blocked := [need for need in self.graph.needs[name] if not self.outcomes[need].is_good]:
             outcome = Outcome(name, "skipped", message=f"it needs {blocked[0]}, which did not end well")
         else:
             outcome = self._repro(name, listen)
@@ -188,10 +191,9 @@ def prepared(root: Path, answers: dict[str, Any], once: bool = False, name: str 
     Raises:
         ValueError: another run is at work in the clone, or a setting is wrong; nothing was changed.
     """
-    with alone(root):
+    with _alone(root):
         for line in [*settings.restore(root), *dag.repair(root)]:
             print(f"after an earlier kill: {line}", flush=True)
-        key = f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
         with settings.applied(answers, root, once) as changes:
             for change in changes:
                 print(f"params.yaml: {change}", flush=True)
@@ -199,31 +201,20 @@ def prepared(root: Path, answers: dict[str, Any], once: bool = False, name: str 
             if name:
                 os.environ["BREADCRUMB_NAME"] = name  # Tracking takes it, too.
             title = name or record.title(conf.read_yaml(root / conf.PARAMS))
+            key = f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
             yield Run(root, key, title, graph, changes=[] if once else changes, **how)
 
 
 @contextlib.contextmanager
-def alone(root: Path) -> Iterator[None]:
-    """Be the only run in this folder; the kernel frees the lock when the process ends.
-
-    Raises:
-        ValueError: another run, or a bare DVC command, is at work.
-    """
-    holder = root / HOLDER
-    holder.parent.mkdir(parents=True, exist_ok=True)
-    other = None
+def _alone(root: Path) -> Iterator[None]:
+    """Be the only run in this clone; the kernel frees the lock when the process ends."""
+    (root / LOCK).parent.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(root / LOCK, timeout=0):
-            if pid := dag.working_dvc(root):
-                other = f"DVC command (process {pid})"
-            else:
-                holder.write_text(f"{os.getpid()}\n", encoding="utf-8")
-                yield
+        lock = FileLock(root / LOCK).acquire(timeout=0)
     except Timeout:
-        process = holder.read_text(encoding="utf-8").strip() if holder.exists() else "unknown"
-        other = f"pipeline run (process {process})"
-    if other:
-        raise ValueError(
-            f"another {other} is at work in this clone, and two would overwrite each other's results. "
-            "Wait for it to end, stop it, or work in a second clone."
-        )
+        raise ValueError(BUSY.format(f"pipeline run (process {(root / HOLDER).read_text().strip()})")) from None
+    with lock:
+        if pid := dag.working_dvc(root):
+            raise ValueError(BUSY.format(f"DVC command (process {pid})"))
+        (root / HOLDER).write_text(f"{os.getpid()}\n", encoding="utf-8")
+        yield

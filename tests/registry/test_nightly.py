@@ -125,6 +125,7 @@ def test_nights_on_their_schedule_and_two_regressions(clone: Clone, tmp_path: Pa
                 "no alarm: known-0 v1; 3 questions",
             )
             _pause_schedule(nightly)
+            _check_the_page(clone, nightly)
             _check_an_unchanged_night(clone, nightly)
             assert Told.texts == []
             _check_a_changed_scorer(clone, nightly)
@@ -138,7 +139,7 @@ def _check_an_unchanged_night(clone: Clone, nightly: Nightly) -> None:
     clone.set("scale", "laptop")
     clone.set("retriever", "dense")
     shutil.rmtree(clone.root / "artifacts")
-    said = clone.run("flows.nightly", **nightly.server.env)
+    said = clone.run("tasks.registry.nightly")
     assert said.returncode == 0, said.stderr
     assert said.stdout.endswith("no alarm: known-0 v1; 3 questions\n")
     assert "Error" not in said.stdout + said.stderr
@@ -146,12 +147,16 @@ def _check_an_unchanged_night(clone: Clone, nightly: Nightly) -> None:
     assert one.cells == two.cells
     assert one.cells[0].metrics["em"].mean == 1
 
-    found = nightly.server.ask("artifacts/latest/filter")
-    shown = {one["key"]: one for one in found}
+
+def _check_the_page(clone: Clone, nightly: Nightly) -> None:
+    """The trend as table and as plot, and what each step has said."""
+    shown = {one["key"]: one for one in nightly.server.ask("artifacts/latest/filter")}
     assert shown["nightly-trend"]["data"] == (clone.root / nights.FOLDER / nights.TREND).read_text(encoding="utf-8")
     assert shown["nightly-plot"]["type"] == "image"
-    tasks = {one["name"]: one["state_name"] for one in nightly.server.ask("task_runs/filter")}
-    assert tasks == {"questions and index": "Completed", "known-0 v1": "Completed"}
+    for text in ("questions and index ...", "known-0 v1 plays ...", "no alarm: known-0 v1; 3 questions"):
+        assert _eventually(lambda text=text: text in [one["message"] for one in nightly.server.ask("logs/filter")]), (
+            text
+        )
 
 
 def _check_a_changed_scorer(clone: Clone, nightly: Nightly) -> None:
@@ -166,7 +171,7 @@ def _check_a_changed_weight(clone: Clone, nightly: Nightly) -> None:
     tensors = {name: tensor * 0.5 for name, tensor in load_file(weights).items()}
     save_file(tensors, weights, {"format": "pt"})
     _check_alarm(nightly.now(), "known-0 v1: outside the interval of the last good night: em 1.000 [")
-    said = clone.run("flows.nightly", "--accept", "a new policy")
+    said = clone.run("tasks.registry.nightly", "--accept", "a new policy")
     assert "is what the next one is compared with" in said.stdout, said.stderr
     assert nights.read(clone.root)[-1].is_good
 
