@@ -25,9 +25,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Completed, Crashed, Failed, State
 
 from flows.child import Outcome, Say, stopped_by_signals
-from flows.form import form_of
 from flows.pipeline import REPORT, Run, prepared
 from tasks.lifetime import end_with_parent
+from tasks.params.form import form_of
 from tasks.report.terminal import TABLE
 from tasks.runner import record
 

@@ -19,9 +19,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from flows import STOPPED, dag, settings
+from flows import STOPPED, dag
 from flows.child import Outcome, Say, Stopper, execute
 from tasks import conf
+from tasks.params import edit
 from tasks.report.terminal import TABLE, headline
 from tasks.runner import record
 
@@ -192,9 +193,9 @@ def prepared(root: Path, answers: dict[str, Any], once: bool = False, name: str 
         ValueError: another run is at work in the clone, or a setting is wrong; nothing was changed.
     """
     with _alone(root):
-        for line in [*settings.restore(root), *dag.repair(root)]:
+        for line in [*edit.restore(root), *dag.repair(root)]:
             print(f"after an earlier kill: {line}", flush=True)
-        with settings.applied(answers, root, once) as changes:
+        with edit.applied(answers, root, once) as changes:
             for change in changes:
                 print(f"params.yaml: {change}", flush=True)
             graph = dag.read(root, how.get("force", ()))

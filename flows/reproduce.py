@@ -33,13 +33,13 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _run(words: list[str] | None) -> int:
-    from flows import settings
+    from tasks.params import edit
 
     root = Path.cwd()
-    given = _parser(settings.help_text(root)).parse_args(words)
-    answers = settings.parse(given.set, root)
+    given = _parser(edit.help_text(root)).parse_args(words)
+    answers = edit.parse(given.set, root)
     if given.compare:
-        answers = {**settings.compare_answers(given.compare, root), **answers}
+        answers = {**edit.compare_answers(given.compare, root), **answers}
 
     print("reading settings and stages ...", flush=True)
     from flows.child import stopped_by_signals

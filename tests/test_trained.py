@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import settings
 from tasks import params, plan, trained
+from tasks.params import edit
 from tasks.plan import RunSettings
 from tasks.stages import tool
 from tasks.store import DataError
@@ -68,12 +68,12 @@ def test_a_tool_needs_its_reader_and_a_policy_that_writes_evidence(clone: Path) 
 
 def test_what_chooses_systems_fills_in_their_models_and_takes_them_out_again(clone: Path) -> None:
     before = (clone / "params.yaml").read_text()
-    changes = settings.apply(settings.parse(["METHODS=both"], clone), clone)
+    changes = edit.apply(edit.parse(["METHODS=both"], clone), clone)
     assert changes[1:] == ["reward_models: [] -> [small]", "readers: [] -> [eyes]"]
     chosen = params.read(clone)
     assert (chosen.reward_models, chosen.readers) == (("small",), ("eyes",))
-    assert settings.apply(settings.parse(["METHODS=both"], clone), clone) == []
-    settings.apply(settings.parse(["METHODS=search_r1_ppo,search_r1_grpo"], clone), clone)
+    assert edit.apply(edit.parse(["METHODS=both"], clone), clone) == []
+    edit.apply(edit.parse(["METHODS=search_r1_ppo,search_r1_grpo"], clone), clone)
     assert (clone / "params.yaml").read_text() == before
 
 

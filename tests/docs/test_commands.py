@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows import settings
+from tasks.params import edit
 from tests.docs.documents import ROOT, documents
 from tests.pipeline.toy import Toy
 from tests.server.running import ServerProcess, free_port
@@ -200,7 +200,7 @@ def _makefile() -> tuple[set[str], set[str]]:
     text = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
     targets = re.findall(r"^\.PHONY: (.*)$", text, re.MULTILINE)[0].split()
     taken = " ".join(re.findall(r"^override TAKES\S* := (.*)$", text, re.MULTILINE)).split()
-    return set(targets), {*taken, *settings.VARIABLES, "METHODS"}
+    return set(targets), {*taken, *edit.VARIABLES, "METHODS"}
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if _words(command, "make")])
@@ -214,9 +214,9 @@ def test_targets_and_variables_are_those_of_the_makefile(command: str) -> None:
             assert word in targets, f"{command}: no target {word}"
     assert set(values) <= variables, command
     mine = {"DATA", "MODEL", "ENGINE"}  # Their values are a reader's own.
-    words = [f"{name}={value}" for name, value in values.items() if name in {*settings.VARIABLES, "METHODS"} - mine]
-    answers = settings.parse(words, ROOT)
-    names = settings.names_of(["method", "system", "retriever", "augment", "scale", "generator"], ROOT)
+    words = [f"{name}={value}" for name, value in values.items() if name in {*edit.VARIABLES, "METHODS"} - mine]
+    answers = edit.parse(words, ROOT)
+    names = edit.names_of(["method", "system", "retriever", "augment", "scale", "generator"], ROOT)
     for key, value in answers.items():
         for name in value if isinstance(value, list) else [value]:
             assert not isinstance(name, str) or name in names, f"{command}: {key} has no {name}"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.settings import VARIABLES
+from tasks.params.edit import VARIABLES
 
 ROOT = Path(__file__).parents[2]
 FURTHER = ("STUDY", "INDEX", "POLICY", "READER", "PORT", "ARGS")

@@ -74,7 +74,7 @@ MLFLOW = [
 # What a stage reads that no stage writes.
 GIVEN = {"${data_folder}", "conf/papers/printed.csv"}
 # They resolve settings; a stage reads its plan.
-PLANNING = ("tasks/plan/", "tasks/methods/loader.py", "tasks/extends.py", "tasks/params.py")
+PLANNING = ("tasks/plan/", "tasks/methods/loader.py", "tasks/extends.py", "tasks/params/")
 PART = re.compile(r"^PART\b", re.MULTILINE)
 SOURCES = Sources(ROOT)
 

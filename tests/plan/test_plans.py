@@ -91,7 +91,7 @@ def test_the_report_knows_which_questions_were_played_during_training() -> None:
 
 def test_plans_of_the_frame_and_of_planning_are_nobodys() -> None:
     for made in _planned(seeds=(0,)).values():
-        assert not [path for path in made.files if path.startswith(("tasks/runner", "tasks/plan", "tasks/params.py"))]
+        assert not [path for path in made.files if path.startswith(("tasks/runner", "tasks/plan", "tasks/params/"))]
 
 
 def test_what_is_installed_in_another_version_than_pinned_is_told(

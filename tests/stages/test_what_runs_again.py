@@ -145,7 +145,7 @@ def test_a_file_that_nobody_uses_runs_nothing(clone: Clone) -> None:
     (clone.root / "conf/method/mine.yaml").write_text("extends: stepsearch\ntitle: Mine\n")
     (clone.root / "conf/retriever/mine.yaml").write_text("backend: bm25\nk1: 3.0\n")
     (clone.root / "conf/data/mine.yaml").write_text("kind: world\n")
-    clone.change("tasks/params.py", "    augment: Annotated", "    mine: int = 3\n    augment: Annotated")
+    clone.change("tasks/params/__init__.py", "    augment: Annotated", "    mine: int = 3\n    augment: Annotated")
     clone.change("tasks/methods/loader.py", "OWN, ", "OWN, ")
     assert _stale(clone) == set()
 

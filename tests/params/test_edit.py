@@ -1,21 +1,20 @@
 """How answers get into `params.yaml`: all or none, checked, comments kept."""
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import networkx
 import pytest
 from pydantic import ValidationError
 
-from flows import dag, reproduce, settings
-from flows.form import form_of
+from flows import reproduce
 from tasks import conf, params
 from tasks.base.settings import ModelConf, PretrainedConf
 from tasks.methods import loader
+from tasks.params import edit
+from tasks.params.form import form_of
 from tests.pipeline.toy import CONF, HOUSE, PARAMS_YAML
 
 
@@ -27,12 +26,12 @@ def root(tmp_path: Path) -> Path:
         (tmp_path / "conf" / kind).mkdir(parents=True)
         for name in names:
             (tmp_path / "conf" / kind / f"{name}.yaml").write_text("name: x\n", encoding="utf-8")
-    (tmp_path / settings.NO_FOLDER).write_text("none\n", encoding="utf-8")
+    (tmp_path / edit.NO_FOLDER).write_text("none\n", encoding="utf-8")
     return tmp_path
 
 
 def test_answers_are_written_and_comments_stay(root: Path) -> None:
-    changes = settings.apply(settings.parse(["evaluate.top_k=5", "seeds=[0, 7]", "systems=[a, b]"]), root)
+    changes = edit.apply(edit.parse(["evaluate.top_k=5", "seeds=[0, 7]", "systems=[a, b]"]), root)
     assert changes == ["evaluate.top_k: 3 -> 5", "seeds: [0] -> [0, 7]"]
     assert params.read(root).evaluate.top_k == 5
     assert params.read(root).seeds == (0, 7)
@@ -70,7 +69,7 @@ def test_answers_are_written_and_comments_stay(root: Path) -> None:
 )
 def test_wrong_answers_change_nothing(root: Path, words: list[str], message: str) -> None:
     with pytest.raises(ValueError) as caught:
-        settings.apply(settings.parse(words, root), root)
+        edit.apply(edit.parse(words, root), root)
     assert message in str(caught.value)
     assert (root / "params.yaml").read_text() == PARAMS_YAML
     assert [path.name for path in root.iterdir() if path.is_file()] == ["params.yaml"]
@@ -113,7 +112,7 @@ def test_a_clone_without_settings(
 
 def test_every_setting_has_a_variable_of_the_makefile(root: Path) -> None:
     words = ["SEEDS=0,7", "METHODS=b", "TOP_K=5", "DATA=world", "MAX_FAILED_SHARE=1e-2", "COMPARE_RETRIEVERS=[dense]"]
-    assert settings.parse(words, root) == {
+    assert edit.parse(words, root) == {
         "seeds": [0, 7],
         "systems": ["a", "b"],
         "evaluate.top_k": 5,
@@ -122,16 +121,16 @@ def test_every_setting_has_a_variable_of_the_makefile(root: Path) -> None:
         "evaluate.max_failed_share": 0.01,
         "compare_retrievers": ["dense"],
     }
-    settings.apply(settings.parse(words, root), root)
+    edit.apply(edit.parse(words, root), root)
     assert params.read(root).compare_retrievers == ("dense",)  # A key that the file did not have.
-    assert len(settings.VARIABLES) == len(settings.SETTINGS)
+    assert len(edit.VARIABLES) == len(edit.SETTINGS)
 
 
 def test_the_comments_of_params_are_the_descriptions() -> None:
     """One description serves the file, the form and the command line."""
     lines = (HOUSE / conf.PARAMS).read_text(encoding="utf-8").splitlines()
     comments = {line.split(":")[0].strip(): line.partition("#")[2].strip() for line in lines if ":" in line}
-    described = {key.rpartition(".")[2]: setting.info.description for key, setting in settings.SETTINGS.items()}
+    described = {key.rpartition(".")[2]: setting.info.description for key, setting in edit.SETTINGS.items()}
     assert {key: comments[key] for key in described} == described
 
 
@@ -139,22 +138,22 @@ def test_the_command_line_names_every_setting(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         reproduce.main(["--help"])
     printed = capsys.readouterr().out
-    for variable, key in settings.VARIABLES.items():
-        assert f"{key} ({variable}): {settings.SETTINGS[key].info.description}" in printed
+    for variable, key in edit.VARIABLES.items():
+        assert f"{key} ({variable}): {edit.SETTINGS[key].info.description}" in printed
     assert all(f"({variable})" in printed for variable in ("DATA", "METHODS"))
 
 
 def test_data_is_a_name_or_a_folder(root: Path) -> None:
-    assert settings.data_answers("world", root) == {"data": "world", "data_folder": "conf/data/none.txt"}
+    assert edit.data_answers("world", root) == {"data": "world", "data_folder": "conf/data/none.txt"}
     (root / "mine").mkdir()
-    assert settings.data_answers("mine", root) == {"data": "folder", "data_folder": "mine"}
+    assert edit.data_answers("mine", root) == {"data": "folder", "data_folder": "mine"}
     with pytest.raises(ValueError, match="DATA=nowhere: neither a folder nor a name of conf/data/ \\(world\\)"):
-        settings.data_answers("nowhere", root)
+        edit.data_answers("nowhere", root)
 
 
 def test_a_folder_of_the_form_is_checked_like_that_of_the_command_line(root: Path) -> None:
     with pytest.raises(ValueError, match=r"data_folder=/nope: neither a folder nor a name of conf/data/ \(world\)"):
-        settings.apply({"data_folder": "/nope"}, root)
+        edit.apply({"data_folder": "/nope"}, root)
     assert (root / "params.yaml").read_text() == PARAMS_YAML
 
 
@@ -163,16 +162,16 @@ def test_there_and_back_leaves_the_file_as_it_was(root: Path) -> None:
     (root / "params.yaml").write_text(text)
     long = "a folder whose name is longer than the columns before any comment of the file"
     (root / long).mkdir()
-    settings.apply({"data_folder": long, "scale": "large", "seeds": [0, 1, 2, 3]}, root)
+    edit.apply({"data_folder": long, "scale": "large", "seeds": [0, 1, 2, 3]}, root)
     changed = (root / "params.yaml").read_text()
     assert f"data_folder: {long}  # of data: folder" in changed
-    settings.apply({"data_folder": "conf/data", "scale": "small", "seeds": [0]}, root)
+    edit.apply({"data_folder": "conf/data", "scale": "small", "seeds": [0]}, root)
     assert (root / "params.yaml").read_text() == text
 
 
 def test_a_name_of_the_hub_is_told_how_to_become_a_folder(root: Path) -> None:
     with pytest.raises(ValueError) as caught:
-        settings.apply(settings.parse(["MODEL=Qwen/Qwen2.5-0.5B-Instruct"], root), root)
+        edit.apply(edit.parse(["MODEL=Qwen/Qwen2.5-0.5B-Instruct"], root), root)
     for part in (
         "params.yaml: model='Qwen/Qwen2.5-0.5B-Instruct': found a name of the Hugging Face hub.",
         "`HF_HUB_OFFLINE=0 hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir models/Qwen2.5-0.5B-Instruct`",
@@ -191,16 +190,16 @@ def compare_file(root: Path, text: str) -> None:
 
 def test_a_comparison_sets_methods_and_seeds(root: Path) -> None:
     compare_file(root, "methods: [c, a]\nseeds: [0, 1, 2]\n")
-    answers = settings.compare_answers("main", root)
+    answers = edit.compare_answers("main", root)
     assert answers == {"systems": ["a", "c"], "seeds": [0, 1, 2]}
-    assert settings.apply(answers, root) == ["systems: [a, b] -> [a, c]", "seeds: [0] -> [0, 1, 2]"]
+    assert edit.apply(answers, root) == ["systems: [a, b] -> [a, c]", "seeds: [0] -> [0, 1, 2]"]
     assert (params.read(root).systems, params.read(root).seeds) == (("a", "c"), (0, 1, 2))
-    assert settings.apply(answers, root) == []  # `dvc repro report` has nothing left to be told.
+    assert edit.apply(answers, root) == []  # `dvc repro report` has nothing left to be told.
 
 
 def test_a_comparison_may_leave_out_the_sampled_play(root: Path) -> None:
     compare_file(root, "methods: [c]\nseeds: [0]\nsampled: false\n")
-    settings.apply(settings.compare_answers("main", root), root)
+    edit.apply(edit.compare_answers("main", root), root)
     assert params.read(root).evaluate.sampled is False
 
 
@@ -240,23 +239,23 @@ def _pays_outcomes(method: dict[str, Any]) -> bool:
 
 def test_the_comparisons_of_this_repository_name_methods_it_has() -> None:
     for name, seeds in (("main", [0, 1, 2]), ("family", [0]), ("learned", [0, 1, 2])):
-        assert settings.compare_answers(name, HOUSE)["seeds"] == seeds
+        assert edit.compare_answers(name, HOUSE)["seeds"] == seeds
     named = {path.stem: loader.load(path.stem, "laptop", HOUSE) for path in (HOUSE / "conf" / "method").glob("*.yaml")}
-    learned = set(settings.compare_answers("learned", HOUSE)["systems"])  # And what they are compared with.
+    learned = set(edit.compare_answers("learned", HOUSE)["systems"])  # And what they are compared with.
     every = {name for name, method in named.items() if _pays_outcomes(method)} - learned
-    assert settings.compare_answers("family", HOUSE)["systems"][0] == "base"
-    assert set(settings.compare_answers("family", HOUSE)["systems"]) == every | {"base"}
+    assert edit.compare_answers("family", HOUSE)["systems"][0] == "base"
+    assert set(edit.compare_answers("family", HOUSE)["systems"]) == every | {"base"}
 
 
 def test_the_form_shows_what_is_set_and_refuses_what_it_does_not_know(root: Path) -> None:
     form = form_of(root)
     shown = form()
     assert shown.answers()["evaluate.top_k"] == 3
-    assert shown.answers().keys() == settings.SETTINGS.keys() - {"reward_models", "readers", "starts", "tools"}
-    assert settings.apply(shown.answers(), root) == []
+    assert shown.answers().keys() == edit.SETTINGS.keys() - {"reward_models", "readers", "starts", "tools"}
+    assert edit.apply(shown.answers(), root) == []
     chosen = form.model_validate({"seeds": [1], "evaluate": {"top_k": 4}, "rare": {"compare_retrievers": ["dense"]}})
     changes = ["seeds: [0] -> [1]", "compare_retrievers: [] -> [dense]", "evaluate.top_k: 3 -> 4"]
-    assert sorted(settings.apply(chosen.answers(), root)) == sorted(changes)
+    assert sorted(edit.apply(chosen.answers(), root)) == sorted(changes)
 
     for wrong, words in (
         ({"retreiver": "bm25"}, "retreiver"),
@@ -282,69 +281,23 @@ def test_settings_for_one_run_are_put_back(root: Path, is_killed: bool) -> None:
         code = f"""
 import os, sys
 from pathlib import Path
-from flows import settings
-with settings.applied({{"evaluate.top_k": 9}}, Path({str(root)!r}), once=True):
+from tasks.params import edit
+with edit.applied({{"evaluate.top_k": 9}}, Path({str(root)!r}), once=True):
     os._exit(9)
 """
         subprocess.run([sys.executable, "-c", code], check=False, cwd=HOUSE)
         assert b"top_k: 9" in (root / "params.yaml").read_bytes()
-        assert settings.restore(root) == ["put params.yaml back as it was before that run"]
+        assert edit.restore(root) == ["put params.yaml back as it was before that run"]
     else:
-        with settings.applied({"evaluate.top_k": 9}, root, once=True) as changes:
+        with edit.applied({"evaluate.top_k": 9}, root, once=True) as changes:
             assert changes == ["evaluate.top_k: 3 -> 9"]
     assert (root / "params.yaml").read_bytes() == before
-    assert settings.restore(root) == []
+    assert edit.restore(root) == []
 
 
 def test_an_edit_made_during_such_a_run_is_not_lost(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with settings.applied({"evaluate.top_k": 9}, root, once=True):
+    with edit.applied({"evaluate.top_k": 9}, root, once=True):
         (root / "params.yaml").write_text("mine")
     assert (root / "params.yaml").read_text() == "mine"
     assert "was edited during the run and stays so" in capsys.readouterr().out
     assert (root / ".scratch/params.kept.old.yaml").read_text() == PARAMS_YAML
-
-
-def test_repair_leaves_a_sound_clone_alone(root: Path) -> None:
-    (root / "dvc.lock").write_text("schema: '2.0'\nstages:\n  data:\n    cmd: x\n")
-    (root / ".dvc/tmp").mkdir(parents=True)
-    (root / ".dvc/tmp/rwlock").write_text("{}")
-    assert dag.repair(root) == []
-    (root / "dvc.lock").write_text("schema: '2.0'\nstages:\n  data: {")
-    assert dag.repair(root) == ["removed the torn dvc.lock"]
-    (root / ".dvc/tmp/rwlock").write_text("")
-    assert dag.repair(root) == []
-    assert not (root / ".dvc/tmp/rwlock").exists()
-
-
-def test_what_most_others_wait_for_comes_first() -> None:
-    """As in dvc.yaml: two leaves beside a long path."""
-    needs = {
-        "data": (), "index": ("data",), "recall": ("index",), "base@0": ("index",), "base@1": ("index",),
-        "train@0": ("base@0",), "train@1": ("base@1",), "report": ("recall", "train@0", "train@1"),
-    }  # fmt: skip
-    graph = networkx.DiGraph((need, name) for name, others in needs.items() for need in others)
-    order = list(dag.ordered(graph))
-    assert order == ["data", "index", "base@0", "base@1", "recall", "train@0", "train@1", "report"]
-    assert all(order.index(need) < order.index(name) for name, others in needs.items() for need in others)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("cron: 0 3 * * *", "cron: at three", r"default.yaml: cron='at three': expected minute, hour"),
-        ("timezone: UTC", "timezone: Mars", r"default.yaml: timezone.*'Mars'.*expected a time zone"),
-        ("newest: 2", "newest: -1", r"default.yaml: newest=-1: expected"),
-        ("newest: 2", "latest: 2", r"default.yaml: unknown key 'latest'"),
-        ("retriever: bm25", "retriever: bm26", r"default.yaml: params: unknown retriever 'bm26'. Did you mean 'bm25'"),
-    ],
-)
-def test_wrong_settings_of_the_nightly_are_named(tmp_path: Path, old: str, new: str, message: str) -> None:
-    from flows import nightly
-
-    shutil.copytree(HOUSE / "conf", tmp_path / "conf")
-    path = tmp_path / "conf/nightly/default.yaml"
-    text = path.read_text(encoding="utf-8")
-    assert old in text
-    path.write_text(text.replace(old, new), encoding="utf-8")
-    with pytest.raises(ValueError, match=message):
-        nightly.deployment(tmp_path)

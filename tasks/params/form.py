@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from flows.settings import names_of
 from tasks import params
+from tasks.params.edit import names_of
 
 FIRST = ("scale", "data", "data_folder", "model", "retriever", "systems", "seeds")
 """Settings that stand first; all others are rarely changed and stand apart."""
@@ -24,7 +24,7 @@ class Form(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     def answers(self) -> dict[str, Any]:
-        """Settings by dotted key, as `flows.settings` takes them."""
+        """Settings by dotted key, as `tasks.params.edit` takes them."""
         given = self.model_dump(mode="json")
         first = {key: given[key] for key in FIRST}
         return {**first, **given["rare"], **{f"evaluate.{key}": value for key, value in given["evaluate"].items()}}
