@@ -9,12 +9,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from flows import STOPPED
+from flows import STOPPED, command
 
 if TYPE_CHECKING:
     from flows.pipeline import Run
@@ -22,14 +21,7 @@ if TYPE_CHECKING:
 
 def main(words: list[str] | None = None) -> int:
     """The command line; 0 when every stage is up to date afterwards."""
-    try:
-        return _run(words)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return 1
-    except KeyboardInterrupt as stop:
-        print(STOPPED, file=sys.stderr, flush=True)
-        return 128 + (stop.args[0] if stop.args else signal.SIGINT)
+    return command(lambda: _run(words), STOPPED)
 
 
 def _run(words: list[str] | None) -> int:
@@ -95,10 +87,5 @@ def _parser(epilog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _stop(number: int, frame: Any) -> None:
-    raise KeyboardInterrupt(number)
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _stop)
     sys.exit(main())

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from flows import command
 from flows.server import find_server
 from tasks import conf
 
@@ -74,10 +75,4 @@ def main(name: str, *words: str) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        raise SystemExit(main(*sys.argv[1:]))
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    raise SystemExit(command(lambda: main(*sys.argv[1:])))

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from flows import command
 from flows.server import UI_ADDRESS, child, started, wait_for
 
 MLFLOW, LOGS = Path(".scratch/mlflow"), Path(".scratch/logs")
@@ -22,18 +21,11 @@ RUNS = "#/experiments/1/runs?viewStateShareKey=results&workflowType=machine_lear
 """The runs with their results, on MLflow's page; it opens on traces otherwise."""
 
 
-def main() -> int:
+def main() -> NoReturn:
     """Start everything, print the addresses and wait for Ctrl-C; start nothing if a port is taken."""
     ports = {"Prefect": os.environ.get("PORT_PREFECT", "4200"), "MLflow": os.environ.get("PORT_MLFLOW", "5000")}
-    signal.signal(signal.SIGTERM, _leave)
-    try:
-        check_ports(ports)
-        _serve(int(ports["Prefect"]), int(ports["MLflow"]))
-    except KeyboardInterrupt:
-        return 0
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    check_ports(ports)
+    _serve(int(ports["Prefect"]), int(ports["MLflow"]))
 
 
 def _serve(prefect_port: int, mlflow_port: int) -> NoReturn:
@@ -88,9 +80,5 @@ def check_ports(ports: Mapping[str, str]) -> None:
                 ) from None
 
 
-def _leave(number: int, frame: Any) -> None:
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(command(main))

@@ -31,7 +31,7 @@ COMPARED = "tests/pipeline/test_flow.py::test_a_comparison_runs_its_methods_and_
 RETRIEVERS = "tests/stages/test_retrievers.py::test_the_stage_in_a_clone"
 TRAINED = "tests/methods/test_all_train.py::test_ten_steps_move_the_weights"
 SERVED = "tests/server/test_server.py::test_our_client_gets_the_hits_of_a_local_search"
-SETTINGS = "tests/pipeline/test_settings.py::test_every_setting_has_a_variable_of_the_makefile"
+SETTINGS = "tests/params/test_edit.py::test_every_setting_has_a_variable_of_the_makefile"
 LINTED = f"{HERE}::test_ci_runs_what_the_documents_say"
 SHARED = "tests/pipeline/test_sharing.py::test_what_one_clone_pushed_another_one_pulls_and_has_nothing_to_run"
 DIFFERENT = "tests/stages/test_smoke_pipeline.py::test_dvc_compares_two_settings_by_their_results"
@@ -125,7 +125,7 @@ RUN_BY = {
     "make bench-slate": "tests/benchmarks/test_bench_slate.py::test_it_says_what_it_needs",
     "make bench-retrieval": "tests/benchmarks/test_bench_retrieval.py::test_the_overhead_is_measured",
     'make bench-retrieval ARGS="--memory-minutes 10"': SERVER,
-    "python -m flows.reproduce --help": "tests/pipeline/test_settings.py::test_the_command_line_names_every_setting",
+    "python -m flows.reproduce --help": "tests/params/test_edit.py::test_the_command_line_names_every_setting",
     "python -m flows.reproduce --once --set scale=smoke --set evaluate.top_k=2": (
         "tests/pipeline/test_flow.py::test_a_setting_re_executes_what_depends_on_it_and_one_for_this_run_only_is_put_back"
     ),
@@ -348,7 +348,9 @@ def test_both_pages_answer(tmp_path: Path) -> None:
     ports = {"PORT_PREFECT": str(free_port()), "PORT_MLFLOW": str(free_port())}
     home = {"PREFECT_HOME": str(tmp_path / "prefect"), "PYTHONPATH": str(ROOT)}
     keep = {key: value for key, value in _plain().items() if not key.startswith(("PREFECT_", "MLFLOW_"))}
-    patient = "import sys, flows.server as server, flows.ui as ui; server.SECONDS_TO_START = 250; sys.exit(ui.main())"
+    patient = (
+        "import flows, flows.server, flows.ui; flows.server.SECONDS_TO_START = 250; exit(flows.command(flows.ui.main))"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", patient], cwd=clone, env={**keep, **ports, **home}, stdout=subprocess.PIPE, text=True
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from flows import server, ui
+from flows import command, server, ui
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_taken_port_is_refused_before_anything_starts(
     monkeypatch.setenv("PORT_MLFLOW", taken if name == "MLflow" else _free())
     ui.UI_ADDRESS.parent.mkdir(parents=True)
     ui.UI_ADDRESS.write_text("of the one that runs")
-    assert ui.main() == 1
+    assert command(ui.main) == 1
     said = capsys.readouterr().err
     assert said.startswith(f"error: {name} cannot have port {taken} of 127.0.0.1 (Address already in use")
     assert f"make ui PORT_{name.upper()}=..." in said
@@ -115,6 +115,6 @@ def test_a_server_that_ends_later_ends_the_others(
     monkeypatch.setattr(ui, "child", child)
     monkeypatch.setattr(ui, "started", started)
     monkeypatch.setattr(ui, "wait_for", lambda *_: None)
-    assert ui.main() == 1
+    assert command(ui.main) == 1
     assert "error: MLflow ended by itself (exit status 3)" in capsys.readouterr().err
     assert not ui.UI_ADDRESS.exists()
