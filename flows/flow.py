@@ -75,7 +75,8 @@ def _prepared(form: Any) -> Iterator[Run]:
         yield run
         return
     end_with_parent()  # The process that serves the form: nobody would cancel a run that outlives it.
-    name = form.name or ("" if GIVEN_BY_PREFECT.fullmatch(given := runtime.flow_run.name or "") else given)
+    name = runtime.flow_run.name or ""
+    name = "" if GIVEN_BY_PREFECT.fullmatch(name) else name
     how = {"force": tuple(form.force), "max_parallel": form.max_parallel}
     with prepared(Path.cwd(), form.answers(), not form.keep, name, **how) as run:
         yield run

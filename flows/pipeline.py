@@ -197,7 +197,7 @@ def prepared(root: Path, answers: dict[str, Any], once: bool = False, name: str 
             print(f"after an earlier kill: {line}", flush=True)
         with edit.applied(answers, root, once) as changes:
             for change in changes:
-                print(f"params.yaml: {change}", flush=True)
+                print(f"params.yaml{', for this run only' if once else ''}: {change}", flush=True)
             graph = dag.read(root, how.get("force", ()))
             if name:
                 os.environ["BREADCRUMB_NAME"] = name  # Tracking takes it, too.

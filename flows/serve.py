@@ -68,7 +68,8 @@ def main(name: str, *words: str) -> int:
     from prefect import serve
 
     page = f"{server.removesuffix('/api')}/deployments/deployment/{number}"
-    print(f"Form:    {page}/run" if name == "form" else f"Nightly: {page}", flush=True)
+    when = "".join(f" (cron: {one.schedule.cron}, {one.schedule.timezone})" for one in made.schedules or ())
+    print(f"Form:    {page}/run" if name == "form" else f"Nightly: {page}{when}", flush=True)
     threading.Thread(target=_keep_up, args=(name, seen), daemon=True).start()
     serve(made, limit=1, pause_on_shutdown=False, print_starting_message=False, query_seconds=1.0)
     return 0

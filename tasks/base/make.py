@@ -231,7 +231,8 @@ def _usable(examples: list[Example]) -> list[Example]:
     kept = [example for example in examples if any(example.loss_mask)]
     if not kept:
         raise ValueError(
-            "no demonstration fits the budgets. Raise max_call_tokens, max_prompt_tokens or max_total_tokens in "
-            "conf/scale, or lower max_observation_tokens."
+            "no demonstration fits the budgets, or the data is too small to make one: the tiny policy's vocabulary is "
+            "learned from its passages and questions, and a dozen of each is about the least. Else raise "
+            "max_call_tokens, max_prompt_tokens or max_total_tokens in conf/scale, or lower max_observation_tokens."
         )
     return kept

@@ -389,7 +389,10 @@ class _Survey:
         if not kept:
             raise DataError(f"{files}: no train row{_dropped_as_leaked(self.leaked)}. Add questions with split train.")
         if not evaluated:
-            raise DataError(f"{files}: no dev or test row, so nothing can be evaluated. Add some.")
+            raise DataError(
+                f"{files}: no dev or test row, so nothing can be evaluated. Add some, or write `split` into the rows: "
+                "where it is missing it is drawn by a hash of the question, 8 to 1 to 1."
+            )
         self.kept = sorted([*kept, *evaluated], key=lambda one: one.id)
 
     def _unrepeated(self, side: list[_Seen]) -> list[_Seen]:

@@ -182,7 +182,7 @@ def parse(words: list[str], root: Path = Path(".")) -> dict[str, Any]:
             raise ValueError(f"--set {word}: expected key=value, such as evaluate.top_k=5.")
         if name not in known:
             hint = "".join(f" Did you mean {close}?" for close in difflib.get_close_matches(name, known, 1))
-            raise ValueError(f"--set {name}: params.yaml has no such key. Known: {', '.join(known)}.{hint}")
+            raise ValueError(f"{name}: there is no such setting.{hint} Known: {', '.join(known)}.")
 
         if name == "DATA":
             answers |= data_answers(value, root)

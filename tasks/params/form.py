@@ -46,7 +46,6 @@ def form_of(root: Path = Path(".")) -> type[Form]:
         "rare": ((section := _section("Rare", rare, now, root)), Field(section(), description="Rarely changed.")),
         "force": (list[str], Field([], description="Stages to run even if nothing changed, such as evaluate.")),
         "max_parallel": (int, Field(2, ge=1, le=64, description="Independent stages at once.")),
-        "name": (str, Field("", description="A name for this run; empty takes its systems, scale and seeds.")),
         "keep": (bool, Field(False, description="Write these settings into params.yaml for good.")),
     }
     return create_model("Form", __base__=Form, **fields)
@@ -68,7 +67,7 @@ def _fields(settings: Iterable[params.Setting], now: Any, root: Path) -> Iterato
 def _choice(setting: params.Setting, root: Path) -> Any:
     """The type of a setting; if it names files, a choice of their names."""
     names = tuple(names_of(setting.kinds, root))
-    if not names:
+    if len(names) < 2:  # Prefect says of a single choice that it cannot be changed.
         kind = setting.info.annotation
         return list[typing.get_args(kind)[0]] if setting.is_list else kind  # type: ignore[misc]
     return list[Literal[names]] if setting.is_list else Literal[names]  # type: ignore[valid-type]

@@ -41,7 +41,7 @@ def register(root: Path, server: Server) -> str:
     try:
         lead = cards.lead(card, champion)
     except ValueError as error:
-        return f"{said} {champion.name} stays the {CHAMPION}: {error}."
+        return f"{said} {champion.name} stays the {CHAMPION}: {error}. To change that by hand: docs/registry.md."
     margin = f"{_shown(lead.mean, lead.low, lead.high)} above {champion.name}"
     if lead.low <= 0:
         return f"{said} {champion.name} stays the {CHAMPION}: {margin}."
@@ -56,16 +56,11 @@ def _shown(mean: float, low: float, high: float) -> str:
 def _champion(server: Server) -> Card | None:
     """The card of the champion; None where there is none."""
     import mlflow
-    from mlflow.exceptions import MlflowException
 
-    try:
-        version = server.client.get_model_version_by_alias(NAME, CHAMPION)
-    except MlflowException as error:
-        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-            return None
-        raise
+    if (number := _aliases(server).get(CHAMPION)) is None:
+        return None
     with tempfile.TemporaryDirectory() as folder:
-        uri = f"models:/{NAME}/{version.version}"
+        uri = f"models:/{NAME}/{number}"
         return cards.read(Path(mlflow.artifacts.download_artifacts(f"{uri}/artifacts/card.json", dst_path=folder)))
 
 
@@ -128,13 +123,29 @@ def evaluate(server: Server, chosen: str, questions: Path | None, index: Path | 
     """
     import mlflow
 
-    client = server.client
-    number = chosen if chosen.isdecimal() else client.get_model_version_by_alias(NAME, chosen).version
+    number = chosen if chosen.isdecimal() else _aliases(server).get(chosen)
+    if number is None:
+        raise ValueError(_unknown(server, chosen))
     uri = f"models:/{NAME}/{number}"
     model = mlflow.pyfunc.load_model(uri, model_config={"index": str(index or "")}).unwrap_python_model()
     rows = model.measure(model.questions if questions is None else list(read_questions(questions))).scores
     found = {"policy": model.card.name, "version": str(number), "num_questions": len(rows)}
     return found | cards.intervals(rows) | {"scores_sha256": store.digest([schema.plain(row) for row in rows])}
+
+
+def _aliases(server: Server) -> dict[str, str]:
+    """Alias -> version; empty where nothing is registered."""
+    known = server.client.search_registered_models(f"name = '{NAME}'")
+    return {alias: str(number) for model in known for alias, number in model.aliases.items()}
+
+
+def _unknown(server: Server, chosen: str) -> str:
+    """Why no policy is called so."""
+    versions = sorted(int(one.version) for one in server.client.search_model_versions(f"name = '{NAME}'"))
+    if not versions:
+        return f"no policy is registered as {NAME}. Register the best one of a report: make register"
+    known = [*map(str, versions), *sorted(_aliases(server))]
+    return f"no version or alias {chosen!r} of {NAME}. Known: {', '.join(known)}."
 
 
 def main(words: list[str] | None = None, root: Path = Path(".")) -> int:

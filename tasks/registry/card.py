@@ -71,7 +71,14 @@ def best(root: Path) -> Card:
     if not ems:
         raise DataError(f"{RESULTS}: found no trained system. Add a method, such as METHODS=search_r1_grpo.")
     policies = _folders(root, max(ems, key=lambda name: ems[name]))
-    return max((_card(root, folder) for folder in policies), key=lambda card: card.results["em"][0])
+    card = max((_card(root, folder) for folder in policies), key=lambda card: card.results["em"][0])
+    if card.results["em"][1] <= 0:
+        em, low, high = card.results["em"]
+        raise DataError(
+            f"{RESULTS}: the best policy, {card.name}, has exact match {em:.3f} [{low:.3f}, {high:.3f}]: "
+            "it may be 0, so it has learned nothing. Train at a larger scale than smoke."
+        )
+    return card
 
 
 def _folders(root: Path, system: str) -> list[Path]:

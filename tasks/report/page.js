@@ -236,8 +236,7 @@
     const commits = [...new Set(Object.values(data.provenance).flatMap((p) => p.stages.map((stage) => stage.ledger && stage.ledger.git_commit)).filter(Boolean))];
     if (commits.length) facts.commit = commits.map((commit) => commit.slice(0, 8)).join(", ");
     main.append(h("ul", { class: "facts" }, Object.entries(facts).map(([key, value]) => h("li", {}, h("b", {}, key), value))));
-    if (data.facts.scale === "smoke") main.append(h("p", { class: "warning" }, "smoke scale: nothing is learned here; it only shows that the pipeline runs"));
-    data.chosen_on.forEach((line) => main.append(h("p", { class: "warning" }, line)));
+    data.notes.forEach((line) => main.append(h("p", { class: "warning" }, line)));
 
     const header = ["policy", h("span", { class: "left" }, "exact match, 0 to 100%"), "EM %", `EM \u2212 ${title(data.reference)}`, "F1 %", "subEM %", "sampled EM %", "searches", "valid %", "gold %", "tokens"];
     const body = h("tbody");

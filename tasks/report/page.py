@@ -123,6 +123,7 @@ def page_data(
         "coverage": coverage(results),
         "num_resamples": results.num_resamples,
         "chosen_on": chosen_on(results),
+        "notes": [*results.notes, *chosen_on(results)],
         "num_questions": len(results.runs[0].scores["greedy"]),
         "cells": [
             [c.policy, c.seed, c.dataset, c.hops, c.mode, c.metric, c.value, c.low, c.high, c.num_questions]

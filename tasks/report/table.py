@@ -126,6 +126,7 @@ class Results:
         sections: further tables.
         validation_split: the split whose questions are played during training.
         num_resamples: behind each interval over questions.
+        notes: what a reader must know before any number, a sentence each.
     """
 
     policies: tuple[str, ...]
@@ -143,6 +144,7 @@ class Results:
     sections: tuple[Section, ...] = ()
     validation_split: str = ""
     num_resamples: int = 0
+    notes: tuple[str, ...] = ()
 
     def title(self, policy: str) -> str:
         """Display name of a policy; its plain name if it has none."""
@@ -397,6 +399,7 @@ def markdown(results: Results) -> str:
         f"data `{runs[0].summary['data_sha256'][:12]}`. Greedy play unless marked. Brackets: 95% interval "
         f"{coverage(results)}. Differences are paired on seed and question. "
         "Every number, seed by seed, is in `results.csv`.",
+        *results.notes,
         *chosen_on(results),
         *failed_searches(results),
         *(f"{line[0].upper()}{line[1:]}." for line in fault_lines(results.manifest)),
@@ -591,7 +594,9 @@ def terminal(results: Results, ledger: Mapping[str, Row] | None = None) -> str:
     lines = ["  ".join(_pad(text, widths[i], i) for i, text in enumerate(line)).rstrip() for line in [header, *rows]]
     rule = "-" * max(map(len, lines))
     note = f"{asked(results)}, greedy; tokens and seconds are means over seeds."
-    return "\n".join([lines[0], rule, *lines[1:], rule, note, *chosen_on(results), *failed_searches(results)])
+    return "\n".join(
+        [lines[0], rule, *lines[1:], rule, note, *results.notes, *chosen_on(results), *failed_searches(results)]
+    )
 
 
 def _pad(text: str, width: int, column: int) -> str:

@@ -8,6 +8,7 @@ The page shows machine facts. All other files are functions of the artifacts, an
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ ARTIFACTS, REPORTS = Path("artifacts"), Path("reports")
 FILES = ("results.csv", "results.md", "summary.json", "curves.csv", "index.html")
 PAPERS = Path("conf/papers/printed.csv")
 DOCS = Path(".scratch/data_docs")
+SMOKE = "smoke"
 WHOLE = (table.ALL, table.ALL, table.ALL, "greedy")  # All seeds, datasets and hops.
 
 
@@ -39,6 +41,7 @@ class Settings:
         validation_split: the split whose questions are played during training.
         reward_models: reward model that this run trains -> the systems that learn from it.
         tools: systems whose evidence another model reads.
+        notes: what a reader must know before any number, a sentence each.
     """
 
     titles: dict[str, str]
@@ -49,6 +52,7 @@ class Settings:
     validation_split: str
     reward_models: dict[str, tuple[str, ...]] = field(default_factory=dict)
     tools: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def settings(run: RunSettings) -> Settings:
@@ -58,15 +62,32 @@ def settings(run: RunSettings) -> Settings:
     evaluate, split = params.evaluate, run.data.validation_split
     users = {name: tuple(run.users_of_models[name]) for name in params.reward_models}
     return Settings(
-        run.titles, params.seeds, evaluate.reference, evaluate.num_bootstrap, facts, split, users, params.tools
+        titles=run.titles,
+        seeds=params.seeds,
+        reference=evaluate.reference,
+        num_bootstrap=evaluate.num_bootstrap,
+        facts=facts,
+        validation_split=split,
+        reward_models=users,
+        tools=params.tools,
+        notes=tuple(_notes(run)),
     )
+
+
+def _notes(run: RunSettings) -> Iterator[str]:
+    """What makes the numbers of a run mean less than they seem to."""
+    if run.params.scale == SMOKE:
+        yield "Smoke scale: nothing is learned here; it only shows that the pipeline runs."
+    asked, trained = run.params.evaluate.top_k, run.rollout().top_k
+    if asked not in (0, trained):
+        yield f"Evaluated with {asked} passages per search; the scale trains with {trained}, unless a method says else."
 
 
 def results(settings: Settings, root: Path = Path()) -> table.Results:
     """The result table of these systems and seeds."""
     names, artifacts = list(settings.titles), root / ARTIFACTS
     found = table.build(artifacts, names, settings.seeds, settings.reference, settings.num_bootstrap, settings.titles)
-    found = replace(found, validation_split=settings.validation_split)
+    found = replace(found, validation_split=settings.validation_split, notes=settings.notes)
     tools = tool.read(artifacts, settings.tools, settings.seeds, settings.num_bootstrap)
     found = study.complete(found, artifacts, settings.num_bootstrap, printed.read(root / PAPERS), tools)
     models = reward_models.read(artifacts, list(settings.reward_models), settings.seeds)
@@ -116,13 +137,25 @@ def body(ctx: Context[Settings]) -> None:
     guard(ctx.settings, ctx.root)
     found = write(ctx.settings, ctx.root)
     print(table.terminal(found, ledger.read(ctx.root)))
-    metrics = ("em", table.minus("em", found.reference), "searches")  # By which MLflow compares pipeline runs.
-    headline = [c for c in found.cells if c.metric in metrics and (c.seed, c.dataset, c.hops, c.mode) == WHOLE]
-    ends = {"": "value", "_low": "low", "_high": "high"}
-    numbers = {f"{c.policy}/{c.metric}{end}": getattr(c, key) for c in headline for end, key in ends.items()}
-    ctx.track.log_results({name: number for name, number in numbers.items() if number is not None})
+    ctx.track.log_results(_compared_by(found))
     ctx.track.log_table("results.md", (ctx.root / REPORTS / "results.md").read_text(encoding="utf-8"))
     ctx.track.log_artifact(REPORTS)
+
+
+def _compared_by(found: table.Results) -> dict[str, float]:
+    """The numbers by which MLflow compares pipeline runs, with their intervals.
+
+    Runs of different systems share no name but that of the reference, so the best of the others is `best`, too.
+    """
+    metrics = ("em", table.minus("em", found.reference), "searches")
+    cells = [c for c in found.cells if c.metric in metrics and (c.seed, c.dataset, c.hops, c.mode) == WHOLE]
+    ems = {c.policy: c.value for c in cells if c.metric == "em" and c.policy != found.reference}
+    if ems:
+        best = max(ems, key=lambda policy: ems[policy])
+        cells += [replace(c, policy="best") for c in cells if c.policy == best]
+    ends = {"": "value", "_low": "low", "_high": "high"}
+    numbers = {f"{c.policy}/{c.metric}{end}": getattr(c, key) for c in cells for end, key in ends.items()}
+    return {name: number for name, number in numbers.items() if number is not None}
 
 
 def show(root: Path = Path()) -> None:

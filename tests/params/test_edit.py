@@ -43,13 +43,16 @@ def test_answers_are_written_and_comments_stay(root: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["evaluate.topk=5"], "params.yaml has no such key. Known: scale, data, "),
+        (
+            ["evaluate.topk=5"],
+            "evaluate.topk: there is no such setting. Did you mean evaluate.top_k? Known: scale, data, ",
+        ),
         (["evaluate.topk=5"], "Did you mean evaluate.top_k?"),
-        (["evaluate.top_k.x=5"], "params.yaml has no such key"),
-        (["evaluate=5"], "params.yaml has no such key"),
+        (["evaluate.top_k.x=5"], "there is no such setting"),
+        (["evaluate=5"], "there is no such setting"),
         (["METHOD=stepsearch"], "Did you mean METHODS?"),
         (["SEED=0"], "Did you mean SEEDS?"),
-        (["SEDES=5"], "--set SEDES: params.yaml has no such key. Known: SCALE, DATA, "),
+        (["SEDES=5"], "SEDES: there is no such setting. Did you mean SEEDS? Known: SCALE, DATA, "),
         (["SEDES=5"], "Did you mean SEEDS?"),
         (["DATA=nowhere"], "DATA=nowhere: neither a folder nor a name of conf/data/"),
         (["METHODS=a,grop"], "unknown system 'grop'. Known: a, b, c, plain."),

@@ -457,7 +457,7 @@ def test_labels_of_a_breakdown_end_left_of_its_zero(browser: Browser, page: Path
 
 
 def _page_of(
-    tmp_path: Path, right: dict[str, int], scale: str = "laptop", failed: bool = False, seeds: tuple[int, ...] = (0,),
+    tmp_path: Path, right: dict[str, int], note: str = "", failed: bool = False, seeds: tuple[int, ...] = (0,),
     validation_split: str = "dev",
 ) -> Path:  # fmt: skip
     """A page of 30 questions of the split test; each policy answers the first `right`, 5 more with each further seed.
@@ -475,8 +475,9 @@ def _page_of(
             row["em"] = float(i // 2 < count)  # Two modes a question.
             row["status"] = "failed" if failed and i == len(rows) - 2 else "answered"
         write_jsonl(path, rows)
-    found = replace(build(artifacts, SYSTEMS, seeds, "base", 200, TITLES), validation_split=validation_split)
-    write_page(tmp_path / "index.html", found, artifacts, facts={"scale": scale})
+    found = build(artifacts, SYSTEMS, seeds, "base", 200, TITLES)
+    found = replace(found, validation_split=validation_split, notes=(note,) if note else ())
+    write_page(tmp_path / "index.html", found, artifacts)
     return tmp_path / "index.html"
 
 
@@ -517,9 +518,9 @@ def test_the_headline_of_two_seeds_names_who_is_above_in_each(browser: Browser, 
 
 
 @needs_chromium
-def test_smoke_scale_failed_searches_and_questions_that_chose_are_said(browser: Browser, tmp_path: Path):
-    browser.open(_page_of(tmp_path, {"search_r1_ppo": 4}, "smoke", failed=True, validation_split="test"))
-    assert text(browser, ".warning") == "smoke scale: nothing is learned here; it only shows that the pipeline runs"
+def test_notes_failed_searches_and_questions_that_chose_are_said(browser: Browser, tmp_path: Path):
+    browser.open(_page_of(tmp_path, {"search_r1_ppo": 4}, "Nothing is learned.", failed=True, validation_split="test"))
+    assert text(browser, ".warning") == "Nothing is learned."
     assert text(browser, ".warning + .warning").startswith(
         "30 of 30 questions are of the split test, on which the best"
     )

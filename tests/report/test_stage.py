@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tasks import params
+from tasks.plan import RunSettings
 from tasks.report import printed, table
 from tasks.stages import report
 from tasks.store import read_json, write_json
+from tests.pipeline.toy import HOUSE
 from tests.report.fake_artifacts import SYSTEMS, TITLES, ledger, write_artifacts
 
 
@@ -80,3 +83,30 @@ def test_stage_writes_the_files(tmp_path: Path, settings: report.Settings):
     assert "## Health in numbers" in text
     assert "search_r1_grpo,all,all,all,greedy,em," in (reports / "results.csv").read_text()
     assert "Search-R1-GRPO" in (reports / "index.html").read_text()
+
+
+def test_notes_stand_before_the_table(tmp_path: Path, settings: report.Settings):
+    report.write(replace(settings, notes=("Nothing is learned here.",)), tmp_path)
+    text = (tmp_path / "reports/results.md").read_text(encoding="utf-8")
+    assert text.index("Nothing is learned here.") < text.index("| policy |")
+    assert "Nothing is learned here." in (tmp_path / "reports/index.html").read_text(encoding="utf-8")
+
+
+def test_a_run_at_smoke_scale_or_with_other_passages_than_in_training_is_told_apart():
+    def notes(scale: str, top_k: int) -> tuple[str, ...]:
+        chosen = params.read(HOUSE)
+        chosen = replace(chosen, scale=scale, evaluate=replace(chosen.evaluate, top_k=top_k))
+        return report.settings(RunSettings(HOUSE, chosen)).notes
+
+    assert notes("laptop", 0) == notes("laptop", 1) == ()
+    assert notes("smoke", 0) == ("Smoke scale: nothing is learned here; it only shows that the pipeline runs.",)
+    (text,) = notes("laptop", 3)
+    assert text.startswith("Evaluated with 3 passages per search; the scale trains with 1")
+
+
+def test_the_best_system_has_a_name_that_all_runs_share(tmp_path: Path, settings: report.Settings):
+    """By it MLflow compares runs of different systems."""
+    numbers = report._compared_by(report.results(settings, tmp_path))
+    ems = {name: number for name, number in numbers.items() if name.endswith("/em") and not name.startswith("best")}
+    assert numbers["best/em"] == max(number for name, number in ems.items() if name != f"{settings.reference}/em")
+    assert numbers["best/em_low"] <= numbers["best/em"] <= numbers["best/em_high"]
