@@ -152,7 +152,7 @@ def _compared_by(found: table.Results) -> dict[str, float]:
     ems = {c.policy: c.value for c in cells if c.metric == "em" and c.policy != found.reference}
     if ems:
         best = max(ems, key=lambda policy: ems[policy])
-        cells += [replace(c, policy="best") for c in cells if c.policy == best]
+        cells = [*(replace(c, policy="best") for c in cells if c.policy == best), *cells]
     ends = {"": "value", "_low": "low", "_high": "high"}
     numbers = {f"{c.policy}/{c.metric}{end}": getattr(c, key) for c in cells for end, key in ends.items()}
     return {name: number for name, number in numbers.items() if number is not None}
