@@ -17,12 +17,12 @@ from typing import Any
 
 import yaml
 
-from tasks import conf, identity, params, store
+from tasks import conf, identity, params, planned, store
 from tasks.data.records import question_row, read_questions
 from tasks.data.sample import choose
 from tasks.registry import nights
 from tasks.registry.__main__ import CHAMPION, NAME
-from tasks.runner import planned, upload
+from tasks.runner import upload
 from tasks.runner.git import read_commit
 from tasks.runner.upload import Server
 

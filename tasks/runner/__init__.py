@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tasks import conf
-from tasks.runner import failure, ledger, planned, process, record
+from tasks import conf, planned
+from tasks.planned import Plan
+from tasks.runner import failure, ledger, process, record
 from tasks.runner import quiet as quiet
 from tasks.runner.context import SCRATCH as SCRATCH
 from tasks.runner.context import Context as Context
 from tasks.runner.git import Commit, read_commit
 from tasks.runner.lock import wait_for_turn
-from tasks.runner.planned import Plan
 
 S = TypeVar("S")
 

@@ -32,7 +32,7 @@ class Context(Generic[S]):
     Attributes:
         name: stage and matrix item, such as `train@search_r1_grpo-0`.
         root: root of the clone, where `dvc.yaml` is.
-        settings: what the stage's plan says; see `tasks.runner.planned`.
+        settings: what the stage's plan says; see `tasks.planned`.
         data: the name under which tracking knows the data, as in `params.yaml`.
         track: the tracking handle (`log_params`, `log_inputs`, `log_artifact`, `log_table`, ...); it never raises.
         measured: facts of this execution that another one would not repeat, for the stage's ledger.

@@ -13,8 +13,8 @@ import datetime
 import sys
 from pathlib import Path
 
-from tasks import identity, store
-from tasks.runner import planned, record, resume
+from tasks import identity, planned, store
+from tasks.runner import record, resume
 from tasks.runner.git import Commit
 from tasks.store import DataError, Row
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tasks import planned
 from tasks.records import systems
 from tasks.report import compared, page, printed, reward_models, study, table, tool, training
-from tasks.runner import Context, ledger, main, planned
+from tasks.runner import Context, ledger, main
 
 if TYPE_CHECKING:
     from tasks.plan import RunSettings
