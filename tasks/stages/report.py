@@ -121,7 +121,7 @@ def body(ctx: Context[Settings]) -> None:
     headline = [c for c in found.cells if c.metric in metrics and (c.seed, c.dataset, c.hops, c.mode) == WHOLE]
     ends = {"": "value", "_low": "low", "_high": "high"}
     numbers = {f"{c.policy}/{c.metric}{end}": getattr(c, key) for c in headline for end, key in ends.items()}
-    ctx.track.log_results({name: number for name, number in numbers.items() if number is not None})
+    ctx.track.log_metrics(0, {name: number for name, number in numbers.items() if number is not None}, shared=True)
     ctx.track.log_table("results.md", (ctx.root / REPORTS / "results.md").read_text(encoding="utf-8"))
     ctx.track.log_artifact(REPORTS)
 
