@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 from tasks import conf, planned
 from tasks.runner import ledger, process, record
-from tasks.runner.context import SCRATCH as SCRATCH
 from tasks.runner.context import Context as Context
 from tasks.runner.git import read_commit
 from tasks.runner.lock import wait_for_turn

@@ -18,7 +18,7 @@ from tasks.runner.resume import fingerprint
 T = TypeVar("T")
 S = TypeVar("S")
 
-SCRATCH = Path(".scratch")
+WORK = Path(".scratch/work")
 DATA = Path("artifacts/data")
 NUM_TRACKED = 8  # Trajectories of a stage that are shown as traces.
 
@@ -32,7 +32,7 @@ class Context(Generic[S]):
         root: root of the clone, where `dvc.yaml` is.
         settings: what the stage's plan says; see `tasks.planned`.
         data: the name under which tracking knows the data, as in `params.yaml`.
-        track: the tracking handle (`log_params`, `log_artifact`, `log_table`, ...); it never raises.
+        track: the tracking handle (`log_params`, `log_artifact`, ...); it never raises.
         measured: facts of this execution that another one would not repeat, for the stage's ledger.
     """
 
@@ -75,7 +75,7 @@ class Context(Generic[S]):
 
         So a resumed stage never continues the state of another setting, input or line of code.
         """
-        folder = self.root / SCRATCH / "work" / f"{self.name}-{fingerprint(self.root, self.name)}"
+        folder = self.root / WORK / f"{self.name}-{fingerprint(self.root, self.name)}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 

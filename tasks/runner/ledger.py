@@ -33,13 +33,8 @@ HASHES = {"plan_sha256": _plan_sha256, "outputs_sha256": resume.outputs_sha256}
 def write(root: Path, name: str, measured: Row, code: Commit, seconds: float, recorded: str | None) -> None:
     """Write the entry of stage `name`; a failure to do so is a warning, for the work itself has ended well.
 
-    Args:
-        root: root of the clone.
-        name: stage and matrix item.
-        measured: by the body.
-        code: the commit at which the stage started.
-        seconds: how long it took.
-        recorded: name of the stage's record, which the sender gives a run in MLflow.
+    Besides what the body `measured` it holds the commit at which the stage started, the seconds that it took, and the
+    name of its record, which the sender gives a run in MLflow.
     """
     hashes = {key: ask(root, name) for key, ask in HASHES.items()}
     about = {"seconds": round(seconds, 2), "peak_rss_mb": round(peak_rss_mb(), 1), "libraries": identity.recorded()}

@@ -38,8 +38,8 @@ STATE = ".sent.json"  # Ends the name of the file in which the sender notes what
 START = 'mkdir -p .scratch/logs; nice -n 5 "$0" -m tasks.runner.upload follow >>.scratch/logs/tracking.txt 2>&1 &'
 MOST_NAMES = 4
 SECRET_KEY = re.compile(r"(^|[._])(secret|password|passwd|token|api_?key|access_?key|credentials?)$", re.IGNORECASE)
-SECRET_IN_QUERY = re.compile(r"([?&][\w.-]*(?:secret|passw|token|key|credential)[\w.-]*=)[^&\s]*", re.IGNORECASE)
-LOGIN = re.compile(r"://\S*@")  # Up to the last @, because a password may hold / and @.
+# A login up to the last @, because a password may hold / and @; and what a query calls a secret.
+SECRET = re.compile(r"(://)\S*(?=@)|([?&][\w.-]*(?:secret|passw|token|key|credential)[\w.-]*=)[^&\s]*", re.IGNORECASE)
 
 
 class Track:
@@ -72,13 +72,9 @@ class Track:
         self._write("input", name=name, path=str(path), digest=digest, num_rows=num_rows, context=context)
         self.set_tags({f"data.{name}": digest})
 
-    def log_artifact(self, path: Path) -> None:
-        """A file or folder to keep with the run; above 200 MB only its path is kept."""
-        self._write("artifact", path=str(path))
-
-    def log_table(self, name: str, markdown: str) -> None:
-        """A result table, kept with the stage's run and with the pipeline's."""
-        self._write("table", name=name, text=markdown)
+    def log_artifact(self, path: Path, shared: bool = False) -> None:
+        """A file or folder to keep with the run, a `shared` one with the pipeline's, too; over 200 MB only its path."""
+        self._write("artifact", path=str(path), shared=shared)
 
     def log_trajectory(self, row: Row) -> None:
         """One row of `trajectories.jsonl`, shown as a trace."""
@@ -110,7 +106,10 @@ def start(name: str, params: Row, root: Path, code: Commit) -> Track:
     """Open the record of stage `name`, started at commit `code`, and describe this process in it."""
     track = Track(name, root)
     with track._guard():
-        _forget_sent(root, name)
+        for state in (root / FOLDER).glob(f"{name}-*{STATE}"):  # Of records that are sent whole, and so are gone.
+            if not Path(str(state).removesuffix(STATE) + ".jsonl").exists():
+                state.unlink(missing_ok=True)
+
         is_on = os.environ.get("BREADCRUMB_TRACKING") != "off"
         given = os.environ.get("BREADCRUMB_NAME") or os.environ.get("DVC_EXP_NAME")
         to = shown(address(root)) if is_on else None
@@ -160,8 +159,7 @@ def hide(key: str, value: object) -> str:
     >>> hide("server", "http://me:hunter2/x@host/a?top=3&token=abc")
     'http://***@host/a?top=3&token=***'
     """
-    text = SECRET_IN_QUERY.sub(r"\1***", LOGIN.sub("://***@", str(value)))
-    return "***" if SECRET_KEY.search(key) else text
+    return "***" if SECRET_KEY.search(key) else SECRET.sub(r"\1\2***", str(value))
 
 
 def address(root: Path) -> str:
@@ -175,7 +173,7 @@ def shown(address: str) -> str:
     >>> shown("http://me:a@b@host:5000/mlflow?token=abc")
     'http://***@host:5000/mlflow'
     """
-    return LOGIN.sub("://***@", address).partition("?")[0]
+    return hide("", address).partition("?")[0]
 
 
 def title(params: Row) -> str:
@@ -196,10 +194,3 @@ def _pipeline() -> str:
     import psutil
 
     return f"dvc-{os.getppid()}-{int(psutil.Process(os.getppid()).create_time())}"
-
-
-def _forget_sent(root: Path, name: str) -> None:
-    """Remove what is known of earlier runs of this stage that are sent whole; the sender has removed their rows."""
-    for state in (root / FOLDER).glob(f"{name}-*{STATE}"):
-        if not state.with_name(state.name.replace(STATE, ".jsonl")).exists():
-            state.unlink(missing_ok=True)

@@ -37,6 +37,7 @@ VIEW = "mlflow.sharedViewState.results"  # Opened by .../runs?viewStateShareKey=
 COLUMNS = ["attributes.`Dataset`"]  # Shown at first sight, behind the exact match of each system.
 STATUSES = ("RUNNING", "FINISHED", "KILLED", "FAILED")  # A pipeline run ends like the worst of its stages.
 ABOUT = ("dataset", "hops", "policy", "seed", "step", "mode", "status")  # Of a trajectory, shown with its trace.
+KEPT = f"the rows are kept in {record.FOLDER} and sent by the next run, or by `make upload`"
 VARIABLES = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # The sender itself tries again. By default a call blocks for 246 s.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -165,14 +166,12 @@ class Sending:
 
     def _artifact(self, row: Row) -> None:
         path = self.root / row["path"]
-        if sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file()) > MAX_ARTIFACT_MB << 20:
-            self.client.set_tag(self.state["run"], f"artifact.{path.name}", row["path"])
-        elif path.exists():
-            self.client.log_artifact(self.state["run"], str(path))
-
-    def _table(self, row: Row) -> None:
-        for run in self._runs:
-            self.client.log_text(run, row["text"], row["name"])
+        size = sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
+        for run in self._runs if row.get("shared") else self._runs[:1]:
+            if size > MAX_ARTIFACT_MB << 20:
+                self.client.set_tag(run, f"artifact.{path.name}", row["path"])
+            elif path.exists():
+                self.client.log_artifact(run, str(path))
 
     def _trajectory(self, row: Row) -> None:
         """A trace of spans: the question, below it every turn, and below a turn its observation."""
@@ -182,10 +181,12 @@ class Sending:
         asked = {key: played.get(key) for key in ("question", "answers")}
         about = {key: played[key] for key in ABOUT if played.get(key) is not None}
         source = {"mlflow.sourceRun": self.state["run"]}
-        trace = start(played["question_id"], "AGENT", None, asked, about, None, source, self.experiment)
+        name, experiment = played["question_id"], self.experiment
+        trace = start(name, inputs=asked, attributes=about, metadata=source, experiment_id=experiment)
         for number, turn in enumerate(played["turns"], 1):
             wrote = {"wrote": "".join(turn.get("tokens", []))}
-            span = start(f"{number} {turn['kind']}", "LLM", trace, wrote, {"reward": turn.get("reward", 0.0)})
+            about = {"reward": turn.get("reward", 0.0), "executed": bool(turn.get("executed"))}
+            span = start(f"{number} {turn['kind']}", parent_span=trace, inputs=wrote, attributes=about)
             if turn.get("observation"):
                 start("information", "RETRIEVER", span).end(outputs=turn["observation"])
             span.end(outputs=turn.get("content"))
@@ -226,7 +227,7 @@ class Sender:
 
     Args:
         root: root of the clone.
-        is_following: only records for our address, while their stages work; else all those of ended stages.
+        is_following: only records for our address; else all.
     """
 
     def __init__(self, root: Path, is_following: bool) -> None:
@@ -237,11 +238,10 @@ class Sender:
 
     def waiting(self) -> list[Sending]:
         """The records that are not sent whole, in the order of their starts, without those that MLflow refused."""
-        found = [Sending(path, self.root) for path in (self.root / record.FOLDER).glob("*.jsonl")]
-        ours = [
-            one for one in found if (one.first.get("to") == self.to if self.is_following else not is_held(one.path))
-        ]
-        begun = [one for one in ours if one.first and one.path not in self.refused]
+        paths = set((self.root / record.FOLDER).glob("*.jsonl")) - self.refused
+        begun = [one for one in (Sending(path, self.root) for path in paths) if one.first]
+        if self.is_following:
+            begun = [one for one in begun if one.first["to"] == self.to]
         return sorted(begun, key=lambda one: one.first["time"])  # The first one says when the pipeline run began.
 
     def send(self, sendings: list[Sending]) -> bool:
@@ -265,10 +265,8 @@ class Sender:
         print(reason, flush=True)
         if self.is_following and not self._has_warned:
             self._has_warned = True
-            text = (
-                f"warning: tracking stopped: {reason}. The work goes on; the rows are kept in {record.FOLDER} and sent "
-            )
-            (self.root / record.WARNING).write_text(text + "by the next run, or by `make upload`.", encoding="utf-8")
+            text = f"warning: tracking stopped: {reason}. The work goes on; {KEPT}."
+            (self.root / record.WARNING).write_text(text, encoding="utf-8")
 
     def follow(self) -> bool:
         """Send until stages and flow have been at rest for a moment; False if the server cannot be used then."""

@@ -122,7 +122,7 @@ def body(ctx: Context[Settings]) -> None:
     ends = {"": "value", "_low": "low", "_high": "high"}
     numbers = {f"{c.policy}/{c.metric}{end}": getattr(c, key) for c in headline for end, key in ends.items()}
     ctx.track.log_metrics(0, {name: number for name, number in numbers.items() if number is not None}, shared=True)
-    ctx.track.log_table("results.md", (ctx.root / REPORTS / "results.md").read_text(encoding="utf-8"))
+    ctx.track.log_artifact(REPORTS / "results.md", shared=True)
     ctx.track.log_artifact(REPORTS)
 
 
