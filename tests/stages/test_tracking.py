@@ -150,6 +150,7 @@ def test_a_stage_reports_to_the_clones_own_database_and_the_ledger_learns_the_ru
 
 
 def test_one_sender_serves_all_stages_and_outlives_a_killed_one_but_not_the_pipeline(clone: Path) -> None:  # noqa: F811
+    address = f"sqlite:///{clone}/.scratch/mlflow/mlflow.db"
     with _pipeline(clone):
         (clone / "toy.py").write_text(SCRIPT)
         command = [sys.executable, "toy.py", "60"]
@@ -158,6 +159,9 @@ def test_one_sender_serves_all_stages_and_outlives_a_killed_one_but_not_the_pipe
         killed.stdout.readline()
         sender = _senders(clone)
         assert len(sender) == 1
+        _until(lambda: any(record.read_state(path).get("run") for path in _unsent(clone)))
+        time.sleep(4 * upload.POLL_S)
+        assert _statuses(address, "train@a-0") == ["RUNNING"]
         os.killpg(killed.pid, 9)
         killed.communicate()
         _until(lambda: not _unsent(clone))
@@ -168,7 +172,6 @@ def test_one_sender_serves_all_stages_and_outlives_a_killed_one_but_not_the_pipe
         time.sleep(2 * upload.LINGER_S)
         assert _senders(clone) == sender
     _wait_for_sender(clone, 30)
-    address = f"sqlite:///{clone}/.scratch/mlflow/mlflow.db"
     assert sorted(_statuses(address, "train@a-0")) == ["FINISHED", "KILLED"]
 
 
@@ -376,6 +379,16 @@ def test_a_sender_killed_before_it_noted_what_it_sent_sends_nothing_twice(clone:
     assert _statuses(address, "train@a-0") == _statuses(address, "my run") == ["FINISHED"]
     history = MlflowClient(address).get_metric_history(_runs(address)["train@a-0"].info.run_id, "loss")
     assert len(history) == 50
+
+
+def test_a_sender_killed_before_it_removed_a_record_changes_no_status(clone: Path) -> None:  # noqa: F811
+    assert _run(clone, BREADCRUMB_TRACKING="off").returncode == 0
+    (rows,) = _unsent(clone)
+    text = rows.read_text()
+    for _ in range(2):
+        rows.write_text(text)
+        assert _upload(clone).returncode == 0
+    assert _statuses(f"sqlite:///{clone}/.scratch/mlflow/mlflow.db", "train@a-0") == ["FINISHED"]
 
 
 def test_a_pipeline_run_ends_like_the_worst_of_its_stages_and_the_view_has_its_results(clone: Path) -> None:  # noqa: F811
