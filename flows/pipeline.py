@@ -94,9 +94,7 @@ class Run:
         forced = ["--force"] if any(dag.is_named(name, one) for one in self.force) else []
         words = ["dvc", "--wait-for-lock", "repro", "--single-item", *forced, name]
         for _ in range(2):
-            outcome = execute(
-                name, words, self.root, say, self.stopper, BREADCRUMB_RUN=self.key, BREADCRUMB_OWNER=str(os.getpid())
-            )
+            outcome = execute(name, words, self.root, say, self.stopper, BREADCRUMB_RUN=self.key)
             damaged = dag.remove_damaged(self.root, name) if outcome.result == "cached" else []
             if not damaged:
                 break

@@ -28,7 +28,7 @@ from tasks import store
 PACKAGE = "tasks"
 ROOT = Path(__file__).resolve().parents[1]
 """Root of the clone whose code this process runs."""
-FRAME = ("tasks/__init__.py", "tasks/stages/__init__.py", "tasks/identity.py", "tasks/runner/")
+FRAME = ("tasks/__init__.py", "tasks/stages/__init__.py", "tasks/identity.py", "tasks/planned.py", "tasks/runner/")
 """Files and folders that start, guard and record a stage and never change what it writes: no stage uses them."""
 BY_KIND = "# Loads parts by kind."
 """Ends a line that imports a module whose name is computed; `modules_of` must find what such a line can load."""

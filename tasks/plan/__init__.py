@@ -17,11 +17,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 
-from tasks import conf, identity, store
+from tasks import conf, identity, planned, store
 from tasks.plan import model_folders
 from tasks.plan.run_settings import RunSettings as RunSettings
-from tasks.runner import planned
-from tasks.runner.planned import Plan
+from tasks.planned import Plan
 
 
 def plans(

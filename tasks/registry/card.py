@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks import conf, identity, store
+from tasks import conf, identity, planned, store
 from tasks.evaluate import statistics
 from tasks.evaluate.statistics import Interval
 from tasks.records import schema, systems
 from tasks.records.scores import ScoreRow
-from tasks.runner import planned
 from tasks.runner.git import read_commit
 from tasks.store import DataError
 

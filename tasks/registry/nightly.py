@@ -20,13 +20,13 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from tasks import conf, identity, params, store
+from tasks import conf, identity, params, planned, store
 from tasks.data.records import question_row, read_questions
 from tasks.data.sample import choose
 from tasks.registry import nights
 from tasks.registry.__main__ import CHAMPION, NAME
 from tasks.registry.nights import Night
-from tasks.runner import planned, process, upload
+from tasks.runner import process, upload
 from tasks.runner.git import read_commit
 from tasks.runner.upload import Server
 

@@ -15,14 +15,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tasks import conf
-from tasks.runner import failure, ledger, planned, process, record
-from tasks.runner import quiet as quiet
-from tasks.runner.context import SCRATCH as SCRATCH
+from tasks import conf, planned
+from tasks.runner import ledger, process, record
 from tasks.runner.context import Context as Context
-from tasks.runner.git import Commit, read_commit
+from tasks.runner.git import read_commit
 from tasks.runner.lock import wait_for_turn
-from tasks.runner.planned import Plan
 
 S = TypeVar("S")
 
@@ -36,10 +33,10 @@ def main(stage: str, body: Callable[[Context[S]], None], settings: type[S], *key
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     for key in keys:
         parser.add_argument(f"--{key}", required=True)
-    given = vars(parser.parse_args())
-    name = "-".join(given[key] for key in keys)
+    item = vars(parser.parse_args())
+    name = "@".join(filter(None, [stage, "-".join(item.values())]))
     try:
-        run(f"{stage}@{name}" if name else stage, body, settings, item=given, clean=clean)
+        run(name, body, settings, item=item, clean=clean)
     except SystemExit as exit:
         process.end(exit.code if isinstance(exit.code, int) else 1)
         raise
@@ -70,60 +67,33 @@ def run(
         SystemExit: 1 after a failure, 143 after SIGTERM, 130 after an interrupt.
     """
     process.begin()
-    started = time.monotonic()
-    status, context, made = "FAILED", None, {}
-
+    started, status, track = time.monotonic(), "FAILED", None
     try:
-        wait_for_turn(root, name)
-        code = read_commit(root)  # Before the work: a commit made meanwhile is not the code that runs.
-        plan = None if settings is None else _plan(root, name, item or {})
-        with planned.only_listed(plan, name):
-            context = _prepared(root, name, settings, plan, code)
-            body(context)
-        made = ledger.hashes(root, name)
+        with wait_for_turn(root, name):
+            code = read_commit(root)  # Before the work: a commit made meanwhile is not the code that runs.
+            plan = None if settings is None else planned.read(root, name)
+            if plan is not None:
+                planned.check_sources(plan, root, name)
+                planned.check_item(plan, name, item or {})
+
+            with planned.only_listed(plan, name):
+                used: Any = planned.settings_of(plan, settings, name) if plan and settings else None
+                params = conf.read_yaml(root / conf.PARAMS)  # For records only; what a stage does stands in its plan.
+                track = record.start(name, params, root, code)
+                context = Context(name, root, used, str(params.get("data")), track)
+                body(context)
+
+            ledger.write(root, name, context.measured, code, time.monotonic() - started, track.record)
+            if clean and "scratch" in vars(context):
+                shutil.rmtree(context.scratch, ignore_errors=True)
         status = "FINISHED"
-    except SystemExit:
+    except (KeyboardInterrupt, SystemExit) as error:
         status = "KILLED"
-        raise
-    except KeyboardInterrupt:
-        status = "KILLED"
-        raise SystemExit(130) from None
+        raise SystemExit(getattr(error, "code", 130)) from None
     except Exception as error:
-        failure.report(root, name, error)
+        process.report(root, name, error)
         raise SystemExit(1) from None
     finally:
-        # From here on a second signal must not cut the record short; the work itself has ended.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        seconds, peak_rss_mb = time.monotonic() - started, process.peak_rss_mb()
-        if context is not None:
-            context.track.end(status, seconds)
-        if status == "FINISHED" and context is not None:
-            ledger.write(root, name, {**context.measured, **made}, code, seconds, peak_rss_mb, context.track.record)
-            if clean:
-                for folder in context._scratch:
-                    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _plan(root: Path, name: str, item: Mapping[str, str]) -> Plan:
-    """The plan of the stage.
-
-    Raises:
-        ValueError: it is not that of this code or of this item.
-    """
-    plan = planned.read(root, name)
-    planned.check_sources(plan, root, name)
-    planned.check_item(plan, name, item)
-    return plan
-
-
-def _prepared(root: Path, name: str, settings: type | None, plan: Plan | None, code: Commit) -> Context[Any]:
-    """What the body gets; the record of the stage is open from here on.
-
-    Raises:
-        ValueError: the plan holds other settings than those of this stage.
-    """
-    used: Any = None
-    if settings is not None and plan is not None:
-        used = planned.settings_of(plan, settings, name)
-    params = conf.read_yaml(root / conf.PARAMS)  # For records only; what a stage does stands in its plan.
-    return Context(name, root, used, str(params.get("data")), record.start(name, params, root, code))
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # A second signal must not cut the record short.
+        if track is not None:
+            track.end(status, time.monotonic() - started)

@@ -7,20 +7,18 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from tasks import conf, store
 from tasks.reached import divided
-from tasks.runner import progress as shown
+from tasks.runner.progress import Bar, progress
+from tasks.runner.record import Track
 from tasks.runner.resume import fingerprint
-
-if TYPE_CHECKING:
-    from tasks.runner.record import Track
 
 T = TypeVar("T")
 S = TypeVar("S")
 
-SCRATCH = Path(".scratch")
+WORK = Path(".scratch/work")
 DATA = Path("artifacts/data")
 NUM_TRACKED = 8  # Trajectories of a stage that are shown as traces.
 
@@ -32,9 +30,9 @@ class Context(Generic[S]):
     Attributes:
         name: stage and matrix item, such as `train@search_r1_grpo-0`.
         root: root of the clone, where `dvc.yaml` is.
-        settings: what the stage's plan says; see `tasks.runner.planned`.
+        settings: what the stage's plan says; see `tasks.planned`.
         data: the name under which tracking knows the data, as in `params.yaml`.
-        track: the tracking handle (`log_params`, `log_inputs`, `log_artifact`, `log_table`, ...); it never raises.
+        track: the tracking handle (`log_params`, `log_artifact`, ...); it never raises.
         measured: facts of this execution that another one would not repeat, for the stage's ledger.
     """
 
@@ -44,7 +42,6 @@ class Context(Generic[S]):
     data: str
     track: Track
     measured: dict[str, store.Row] = field(default_factory=dict)
-    _scratch: list[Path] = field(default_factory=list, repr=False)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Report metrics of one step to tracking; the record itself is the stage's own `metrics.jsonl`."""
@@ -74,22 +71,18 @@ class Context(Generic[S]):
 
     @functools.cached_property
     def scratch(self) -> Path:
-        """Folder for resume state, named by everything the stage's result depends on; made on first use.
+        """Folder for resume state, made on first use and named by everything the stage's result depends on.
 
-        Another setting, another input or another line of the stage's code gives another folder, so a
-        resumed stage never continues somebody else's state.
+        So a resumed stage never continues the state of another setting, input or line of code.
         """
-        folder = self.root / SCRATCH / "work" / f"{self.name}-{fingerprint(self.root, self.name)}"
+        folder = self.root / WORK / f"{self.name}-{fingerprint(self.root, self.name)}"
         folder.mkdir(parents=True, exist_ok=True)
-        self._scratch.append(folder)
         return folder
 
-    def progress(
-        self, iterable: Iterable[T], total: int | None = None, desc: str = "", initial: int = 0
-    ) -> Iterator[T]:
+    def progress(self, iterable: Iterable[T], total: int | None = None, desc: str = "") -> Iterator[T]:
         """Yield the items and show how far we are: a bar on a terminal, else a line every few seconds."""
-        return shown.progress(iterable, total, desc or self.name, initial)
+        return iter(progress(iterable, total, desc or self.name))
 
-    def bar(self, total: int) -> shown.Bar:
+    def bar(self, total: int) -> Bar:
         """Shows the progress of work that reports how far it is, and hands its metrics to tracking."""
-        return shown.Bar(self.name, total, self.log)
+        return Bar(self.name, total, self.log)

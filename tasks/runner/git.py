@@ -1,20 +1,14 @@
 """Which commit of this repository a stage ran at."""
 
-from __future__ import annotations
-
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+CODE = ("tasks", "flows", "conf", "dvc.yaml", "params.yaml", "requirements")
 
 
-@dataclass(frozen=True)
-class Commit:
-    """The commit that is checked out.
-
-    Attributes:
-        sha: None outside a repository.
-        is_dirty: whether code or settings differ from it.
-    """
+class Commit(NamedTuple):
+    """The commit that is checked out: `sha` is None outside a repository; is what `CODE` names different from it?"""
 
     sha: str | None
     is_dirty: bool
@@ -22,15 +16,10 @@ class Commit:
 
 def read_commit(root: Path) -> Commit:
     """The commit at which this clone is now."""
-    code = ("tasks", "flows", "conf", "dvc.yaml", "params.yaml", "requirements")
-    head = _git(root, "rev-parse", "--verify", "-q", "HEAD")
-    changes = _git(root, "status", "--porcelain", "--", *code)
-    return Commit(head or None, head is None or changes is None or bool(changes))
-
-
-def _git(root: Path, *words: str) -> str | None:
+    command = ["git", "-C", str(root), "status", "--porcelain=v2", "--branch", "--", *CODE]
     try:
-        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return Commit(None, True)
+    sha, *lines = done.stdout.removeprefix("# branch.oid ").splitlines()
+    return Commit(None if sha == "(initial)" else sha, any(not line.startswith("#") for line in lines))

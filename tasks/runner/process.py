@@ -1,36 +1,51 @@
-"""The process of a stage: it ends with its parent, leaves in good order on SIGTERM, and measures its memory."""
+"""The process of a stage: its variables, how it ends, what it says of a failure.
+
+Importing this module switches telemetry and network look-ups of libraries off, because most libraries read these
+variables only once, at import. A variable that the user has set is not changed.
+"""
 
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import os
 import resource
 import signal
 import sys
 import threading
-from types import FrameType
-from typing import NoReturn
+import traceback
+from pathlib import Path
 
 from tasks.lifetime import end_with_parent
+from tasks.store import OutageError
 
-OBJECTS_BETWEEN_COLLECTIONS = 10_000
-"""Python looks for cycles of garbage after 700 new objects. Libraries make millions that stay: a tenth of a stage's
-processor time went into looking at them again and again."""
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+LOGS = Path(".scratch/logs")
+QUIET = {
+    "DO_NOT_TRACK": "true",
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "VLLM_NO_USAGE_STATS": "1",
+    "GX_ANALYTICS_ENABLED": "false",
+    "DVC_NO_ANALYTICS": "true",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
+
+os.environ |= QUIET | os.environ
 
 
 def begin() -> None:
     """End with the parent, turn SIGTERM into SystemExit, and give numeric libraries one thread by default."""
     end_with_parent()
-    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
-    signal.signal(signal.SIGTERM, _leave)
-    for variable in THREAD_VARIABLES:
-        os.environ.setdefault(variable, "1")
-
-
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    os.environ |= THREADS | os.environ
+    # Python looks for cycles of garbage after 700 new objects. Libraries make millions that stay: a tenth of a stage's
+    # processor time went into looking at them again and again.
+    gc.set_threshold(10_000)
 
 
 def end(code: int) -> None:
@@ -50,5 +65,28 @@ def end(code: int) -> None:
 def peak_rss_mb() -> float:
     """Most memory this process, or a child it has waited for, ever held."""
     processes = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    unit = 1 << 20 if sys.platform == "darwin" else 1 << 10
-    return max(resource.getrusage(process).ru_maxrss for process in processes) / unit
+    return max(resource.getrusage(process).ru_maxrss for process in processes) / 1024
+
+
+def report(root: Path, name: str, error: Exception) -> None:
+    """Print one `error:` line about the failure of stage `name`, and keep its traceback in `.scratch/logs/`.
+
+    The traceback of an error that is ours, neither the user's nor an outage, is printed as well.
+    """
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        where = f" while writing {error.filename}" if error.filename else ""
+        message = f"no space left on the disk{where}. Free some and run again; finished work is kept."
+    elif isinstance(error, (ValueError, OutageError)):
+        message = " ".join(str(error).split("\n"))
+    else:
+        traceback.print_exception(error)
+        message = f"{name}: unexpected {type(error).__name__}: {error}"
+    sys.stdout.flush()
+    print(f"error: {message}", file=sys.stderr, flush=True)
+
+    try:
+        (root / LOGS).mkdir(parents=True, exist_ok=True)
+        (root / LOGS / f"{name}.txt").write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        print(f"(traceback in {LOGS / name}.txt)", file=sys.stderr, flush=True)
+    except OSError:
+        pass  # The message matters more than its copy.

@@ -6,7 +6,7 @@ whatever it could not send stays in the record. Nothing here decides or changes 
 
 Environment: `MLFLOW_TRACKING_URI` names a server (default: a database in `.scratch/mlflow/`),
 `BREADCRUMB_TRACKING=off` keeps the local file only, `BREADCRUMB_RUN` is the key of the pipeline run and
-`BREADCRUMB_NAME` its name in MLflow, `BREADCRUMB_OWNER` is the process with which it ends.
+`BREADCRUMB_NAME` its name in MLflow.
 """
 
 from __future__ import annotations
@@ -26,63 +26,55 @@ from pathlib import Path
 from typing import IO, Any
 
 from tasks import conf, store
-from tasks.runner.git import Commit, read_commit
+from tasks.runner.git import Commit
 from tasks.runner.lock import is_held
-
-Row = dict[str, Any]
+from tasks.store import Row
 
 FOLDER = Path(".scratch/tracking")
 SENDER = FOLDER / "sender.lock"  # Held by the process that sends the records of this clone.
-WARNING = FOLDER / "warning.txt"  # Written by the sender, printed and removed by the first stage that sees it.
-SECONDS_BETWEEN_LOOKS = 1.0
+WARNING = FOLDER / "warning.txt"  # Written by the sender, printed and removed by the stage that sees it.
+STATE = ".sent.json"  # Ends the name of the file in which the sender notes what it has sent of a record.
+# In the background of a shell that ends at once: the sender must not die with the stage's children.
+START = 'mkdir -p .scratch/logs; nice -n 5 "$0" -m tasks.runner.upload follow >>.scratch/logs/tracking.txt 2>&1 &'
 MOST_NAMES = 4
 SECRET_KEY = re.compile(r"(^|[._])(secret|password|passwd|token|api_?key|access_?key|credentials?)$", re.IGNORECASE)
-LOGIN = re.compile(r"://\S*@")  # Up to the last @, because a password may hold / and @.
-SECRET_IN_QUERY = re.compile(r"([?&][\w.-]*(?:secret|passw|token|key|credential)[\w.-]*=)[^&\s]*", re.IGNORECASE)
+# A login up to the last @, because a password may hold / and @; and what a query calls a secret.
+SECRET = re.compile(r"(://)\S*(?=@)|([?&][\w.-]*(?:secret|passw|token|key|credential)[\w.-]*=)[^&\s]*", re.IGNORECASE)
 
 
 class Track:
     """The handle that a stage reports to. Every method returns at once; a failure gives one warning."""
 
-    def __init__(self, name: str, path: Path | None, root: Path) -> None:
-        self.record = None if path is None else path.stem
-        self._name, self._root = name, root
+    def __init__(self, name: str, root: Path) -> None:
+        self.record = f"{name}-{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
+        self._root = root
         self._file: IO[str] | None = None
-        self._looked = 0.0
-        if path is not None:
-            with self._guard():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = path.open("a", encoding="utf-8")
-                fcntl.flock(self._file, fcntl.LOCK_EX)  # The kernel frees it when this process dies, however it does.
+        with self._guard():
+            (root / FOLDER).mkdir(parents=True, exist_ok=True)
+            self._file = (root / FOLDER / f"{self.record}.jsonl").open("a", encoding="utf-8")
+            fcntl.flock(self._file, fcntl.LOCK_EX)  # The kernel frees it when this process dies, however it does.
 
     def log_params(self, settings: object) -> None:
         """The settings that were used, a dataclass or a mapping; nested keys are joined with dots."""
         self._write("batch", params=flatten(conf.plain(settings)))
 
-    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of one step."""
-        self._write("batch", step=int(step), metrics={key: float(value) for key, value in metrics.items()})
-
-    def log_results(self, metrics: Mapping[str, float]) -> None:
-        """Final numbers by which pipeline runs are compared, kept with the stage's run and with the pipeline's."""
-        self._write("batch", step=0, metrics={key: float(value) for key, value in metrics.items()}, shared=True)
+    def log_metrics(self, step: int, metrics: Mapping[str, float], shared: bool = False) -> None:
+        """Metrics of one step; `shared` ones are those by which pipeline runs are compared, and the pipeline's, too."""
+        numbers = {key: float(value) for key, value in metrics.items()}
+        self._write("batch", step=int(step), metrics=numbers, shared=shared)
 
     def set_tags(self, tags: Mapping[str, object], shared: bool = False) -> None:
         """Labels of the run, such as data hashes, seed and system; `shared` ones are the pipeline's, too."""
         self._write("batch", tags={key: hide(key, value) for key, value in tags.items()}, shared=shared)
 
-    def log_inputs(self, name: str, path: Path, digest: str, num_rows: int | None = None, context: str = "") -> None:
-        """A data set that the stage read: its name, its path in the clone, and the hash of its content."""
+    def log_inputs(self, name: str, path: Path, digest: str, num_rows: int, context: str) -> None:
+        """A data set that the stage read: its name, its path in the clone, the hash of its content, and what for."""
         self._write("input", name=name, path=str(path), digest=digest, num_rows=num_rows, context=context)
         self.set_tags({f"data.{name}": digest})
 
-    def log_artifact(self, path: Path, folder: str | None = None) -> None:
-        """A file or folder to keep with the run; above 200 MB only its path is kept."""
-        self._write("artifact", path=str(path), folder=folder)
-
-    def log_table(self, name: str, markdown: str) -> None:
-        """A result table, kept with the stage's run and with the pipeline's."""
-        self._write("table", name=name, text=markdown)
+    def log_artifact(self, path: Path, shared: bool = False) -> None:
+        """A file or folder to keep with the run, a `shared` one with the pipeline's, too; over 200 MB only its path."""
+        self._write("artifact", path=str(path), shared=shared)
 
     def log_trajectory(self, row: Row) -> None:
         """One row of `trajectories.jsonl`, shown as a trace."""
@@ -90,26 +82,16 @@ class Track:
 
     def end(self, status: str, seconds: float) -> None:
         """Close the run as FINISHED, FAILED or KILLED."""
-        self._looked = 0.0
         self._write("end", status=status, seconds=round(seconds, 2))
 
     def _write(self, kind: str, **row: Any) -> None:
-        if self._file is None:
-            return
         with self._guard():
-            self._file.write(json.dumps({"kind": kind, "time": time.time(), **row}, ensure_ascii=False) + "\n")
-            self._file.flush()
-            if time.monotonic() - self._looked > SECONDS_BETWEEN_LOOKS:
-                self._looked = time.monotonic()
-                self._show_warning()
-
-    def _show_warning(self) -> None:
-        """Print the sender's warning. Only one process can rename the file, so only one prints it."""
-        shown = (self._root / WARNING).with_suffix(f".{os.getpid()}")
-        with contextlib.suppress(OSError):
-            (self._root / WARNING).rename(shown)
-            print(shown.read_text(encoding="utf-8"), file=sys.stderr, flush=True)
-            shown.unlink()
+            if self._file is not None:
+                self._file.write(json.dumps({"kind": kind, "time": time.time(), **row}, ensure_ascii=False) + "\n")
+                self._file.flush()
+            with contextlib.suppress(FileNotFoundError):
+                print((self._root / WARNING).read_text(encoding="utf-8"), file=sys.stderr, flush=True)
+                (self._root / WARNING).unlink()
 
     @contextlib.contextmanager
     def _guard(self) -> Iterator[None]:
@@ -117,55 +99,46 @@ class Track:
             yield
         except Exception as error:  # Tracking must never stop the work, whatever goes wrong in it.
             self._file = None
-            print(f"warning: tracking of {self._name} stopped: {error!r}", file=sys.stderr, flush=True)
+            print(f"warning: tracking of {self.record} stopped: {error!r}", file=sys.stderr, flush=True)
 
 
-def start(name: str, params: Row, root: Path = Path("."), code: Commit | None = None) -> Track:
-    """Open the record of stage `name` and describe this process in it; the module lists the environment variables.
-
-    `code` is the commit at which the stage started; None takes the current one.
-    """
-    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
-    _forget(root, name)
-    track = Track(name, root / FOLDER / f"{name}-{stamp}-{uuid.uuid4().hex[:8]}.jsonl", root)
-    is_on = os.environ.get("BREADCRUMB_TRACKING", "on") != "off"
-    key, owner = _pipeline()
-    to = shown(address(root)) if is_on else None
-    given = os.environ.get("BREADCRUMB_NAME") or os.environ.get("DVC_EXP_NAME")
-    track._write("start", stage=name, pipeline=key, title=given or title(params), owner=owner, to=to)
-
-    code = code or read_commit(root)
-    group, _, item = name.partition("@")
-    system, _, last = item.rpartition("-")
-    seed = last if last.isdecimal() else ""
-    track.set_tags({"stage": group, "item": item, "seed": seed, "system": system if seed else item})
-    about = {"git_commit": code.sha or "none", "git_dirty": code.is_dirty, "config_digest": store.digest(params)}
-    track.set_tags(about, shared=True)
-    track._write("batch", params=flatten({"params": params}), shared=True)
-
+def start(name: str, params: Row, root: Path, code: Commit) -> Track:
+    """Open the record of stage `name`, started at commit `code`, and describe this process in it."""
+    track = Track(name, root)
     with track._guard():
+        for state in (root / FOLDER).glob(f"{name}-*{STATE}"):  # Of records that are sent whole, and so are gone.
+            if not Path(str(state).removesuffix(STATE) + ".jsonl").exists():
+                state.unlink(missing_ok=True)
+
+        is_on = os.environ.get("BREADCRUMB_TRACKING") != "off"
+        given = os.environ.get("BREADCRUMB_NAME") or os.environ.get("DVC_EXP_NAME")
+        to = shown(address(root)) if is_on else None
+        track._write("start", stage=name, pipeline=_pipeline(), title=given or title(params), to=to)
+
+        group, _, item = name.partition("@")
+        system, _, seed = item.rpartition("-")
+        track.set_tags({"stage": group, "item": item, "seed": seed, "system": system})
+        about = {"git_commit": code.sha or "none", "git_dirty": code.is_dirty, "config_digest": store.digest(params)}
+        track.set_tags(about, shared=True)
+        track._write("batch", params=flatten({"params": params}), shared=True)
+
         # After the first row is written: a sender that ends frees its lock and then looks for rows once more.
         if is_on and not is_held(root / SENDER):
-            _start_sender(root, owner)
+            command = ["/bin/sh", "-c", START, sys.executable]
+            subprocess.run(command, cwd=root, stdin=subprocess.DEVNULL, start_new_session=True, check=False)
     return track
 
 
-def run_id(root: Path, record: str | None) -> str | None:
+def run_id(root: Path, record: str) -> str | None:
     """The MLflow run of a record; None where none was begun."""
-    return read_state(root / FOLDER / f"{record}.jsonl").get("run") if record else None
-
-
-def state_path(path: Path) -> Path:
-    """The file in which the sender notes what it has sent of the record `path`."""
-    return path.with_suffix(".sent.json")
+    return read_state(root / FOLDER / f"{record}.jsonl").get("run")
 
 
 def read_state(path: Path) -> Row:
-    """What has been sent of the record `path`; empty where nothing has."""
-    try:
-        return dict(json.loads(state_path(path).read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return {}
+    """What the sender has noted of the record `path`; empty where it has sent nothing."""
+    with contextlib.suppress(OSError, ValueError):
+        return dict(store.read_json(path.with_suffix(STATE)))
+    return {}
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, str]:
@@ -176,10 +149,8 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, str]:
     """
     if not isinstance(tree, Mapping):
         return {prefix: hide(prefix, tree)}
-    result: dict[str, str] = {}
-    for key, value in tree.items():
-        result.update(flatten(value, f"{prefix}.{key}" if prefix else str(key)))
-    return result
+    parts = [flatten(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in tree.items()]
+    return {key: text for part in parts for key, text in part.items()}
 
 
 def hide(key: str, value: object) -> str:
@@ -188,8 +159,7 @@ def hide(key: str, value: object) -> str:
     >>> hide("server", "http://me:hunter2/x@host/a?top=3&token=abc")
     'http://***@host/a?top=3&token=***'
     """
-    text = SECRET_IN_QUERY.sub(r"\1***", LOGIN.sub("://***@", str(value)))
-    return "***" if SECRET_KEY.search(key) else text
+    return "***" if SECRET_KEY.search(key) else SECRET.sub(r"\1\2***", str(value))
 
 
 def address(root: Path) -> str:
@@ -203,7 +173,7 @@ def shown(address: str) -> str:
     >>> shown("http://me:a@b@host:5000/mlflow?token=abc")
     'http://***@host:5000/mlflow'
     """
-    return LOGIN.sub("://***@", address).partition("?")[0]
+    return hide("", address).partition("?")[0]
 
 
 def title(params: Row) -> str:
@@ -217,36 +187,10 @@ def title(params: Row) -> str:
     return f"{names}; {params.get('scale')}; seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}"
 
 
-def _pipeline() -> tuple[str, int]:
-    """Key of the pipeline run, and the process id with which it ends: the flow's, or those of a bare `dvc`."""
-    key, owner = os.environ.get("BREADCRUMB_RUN"), os.environ.get("BREADCRUMB_OWNER", "")
-    if key:
-        return key, int(owner) if owner.isdecimal() else os.getpid()
+def _pipeline() -> str:
+    """Key of the pipeline run: that of the flow, or one for all stages of a bare `dvc repro`, which is the parent."""
+    if "DVC_STAGE" not in os.environ or "BREADCRUMB_RUN" in os.environ:
+        return os.environ.get("BREADCRUMB_RUN", "")
     import psutil
 
-    with contextlib.suppress(psutil.Error):
-        for parent in psutil.Process().parents():
-            words = [Path(word).name for word in parent.cmdline()[:3]]
-            if "dvc" in words:
-                return f"dvc-{parent.pid}-{int(parent.create_time())}", parent.pid
-    return "", os.getpid()
-
-
-def _forget(root: Path, name: str) -> None:
-    """Remove what is known of earlier runs of this stage that are sent whole; the sender has removed their rows."""
-    with contextlib.suppress(OSError):
-        for state in (root / FOLDER).glob(f"{name}-*.sent.json"):
-            if not state.with_suffix("").with_suffix(".jsonl").exists():
-                state.unlink(missing_ok=True)
-
-
-def _start_sender(root: Path, owner: int) -> None:
-    """Start the sender in the background of a shell that ends at once: it must not die with the stage's children."""
-    log = root / ".scratch/logs/tracking.txt"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    command = ["nice", "-n", "5", sys.executable, "-m", "tasks.runner.upload", "follow", str(owner)]
-    with log.open("ab") as output:
-        subprocess.run(
-            ["/bin/sh", "-c", '"$@" &', "sh", *command], cwd=root, stdin=subprocess.DEVNULL, stdout=output,
-            stderr=output, start_new_session=True, check=False,
-        )  # fmt: skip
+    return f"dvc-{os.getppid()}-{int(psutil.Process(os.getppid()).create_time())}"

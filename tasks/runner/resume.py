@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 from tasks import conf, store
 
@@ -17,46 +16,32 @@ def fingerprint(root: Path, name: str) -> str:
     Raises:
         ValueError: `dvc.yaml` has no such stage, or an input is missing.
     """
-    stage, values = _stage(root, name)
-    return store.digest({path: _hashes(root / path) for path in (_resolve(dep, values) for dep in stage["deps"])})
+    return _digest(root, name, "deps")
 
 
 def outputs_sha256(root: Path, name: str) -> str | None:
     """Hash of the content of everything that `dvc.yaml` says stage `name` writes; None where something is missing."""
     try:
-        stage, values = _stage(root, name)
-        paths = [_resolve(out if isinstance(out, str) else next(iter(out)), values) for out in stage["outs"]]
-        return store.digest({path: _hashes(root / path) for path in paths})
+        return _digest(root, name, "outs")
     except ValueError:
         return None
 
 
-def _stage(root: Path, name: str) -> tuple[conf.Tree, conf.Tree]:
-    """The group of `dvc.yaml` that runs `name`, and the values of its `${...}`."""
+def _digest(root: Path, name: str, key: str) -> str:
+    """Of the files under `deps` or `outs` of a stage. DVC itself takes 0.3 s to read its file."""
     groups = conf.read_yaml(root / "dvc.yaml")["stages"]
     group, _, item = name.partition("@")
     if group not in groups:
         raise ValueError(f"dvc.yaml: there is no stage {group!r} for {name!r}. Known: {', '.join(groups)}.")
-    stage = groups[group]
-    keys = list(stage.get("matrix", {}))
-    parts = item.split("-") if item else []
+
+    keys, parts = list(groups[group].get("matrix", {})), item.split("-") if item else []
     if len(keys) != len(parts):
         raise ValueError(f"dvc.yaml: {name!r} has {len(parts)} matrix items, stage {group!r} has {len(keys)}: {keys}.")
-    values = conf.read_yaml(root / conf.PARAMS)
-    values["item"] = dict(zip(keys, parts, strict=True))
-    return stage, values
+    values = conf.read_yaml(root / conf.PARAMS) | {f"item.{key}": part for key, part in zip(keys, parts, strict=True)}
 
-
-def _resolve(text: str, values: conf.Tree) -> str:
-    return re.sub(r"\$\{([\w.]+)\}", lambda match: str(_lookup(values, match[1])), text)
-
-
-def _lookup(tree: Any, key: str) -> Any:
-    for part in key.split("."):
-        if not isinstance(tree, dict) or part not in tree:
-            raise ValueError(f"dvc.yaml: key {key!r} is not in the settings. Add it to params.yaml or mend dvc.yaml.")
-        tree = tree[part]
-    return tree
+    named = [one if isinstance(one, str) else next(iter(one)) for one in groups[group][key]]
+    paths = [re.sub(r"\$\{([\w.]+)\}", lambda match: str(values[match[1]]), text) for text in named]
+    return store.digest({path: _hashes(root / path) for path in paths})
 
 
 def _hashes(path: Path) -> list[list[str]]:

@@ -1,3 +1,3 @@
 """Entry points of the DVC stages, one file each. Importing this package makes libraries quiet."""
 
-from tasks.runner import quiet as quiet
+from tasks.runner import process as process

@@ -10,8 +10,8 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
-from tasks import conf, params, plan, store, trained
-from tasks.runner import Context, planned, run
+from tasks import conf, params, plan, planned, store, trained
+from tasks.runner import Context, run
 
 NO_STAGES = ("__init__", "plan")
 MODELS = "plan.json"

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tasks import planned
 from tasks.records import systems
 from tasks.report import compared, page, printed, reward_models, study, table, tool, training
-from tasks.runner import Context, ledger, main, planned
+from tasks.runner import Context, ledger, main
 
 if TYPE_CHECKING:
     from tasks.plan import RunSettings
@@ -137,8 +138,8 @@ def body(ctx: Context[Settings]) -> None:
     guard(ctx.settings, ctx.root)
     found = write(ctx.settings, ctx.root)
     print(table.terminal(found, ledger.read(ctx.root)))
-    ctx.track.log_results(_compared_by(found))
-    ctx.track.log_table("results.md", (ctx.root / REPORTS / "results.md").read_text(encoding="utf-8"))
+    ctx.track.log_metrics(0, _compared_by(found), shared=True)
+    ctx.track.log_artifact(REPORTS / "results.md", shared=True)
     ctx.track.log_artifact(REPORTS)
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tasks import conf
+from tasks import conf, planned
 from tasks.data import ingest
 from tasks.methods import loader
-from tasks.runner import Context, planned
+from tasks.runner import Context
 from tasks.stages import retrievers
 from tests.docs.documents import LINK, ROOT, Document, documents
 from tests.systems import asked_model

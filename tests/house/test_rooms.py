@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tasks import planned
 from tasks.identity import Sources
-from tasks.runner import planned
 
 ROOT = Path(__file__).parents[2]
 TASKS = ROOT / "tasks"
@@ -33,6 +33,7 @@ ORDER = (
     "store",
     "trained",
     "identity",
+    "planned",
     "records",
     "checkpoint",
     "device",

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks import conf, identity, store
-from tasks.runner import Context, planned, run
+from tasks import conf, identity, planned, store
+from tasks.runner import Context, run
 
 HOUSE = Path(__file__).resolve().parents[2]
 

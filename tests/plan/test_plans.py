@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from tasks import conf, identity, params, plan, services, systems
+from tasks import conf, identity, params, plan, planned, services, systems
 from tasks.params import Params
 from tasks.plan import RunSettings
+from tasks.planned import Plan
 from tasks.reached import REACHED_BY
-from tasks.runner import planned
-from tasks.runner.planned import Plan
 from tasks.services.endpoint import Endpoint
 from tasks.stages.plan import stages
 from tasks.stages.train import _check_budgets

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tasks import conf, parts, store
+from tasks import conf, parts, planned, store
 from tasks.agent.grammars.r_search import RSearchGrammar
 from tasks.data.records import question_row
 from tasks.records import systems
 from tasks.records.systems import SystemRecord
 from tasks.registry import __main__ as registry
 from tasks.registry import card as cards
-from tasks.runner import planned
 from tests.pipeline.toy import HOUSE
 from tests.stages.test_tracking import _env, _mlflow
 from tests.tiny import PROMPT

@@ -43,7 +43,7 @@ def context(tmp_path: Path) -> Callable[..., Any]:
         settings = data.settings(RunSettings(tmp_path, params))  # type: ignore[arg-type]
         return SimpleNamespace(
             settings=settings, root=tmp_path, logged=logged, log=lambda step, metrics: logged.append((step, metrics)),
-            track=record.Track("data", None, tmp_path), track_data=lambda purpose, num_rows: None,
+            track=record.Track("data", tmp_path), track_data=lambda purpose, num_rows: None,
         )  # fmt: skip
 
     return make

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tasks.runner.planned import path_of
+from tasks.planned import path_of
 from tasks.runner.resume import fingerprint
 from tests.services.completions import Completions, completion, serving
 from tests.stages.clone import PATIENCE, Clone

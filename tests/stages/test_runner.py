@@ -359,6 +359,6 @@ def test_progress_shows_lines_where_there_is_no_terminal(
             yield i
 
     assert list(progress.progress(slow(), 6, "rollouts")) == list(range(6))  # type: ignore[arg-type, call-overload]
-    lines = capfd.readouterr().err.splitlines()
+    lines = list(filter(None, capfd.readouterr().err.splitlines()))
     assert 2 <= len(lines) <= 4
     assert lines[-1].startswith("rollouts: 6/6 (100%")

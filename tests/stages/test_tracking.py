@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,13 +18,17 @@ from typing import Any
 
 import psutil
 import pytest
+from filelock import FileLock
 from mlflow.tracking import MlflowClient
 
+from flows import pipeline
 from tasks.runner import record, upload
 from tests.pipeline.toy import HOUSE
 from tests.stages.test_runner import clone  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.slow
+
+KEY = "BREADCRUMB_RUN"
 
 SCRIPT = """\
 import sys, time
@@ -40,9 +43,10 @@ def body(ctx):
         ctx.log(step, {"loss": 1 / (step + 1), "bad": float("nan")})
     ctx.track.log_params({"train": {"lr": 0.1, "api_key": "hush"}, "server": "http://me:hush@host/x"})
     ctx.track.log_inputs("questions", Path("artifacts/data/out.txt"), "ab" * 32, 5, "train")
-    ctx.track.log_artifact(Path("params.yaml"), "files")
-    ctx.track.log_table("results.md", "| a |")
-    ctx.track.log_results({"a/em": 0.5, "a/em_low": 0.4})
+    ctx.track.log_artifact(Path("params.yaml"))
+    Path("results.md").write_text("| a |")
+    ctx.track.log_artifact(Path("results.md"), shared=True)
+    ctx.track.log_metrics(0, {"a/em": 0.5, "a/em_low": 0.4}, shared=True)
     ctx.track.log_trajectory(ROW)
     print("worked", flush=True)
     if Path(".scratch/fail").exists():
@@ -57,7 +61,7 @@ run("train@a-0", body)
 
 def _env(**more: str) -> dict[str, str]:
     keep = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "BREADCRUMB_"))}
-    return {**keep, "PYTHONPATH": str(HOUSE), "BREADCRUMB_RUN": "one", "BREADCRUMB_NAME": "my run", **more}
+    return {**keep, "PYTHONPATH": str(HOUSE), KEY: "one", "BREADCRUMB_NAME": "my run", **more}
 
 
 def _run(clone: Path, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":  # noqa: F811
@@ -80,6 +84,14 @@ def _senders(clone: Path) -> list[int]:  # noqa: F811
         for process in psutil.process_iter(["cwd", "cmdline"])
         if process.info["cwd"] == str(clone) and "follow" in (process.info["cmdline"] or [])
     ]
+
+
+@contextlib.contextmanager
+def _pipeline(clone: Path) -> Iterator[None]:  # noqa: F811
+    """A run of the flow is at work inside the block."""
+    (clone / ".scratch").mkdir(exist_ok=True)
+    with FileLock(clone / pipeline.LOCK, timeout=0):
+        yield
 
 
 def _run_id(clone: Path) -> str | None:  # noqa: F811
@@ -119,7 +131,7 @@ def _check(address: str) -> None:
     client = MlflowClient(address)
     history = client.get_metric_history(stage.info.run_id, "loss")
     assert [(m.step, m.value) for m in sorted(history, key=lambda m: m.step)] == [(s, 1 / (s + 1)) for s in range(50)]
-    assert {file.path for file in client.list_artifacts(stage.info.run_id)} >= {"files", "results.md"}
+    assert {file.path for file in client.list_artifacts(stage.info.run_id)} >= {"params.yaml", "results.md"}
     assert {file.path for file in client.list_artifacts(parent.info.run_id)} == {"results.md"}
     (trace,) = client.search_traces(locations=[stage.info.experiment_id])
     assert [span.name for span in trace.data.spans] == ["q1", "1 search", "information"]
@@ -138,29 +150,28 @@ def test_a_stage_reports_to_the_clones_own_database_and_the_ledger_learns_the_ru
 
 
 def test_one_sender_serves_all_stages_and_outlives_a_killed_one_but_not_the_pipeline(clone: Path) -> None:  # noqa: F811
-    owner = subprocess.Popen(["sleep", "60"])
-    try:
-        env = {"BREADCRUMB_OWNER": str(owner.pid)}
+    address = f"sqlite:///{clone}/.scratch/mlflow/mlflow.db"
+    with _pipeline(clone):
         (clone / "toy.py").write_text(SCRIPT)
         command = [sys.executable, "toy.py", "60"]
-        killed = subprocess.Popen(command, cwd=clone, env=_env(**env), stdout=subprocess.PIPE, start_new_session=True)
+        killed = subprocess.Popen(command, cwd=clone, env=_env(), stdout=subprocess.PIPE, start_new_session=True)
         assert killed.stdout is not None
         killed.stdout.readline()
         sender = _senders(clone)
         assert len(sender) == 1
+        _until(lambda: any(record.read_state(path).get("run") for path in _unsent(clone)))
+        time.sleep(4 * upload.POLL_S)
+        assert _statuses(address, "train@a-0") == ["RUNNING"]
         os.killpg(killed.pid, 9)
         killed.communicate()
         _until(lambda: not _unsent(clone))
         started = time.monotonic()
-        assert _run(clone, **env).returncode == 0
+        assert _run(clone).returncode == 0
         assert time.monotonic() - started < 5
         _until(lambda: _run_id(clone) is not None, 10)  # The sender was warm.
+        time.sleep(2 * upload.LINGER_S)
         assert _senders(clone) == sender
-    finally:
-        owner.kill()
-        owner.wait()
     _wait_for_sender(clone, 30)
-    address = f"sqlite:///{clone}/.scratch/mlflow/mlflow.db"
     assert sorted(_statuses(address, "train@a-0")) == ["FINISHED", "KILLED"]
 
 
@@ -211,19 +222,15 @@ def test_a_dead_or_hanging_server_costs_seconds_once_and_rows_can_be_sent_later(
     assert "http://127.0.0.1:9" in (clone / record.WARNING).read_text()
     (clone / record.WARNING).unlink()
 
-    owner = subprocess.Popen(["sleep", "60"])
     hung = []
-    try:
+    with _pipeline(clone):
         for _ in range(3):
             started = time.monotonic()
-            hung.append(_run(clone, MLFLOW_TRACKING_URI=hanging, BREADCRUMB_OWNER=str(owner.pid)))
+            hung.append(_run(clone, MLFLOW_TRACKING_URI=hanging))
             assert time.monotonic() - started < 5
             _until(lambda: len(_senders(clone)) == 1)
             _until(lambda: hung[:-1] or (clone / record.WARNING).exists())
-    finally:
-        owner.kill()
-        owner.wait()
-    _wait_for_sender(clone, 20)
+    _wait_for_sender(clone, 30)
     assert [done.returncode for done in hung] == [0, 0, 0]
     assert "".join(done.stderr for done in hung).count("warning: tracking stopped") == 1
 
@@ -231,6 +238,19 @@ def test_a_dead_or_hanging_server_costs_seconds_once_and_rows_can_be_sent_later(
     assert sent.returncode == 0, sent.stdout + sent.stderr
     assert sent.stdout.startswith("tracking: 4 records sent to sqlite:")
     assert _runs(f"sqlite:///{clone}/.scratch/mlflow/mlflow.db")["train@a-0"].info.status == "FINISHED"
+
+
+def test_stages_of_a_bare_dvc_are_one_pipeline_run(clone: Path) -> None:  # noqa: F811
+    """DVC names the stage in a variable; its stages are its children, as those of this process are here."""
+    keys = set()
+    for stage in ("train@a-0", "train@b-0"):
+        (clone / "toy.py").write_text(SCRIPT.replace("train@a-0", stage))
+        env = {key: value for key, value in _env(DVC_STAGE=stage, BREADCRUMB_TRACKING="off").items() if key != KEY}
+        subprocess.run([sys.executable, "toy.py"], cwd=clone, env=env, check=True, timeout=60)
+        (rows,) = (clone / record.FOLDER).glob(f"{stage}-*.jsonl")
+        keys.add(json.loads(rows.read_text().splitlines()[0])["pipeline"])
+    (key,) = keys
+    assert key.startswith(f"dvc-{os.getpid()}-")
 
 
 @contextlib.contextmanager
@@ -264,16 +284,15 @@ def _mlflow(folder: Path, port: int = 0) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _guarded(address: str, login: bytes) -> Iterator[tuple[int, list[str]]]:
-    """Port of a proxy that hands on what comes with this login, and what it was asked for: paths and hosts."""
+def _guarded(address: str, authorization: str) -> Iterator[tuple[int, list[str]]]:
+    """Port of a proxy that hands on what comes with this authorization, and what it was asked for: paths and hosts."""
     asked: list[str] = []
 
     class Guard(http.server.BaseHTTPRequestHandler):
         def handle_any(self) -> None:
             asked.append(f"{self.headers['Host']} {self.path}")
-            expected = "Basic " + base64.b64encode(login).decode()
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            if self.headers["Authorization"] != expected:
+            if self.headers["Authorization"] != authorization:
                 self.send_error(401)
                 return
             headers = {"Content-Type": self.headers.get("Content-Type", "application/json")}
@@ -306,23 +325,26 @@ def _written(clone: Path, done: "subprocess.CompletedProcess[str]") -> str:  # n
 
 
 @pytest.mark.servers
-def test_a_password_in_the_address_opens_the_server_and_is_written_nowhere(clone: Path, tmp_path: Path) -> None:  # noqa: F811
-    """As it is, with the signs that divide an address, or with these written as %xx."""
+def test_a_password_or_token_opens_the_server_and_is_written_nowhere(clone: Path, tmp_path: Path) -> None:  # noqa: F811
+    login = {"MLFLOW_TRACKING_USERNAME": "me", "MLFLOW_TRACKING_PASSWORD": "hunter2@/?"}
+    basic = "Basic " + base64.b64encode(b"me:hunter2@/?").decode()
+    token = {"MLFLOW_TRACKING_TOKEN": "hunter2"}
     with _mlflow(tmp_path) as address:
-        for password in ("hunter2/x", "hunter2@b", "?token=hunter2", "hunter2%40%2F"):
-            with _guarded(address, f"me:{urllib.parse.unquote(password)}".encode()) as (port, asked):
-                done = _run(clone, MLFLOW_TRACKING_URI=f"http://me:{password}@127.0.0.1:{port}")
+        for opened, authorization in ((login, basic), (token, "Bearer hunter2")):
+            with _guarded(address, authorization) as (port, asked):
+                done = _run(clone, MLFLOW_TRACKING_URI=f"http://127.0.0.1:{port}", **opened)
                 _wait_for_sender(clone)
                 assert not _unsent(clone), _written(clone, done)
                 assert asked
                 assert "hunter2" not in "".join(asked)
                 assert "hunter2" not in _written(clone, done)
-        assert _statuses(address, "train@a-0") == ["FINISHED"] * 4
+        assert _statuses(address, "train@a-0") == ["FINISHED"] * 2
 
 
 @pytest.mark.parametrize(
     "place",
     [
+        "me:hunter2@127.0.0.1:9",
         "me:hunter2/x@127.0.0.1:9",
         "me:hunter2@b@127.0.0.1:9",
         "me:?token=hunter2@127.0.0.1:9",
@@ -331,11 +353,13 @@ def test_a_password_in_the_address_opens_the_server_and_is_written_nowhere(clone
         "hunter2/x@127.0.0.1:9",
     ],
 )
-def test_a_server_that_cannot_be_used_leaks_no_password(clone: Path, place: str) -> None:  # noqa: F811
+def test_an_address_that_may_hold_a_password_is_refused_and_shows_none(clone: Path, place: str) -> None:  # noqa: F811
+    """Nobody listens at the place, and the message is not that of a connection: nothing has been asked."""
     done = _run(clone, MLFLOW_TRACKING_URI=f"http://{place}")
     _wait_for_sender(clone)
     assert done.returncode == 0
     written = _written(clone, done)
+    assert "MLFLOW_TRACKING_URI: expected http://host:port, without a login or a query. Put the login into" in written
     assert "tracking stopped" in written
     assert "hunter2" not in written
     assert _unsent(clone)
@@ -349,12 +373,22 @@ def test_a_sender_killed_before_it_noted_what_it_sent_sends_nothing_twice(clone:
     text = "".join(line for line in rows.read_text().splitlines(True) if '"kind": "trajectory"' not in line)
     for _ in range(2):
         rows.write_text(text)
-        record.state_path(rows).unlink(missing_ok=True)
+        rows.with_suffix(record.STATE).unlink(missing_ok=True)
         assert _upload(clone).returncode == 0
     address = f"sqlite:///{clone}/.scratch/mlflow/mlflow.db"
     assert _statuses(address, "train@a-0") == _statuses(address, "my run") == ["FINISHED"]
     history = MlflowClient(address).get_metric_history(_runs(address)["train@a-0"].info.run_id, "loss")
     assert len(history) == 50
+
+
+def test_a_sender_killed_before_it_removed_a_record_changes_no_status(clone: Path) -> None:  # noqa: F811
+    assert _run(clone, BREADCRUMB_TRACKING="off").returncode == 0
+    (rows,) = _unsent(clone)
+    text = rows.read_text()
+    for _ in range(2):
+        rows.write_text(text)
+        assert _upload(clone).returncode == 0
+    assert _statuses(f"sqlite:///{clone}/.scratch/mlflow/mlflow.db", "train@a-0") == ["FINISHED"]
 
 
 def test_a_pipeline_run_ends_like_the_worst_of_its_stages_and_the_view_has_its_results(clone: Path) -> None:  # noqa: F811
@@ -373,11 +407,10 @@ def test_a_pipeline_run_ends_like_the_worst_of_its_stages_and_the_view_has_its_r
 
 @pytest.mark.servers
 def test_a_real_server_that_dies_mid_run(clone: Path, tmp_path: Path) -> None:  # noqa: F811
-    owner = subprocess.Popen(["sleep", "280"])
     hold = clone / ".scratch/hold"
-    try:
+    with _pipeline(clone):
         with _mlflow(tmp_path) as address:
-            env = {"MLFLOW_TRACKING_URI": address, "BREADCRUMB_OWNER": str(owner.pid)}
+            env = {"MLFLOW_TRACKING_URI": address}
             assert "warning" not in _run(clone, **env).stderr
             _until(lambda: not _unsent(clone), 90)
             _check(address)
@@ -402,9 +435,6 @@ def test_a_real_server_that_dies_mid_run(clone: Path, tmp_path: Path) -> None:  
         assert _run_id(clone) is not None
         _until(lambda: "warning" in errors or (clone / record.WARNING).exists())
         later = _run(clone, **{**env, "BREADCRUMB_RUN": "two"})
-    finally:
-        owner.kill()
-        owner.wait()
     _wait_for_sender(clone, 60)
     assert later.returncode == 0
     assert (errors + later.stderr).count("warning: tracking stopped") == 1
