@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-CODE = ("tasks", "flows", "conf", "dvc.yaml", "params.yaml", "requirements")
+CODE = ("tasks", "flows", "conf", "dvc.yaml", "requirements")  # Settings are recorded themselves.
 
 
 class Commit(NamedTuple):

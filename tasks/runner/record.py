@@ -177,14 +177,16 @@ def shown(address: str) -> str:
 
 
 def title(params: Row) -> str:
-    """What a run with these settings is, in words: systems, scale, seeds.
+    """What a run with these settings is, in words: scale, systems (but the one that all are compared with), seeds.
 
-    >>> title({"systems": ["base", "dspo"], "scale": "smoke", "seeds": [0, 1]})
-    'base, dspo; smoke; seeds 0, 1'
+    >>> title({"systems": ["base", "dspo"], "scale": "smoke", "seeds": [0, 1], "evaluate": {"reference": "base"}})
+    'smoke: dspo; seeds 0, 1'
     """
     systems, seeds = (list(map(str, params.get(key) or [])) for key in ("systems", "seeds"))
+    reference = (params.get("evaluate") or {}).get("reference")
+    systems = [name for name in systems if name != reference] or systems
     names = ", ".join(systems) if len(systems) <= MOST_NAMES else f"{systems[0]} and {len(systems) - 1} others"
-    return f"{names}; {params.get('scale')}; seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}"
+    return f"{params.get('scale')}: {names}; seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}"
 
 
 def _pipeline() -> str:

@@ -183,7 +183,7 @@ def test_the_form_starts_runs_and_keeps_settings_only_when_told(server: Server, 
         assert (finished.root / "params.yaml").read_bytes() == before
 
         kept = _over(server, _started(server, form, evaluate={"top_k": 8}, keep=True))
-        assert (kept["name"], kept["state_name"]) == ("a, b; small; seed 0", "Completed")
+        assert (kept["name"], kept["state_name"]) == ("small: b; seed 0", "Completed")
         assert b"top_k: 8 " in (finished.root / "params.yaml").read_bytes()
 
         wrong = _over(server, _started(server, form, data="world", data_folder="/nope"))
@@ -308,9 +308,9 @@ def test_a_run_without_a_server_is_recorded_with_every_stage_and_the_next_one_cl
     assert "Traceback" not in done.stdout + done.stderr
     flows, tasks = _recorded(toy)
     by_name = {run["name"]: run for run in flows}
-    assert set(by_name) == {"to be killed", "a, b; small; seed 0"}
+    assert set(by_name) == {"to be killed", "small: b; seed 0"}
     assert by_name["to be killed"]["state_name"] == "Crashed"
-    here = by_name["a, b; small; seed 0"]
+    here = by_name["small: b; seed 0"]
     assert here["state_name"] == "Completed"
     states = {run["name"]: run["state_name"] for run in tasks if run["flow_run_id"] == here["id"]}
     assert set(states) == set(NAMES)
