@@ -7,7 +7,9 @@ else as JSON. Nothing is unpickled, so a checkpoint from elsewhere cannot run co
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -45,6 +47,8 @@ def writing(folder: Path, step: int, keep: int = 2) -> Iterator[Path]:
             yield work
             write_json(work / _MANIFEST, {"files": {name: sha256(work / name) for name in _names(work)}})
     except (OSError, RuntimeError, SafetensorError) as error:
+        if "No space left" in str(error):  # safetensors gives no number, by which a full disk is known.
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
         raise OSError(
             f"{path}: the checkpoint could not be written ({error}). Free disk space and start again: "
             f"the run continues from the checkpoint before this one."

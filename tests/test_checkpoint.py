@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ from pprint import pformat
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from tasks import checkpoint
 from tasks.store import DataError, sha256
@@ -264,3 +266,16 @@ def test_optimizer_round_trip(tmp_path: Path, make: Callable[..., torch.optim.Op
         step(module, optimizer)
         step(other, second)
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), other.parameters(), strict=True))
+
+
+def test_a_full_disk_is_known_by_its_number_whoever_meets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner tells a full disk in one line without a traceback."""
+
+    def full(*_: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError) as caught:
+        save(tmp_path, 2)
+    assert caught.value.errno == errno.ENOSPC
+    assert str(caught.value.filename).endswith("step-00000002")
