@@ -1,12 +1,17 @@
 """Policies in a real registry: which one is registered, who becomes champion, and that a registered one plays."""
 
+import contextlib
+import io
 import json
+import os
 import shutil
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -66,6 +71,24 @@ class Clone:
     def run(self, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", "tasks.registry", *words]
         return subprocess.run(command, cwd=self.root, env=_env(**env), capture_output=True, text=True, timeout=250)
+
+
+def in_this_process(root: Path, *words: str, **env: str) -> str:
+    """`python -m tasks.registry words` in a folder, by this process, which has the libraries; what it printed.
+
+    What the command sets for its own process is taken back.
+    """
+    said = io.StringIO()
+    with (
+        contextlib.chdir(root),
+        mock.patch.dict(os.environ, _env(**env), clear=True),
+        mock.patch.object(sys, "path", [*sys.path]),
+        mock.patch.object(warnings, "showwarning", warnings.showwarning),
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(said),
+    ):
+        registry.main(list(words))
+    return said.getvalue()
 
 
 def _score(name: str, em: float) -> dict[str, Any]:
@@ -138,8 +161,8 @@ def test_a_registered_policy_plays_anywhere_and_a_changed_weight_shows(clone: Cl
     elsewhere.mkdir()
     with _mlflow(tmp_path) as address:
         env = {"MLFLOW_TRACKING_URI": address}
-        said = clone.run("register", **env)
-        assert "known-0 is version 1" in said.stdout, said.stderr
+        done = clone.run("register", **env)
+        assert "known-0 is version 1" in done.stdout, done.stderr
 
         done = subprocess.run(
             [sys.executable, "-c", PLAYED, *(question.question for question in clone.questions)],
@@ -154,10 +177,10 @@ def test_a_registered_policy_plays_anywhere_and_a_changed_weight_shows(clone: Cl
         assert played["example"] == [question.question for question in clone.questions[:2]]
         assert not [name for name in played["files"] if name.endswith((".pkl", ".pickle", ".pt", ".bin"))]
 
-        said = clone.run("evaluate", "champion", "--out", "one.json", **env)
-        assert said.stdout.startswith("known-0 (version 1 of search-agent, 12 questions): exact match 1.000 [0."), said
+        said = in_this_process(clone.root, "evaluate", "champion", "--out", "one.json", **env)
+        assert said.startswith("known-0 (version 1 of search-agent, 12 questions): exact match 1.000 [0."), said
         one = store.read_json(clone.root / "one.json")
-        assert clone.run("evaluate", "1", "--out", "two.json", **env).returncode == 0
+        in_this_process(clone.root, "evaluate", "1", "--out", "two.json", **env)
         assert one == store.read_json(clone.root / "two.json")
 
         clone.add("changed", "1" * 12)
@@ -165,12 +188,12 @@ def test_a_registered_policy_plays_anywhere_and_a_changed_weight_shows(clone: Cl
         tensors = {name: tensor * 0.5 for name, tensor in load_file(weights).items()}
         save_file(tensors, weights, {"format": "pt"})
         (clone.root / cards.RESULTS).write_text(HEAD + "changed,all,all,all,greedy,em,1.0\n")
-        assert "changed-0 is version 2" in clone.run("register", **env).stdout
-        assert clone.run("evaluate", "2", "--out", "two.json", **env).returncode == 0
-        two = store.read_json(clone.root / "two.json")
-        assert two["em"][0] < 1
-        assert two["scores_sha256"] != one["scores_sha256"]
-        assert "error: " in clone.run("evaluate", "9", **env).stderr
+        assert "changed-0 is version 2" in in_this_process(clone.root, "register", **env)
+        in_this_process(clone.root, "evaluate", "2", "--out", "three.json", **env)
+        changed = store.read_json(clone.root / "three.json")
+        assert changed["em"][0] < 1
+        assert changed["scores_sha256"] != one["scores_sha256"]
+        assert in_this_process(clone.root, "evaluate", "9", **env).startswith("error: ")
 
 
 PLAYED = """\

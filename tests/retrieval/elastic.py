@@ -183,22 +183,19 @@ def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     named.clean()
 
 
-@pytest.fixture
-def three_nodes(tmp_path: Path) -> Iterator[list[Node]]:
-    """A cluster of three, all of which may be master and hold data."""
+@pytest.fixture(scope="module")
+def three_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
+    """A cluster of three, all of which may be master and hold data; a test starts those that the one before killed."""
     if WHY_NOT:
         pytest.skip(WHY_NOT)
+    folder = tmp_path_factory.mktemp("three")
     transports = [free_port() for _ in range(3)]
     seeds = "discovery.seed_hosts=" + ",".join(f"127.0.0.1:{port}" for port in transports)
     masters = "cluster.initial_master_nodes=n0,n1,n2"
     nodes = [
-        Node(tmp_path / f"n{i}", f"node.name=n{i}", seeds, masters, "cluster.name=three", transport=transports[i])
+        Node(folder / f"n{i}", f"node.name=n{i}", seeds, masters, "cluster.name=three", transport=transports[i])
         for i in range(3)
     ]
-    for one in nodes:
-        one.start()
-    for one in nodes:
-        one.wait("wait_for_nodes=3")
     yield nodes
     for one in nodes:
         one.kill()

@@ -512,9 +512,16 @@ class ThreeNodes:
 
 
 @pytest.fixture
-def cluster(three_nodes: list[Node], monkeypatch: pytest.MonkeyPatch) -> ThreeNodes:
-    """One of the test's own."""
-    return ThreeNodes(three_nodes, monkeypatch)
+def cluster(three_nodes: list[Node], monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreeNodes]:
+    """All three run; the test's indexes are its own."""
+    for one in three_nodes:
+        if not one.is_running:
+            one.start()
+    for one in three_nodes:
+        one.wait("wait_for_nodes=3&wait_for_status=green")
+    cluster = ThreeNodes(three_nodes, monkeypatch)
+    yield cluster
+    cluster.server.clean()
 
 
 @servers
@@ -554,6 +561,7 @@ def test_a_cluster_of_three_loses_one_node_after_the_other_in_searches(corpus, c
             except RetrievalError as error:
                 wrong.append(str(error))
             asked.append(time.monotonic())
+            time.sleep(0.02)  # Without a pause these threads keep every processor busy.
 
     threads = [threading.Thread(target=keep_searching, args=(seed,)) for seed in range(2)]
     for thread in threads:
