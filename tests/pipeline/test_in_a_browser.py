@@ -100,7 +100,7 @@ class Pages:
 
 def test_a_run_from_the_form_to_the_comparison(clone: Clone, tmp_path: Path) -> None:
     pictures = Path(os.environ.get("BROWSER_PICTURES") or tmp_path / "pictures")
-    with _ui(clone) as pages, Browser(1500, 1000) as browser:
+    with _ui(clone) as pages, Browser(1500, 1000, calm=True) as browser:
         user = Pages(browser, pictures)
         user.start(pages["Form"], "my first run")
         _watch_to_success(user)

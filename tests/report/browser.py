@@ -30,12 +30,19 @@ FLAGS = [
     "--hide-scrollbars",
     "--remote-debugging-pipe",
 ]
+CALM = """
+    window.requestAnimationFrame = draw => setTimeout(() => draw(performance.now()), 250);
+    window.cancelAnimationFrame = clearTimeout;
+"""
 
 
 class Browser:
-    """One tab. `problems` collects console errors, exceptions and policy violations; `requests` every address asked."""
+    """One tab. `problems` collects console errors, exceptions and policy violations; `requests` every address asked.
 
-    def __init__(self, width: int = 1200, height: int = 900, dark: bool = False) -> None:
+    Scripts of `calm` pages draw four times a second: without a GPU what they move by themselves keeps a processor busy.
+    """
+
+    def __init__(self, width: int = 1200, height: int = 900, dark: bool = False, calm: bool = False) -> None:
         self.problems: list[str] = []
         self.requests: list[str] = []
         self._folder = tempfile.mkdtemp(prefix="breadcrumb-browser-")
@@ -50,6 +57,8 @@ class Browser:
         self.resize(width, height)
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=scheme)
+        if calm:
+            self.call("Page.addScriptToEvaluateOnNewDocument", source=CALM)
 
     def _start(self) -> None:
         child_in, self._out = os.pipe()

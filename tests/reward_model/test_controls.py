@@ -19,7 +19,7 @@ from tasks.reward_model.settings import LossConf
 from tasks.stages.reward_model import Settings, controls, encoded_rows
 from tests.reward_model.small import FIT, start
 
-CONF = replace(FIT, batch=16, max_pack_tokens=600, lr=3e-3, validate_every=12, control_steps=48)
+CONF = replace(FIT, batch=16, max_pack_tokens=300, lr=3e-3, validate_every=16, control_steps=32)
 PARTS = ("train",) * 160 + ("validation",) * 40 + ("held_out",) * 160
 WORDS = {True: " look new", False: " look old"}
 TAGS = {True: " <good> look", False: " <bad> look"}

@@ -49,7 +49,7 @@ ROOT = Path(__file__).parents[2]
 WORLD = replace(SMALL, questions={"train": 160, "dev": 1, "test": 1}, hop_shares=(0.0, 0.7, 0.3, 0.0))
 TINY = TinyConf(64, 2, 4, 128, 1024, 900, 0.05)
 FIT = FitConf(
-    batch=16, max_tokens=1024, max_pack_tokens=512, lr=2e-3, max_epochs=4, validate_every=20, patience=9,
+    batch=16, max_tokens=1024, max_pack_tokens=256, lr=2e-3, max_epochs=4, validate_every=20, patience=9,
     control_steps=0, dtype="float32",
 )  # fmt: skip
 CONTROL = replace(FIT, control_steps=60)
