@@ -16,6 +16,7 @@ from tasks.store import DataError, digest, sha256
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 """Dtype of forward passes; `auto` is bfloat16 on GPUs that have it."""
+SAVED = "what save_pretrained writes, all of one model; copy or save the folder again"
 T = TypeVar("T")
 
 
@@ -84,7 +85,8 @@ def _check_folder(folder: Path) -> None:
             )
 
 
-def loaded(folder: Path, what: str, load: Callable[[], T]) -> T:
+def loaded(folder: Path, what: str, load: Callable[[], T], expected: str = SAVED) -> T:
+    """What `load` gives; whatever it raises becomes a DataError that names the folder and says what was expected."""
     try:
         return load()
     except MemoryError:
@@ -92,8 +94,7 @@ def loaded(folder: Path, what: str, load: Callable[[], T]) -> T:
     except Exception as error:  # transformers and tokenizers raise errors of every class.
         reason = " ".join(str(error).split())[:300] or "no reason given"
         raise DataError(
-            f"{folder}: transformers cannot load {what}: {type(error).__name__}: {reason}. Expected what "
-            f"save_pretrained writes, all of one model; copy or save the folder again."
+            f"{folder}: transformers cannot load {what}: {type(error).__name__}: {reason}. Expected {expected}."
         ) from error
 
 

