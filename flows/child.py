@@ -56,6 +56,11 @@ class Stopper:
         """Whether the run was stopped."""
         return self.signal is not None
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a child is running."""
+        return bool(self._groups)
+
     def stop(self, number: int) -> None:
         """End every child, in the background, because a signal's handler must not wait."""
         if not self.is_stopped:

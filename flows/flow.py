@@ -123,7 +123,8 @@ def follow(run: Run, server: str) -> bool:
     thread = threading.Thread(target=in_thread, daemon=True)
     thread.start()
     while thread.is_alive() and not run.ended.wait(0.1):
-        pass
+        if run.stopper.is_stopped and not run.stopper.is_busy:
+            break  # Stopped before its first stage, while a server hangs.
     thread.join(SECONDS_TO_END)
     if thread.is_alive() and not run.stopper.is_stopped:
         print("warning: Prefect does not answer; the next run closes this one on its page.", file=sys.stderr)

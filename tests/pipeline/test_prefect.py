@@ -1,12 +1,14 @@
 """The flow on a real Prefect server with a temporary database: states, log, schedule, and the server's death."""
 
 import contextlib
+import http.server
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -374,6 +376,37 @@ def test_a_stop_does_not_wait_for_a_server_that_hangs(server: Server, finished: 
     assert output.endswith("stopped. Run again to go on where it stopped.\n")
     assert "warning" not in output
     assert finished.processes() == []
+
+
+def test_a_stop_does_not_wait_for_a_server_that_hangs_from_the_start(finished: Toy) -> None:
+    asked = threading.Event()
+
+    class Hanging(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/api/health":
+                self.send_response(200)
+                self.end_headers()
+            else:
+                asked.set()
+                time.sleep(60)
+
+        def do_POST(self) -> None:
+            self.do_GET()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hanging) as hanging:
+        hanging.block_on_close = False
+        threading.Thread(target=hanging.serve_forever, daemon=True).start()
+        run = finished.start("--force", "report", PREFECT_API_URL=f"http://127.0.0.1:{hanging.server_port}/api")
+        assert asked.wait(60)
+        time.sleep(0.5)
+        output = _stopped(run, lambda: os.killpg(run.pid, signal.SIGINT))
+        hanging.shutdown()
+    assert run.returncode == 130, output
+    assert output.endswith("stopped. Run again to go on where it stopped.\n")
+    assert finished.counts() == []
 
 
 def _results(toy: Toy) -> dict[str, bytes]:
