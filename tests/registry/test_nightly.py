@@ -1,5 +1,6 @@
 """Nights on a real Prefect server: on their schedule, with an injected regression, and unmoved by other runs."""
 
+import datetime
 import http.server
 import json
 import shutil
@@ -68,8 +69,12 @@ def clone(tmp_path: Path, learned: Learned) -> Clone:  # noqa: F811
     asked = [replace(question, split="test") for question in learned.questions]
     rest = [replace(one, split="train") for one in others]
     store.write_jsonl(data / "questions.jsonl", map(question_row, [*asked, *rest]))
+    # A minute that is not over when the server is there, and others in case it is; all are far enough from each other
+    # that the first night is over, or at least has begun, before the next one would.
+    first = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=80)).minute
+    minutes = ",".join(str((first + more) % 60) for more in range(0, 60, 5))
     for old, new in (
-        ("cron: 0 3 * * *", "cron: '* * * * *'"),
+        ("cron: 0 3 * * *", f"cron: {minutes} * * * *"),
         ("scale: laptop", "scale: smoke"),
         ("data: world", "data: folder"),
         ("data_folder: conf/data/none.txt", f"data_folder: {data}"),

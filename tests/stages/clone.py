@@ -39,8 +39,6 @@ LIBRARIES = [
     "Stemmer",
     "pydantic",
     "great_expectations",
-    "dvc.cli",
-    "dvc.repo",
 ]
 
 PATIENCE = """\
@@ -109,7 +107,7 @@ def _fork(root: Path, env: dict[str, str], module: str, words: list[str], output
     """`python -m module words` in a process that has the libraries; returns its exit code."""
     process = fork_server().Process(target=_run_module, args=(root, env, module, words, outputs))
     process.start()
-    process.join(500 if module == "dvc" else 280)
+    process.join(280)
     process.kill()
     process.join()
     assert process.exitcode is not None
@@ -240,13 +238,13 @@ class Clone:
         return self._forked("pytest", ["-q", "-p", "no:cacheprovider", *words])
 
     def dvc(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """`dvc words`; it and the stages that it runs are forked as in `stage`."""
+        """`dvc words`; the stages that it runs are forked as in `stage`."""
         with _forking_python(self) as folder:
-            return self._forked("dvc", [*words], PATH=f"{folder}{os.pathsep}{self.env()['PATH']}")
+            return self.run("dvc", *words, timeout=500, PATH=f"{folder}{os.pathsep}{self.env()['PATH']}")
 
-    def _forked(self, module: str, words: list[str], **env: str) -> subprocess.CompletedProcess[str]:
+    def _forked(self, module: str, words: list[str]) -> subprocess.CompletedProcess[str]:
         with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
-            code = _fork(self.root, {**self.env(), **env}, module, words, (out.name, err.name))
+            code = _fork(self.root, self.env(), module, words, (out.name, err.name))
             return subprocess.CompletedProcess([module, *words], code, out.read(), err.read())
 
     def _is_planned(self) -> bool:
