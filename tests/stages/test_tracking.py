@@ -157,6 +157,7 @@ def test_one_sender_serves_all_stages_and_outlives_a_killed_one_but_not_the_pipe
         killed = subprocess.Popen(command, cwd=clone, env=_env(), stdout=subprocess.PIPE, start_new_session=True)
         assert killed.stdout is not None
         killed.stdout.readline()
+        _until(lambda: _senders(clone))  # The shell that starts it does not wait for it.
         sender = _senders(clone)
         assert len(sender) == 1
         _until(lambda: any(record.read_state(path).get("run") for path in _unsent(clone)))
