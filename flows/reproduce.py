@@ -30,6 +30,8 @@ def _run(words: list[str] | None) -> int:
     root = Path.cwd()
     given = _parser(edit.help_text(root)).parse_args(words)
     answers = edit.parse(given.set, root)
+    if not given.name.isprintable():
+        raise ValueError(f"--name: found {given.name!r}, expected one line of printable text.")
     if given.compare:
         answers = {**edit.compare_answers(given.compare, root), **answers}
 

@@ -57,7 +57,20 @@ def _mlflow_words(port: int) -> list[str]:
     MLFLOW.mkdir(parents=True, exist_ok=True)
     database, artifacts = f"sqlite:///{(MLFLOW / 'mlflow.db').resolve()}", (MLFLOW / "artifacts").resolve().as_uri()
     where = ["--backend-store-uri", database, "--artifacts-destination", artifacts]
-    return ["mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1", *where]
+    hosts = f"localhost:{port},127.0.0.1:{port}"  # By default it answers to names such as 192.168.any.example, too.
+    return [
+        "mlflow",
+        "server",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+        "--allowed-hosts",
+        hosts,
+        *where,
+    ]
 
 
 def check_ports(ports: Mapping[str, str]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-import re
 import shutil
 import typing
 from collections.abc import Iterator, Sequence
@@ -99,7 +98,8 @@ def apply(answers: dict[str, Any], root: Path) -> list[str]:
     """
     path = root / conf.PARAMS
     conf.read_yaml(path)  # Names the file if it is missing or wrong.
-    text, changes = _edited(path.read_text(encoding="utf-8"), answers)
+    with path.open(encoding="utf-8", newline="") as file:  # Line ends stay as they are.
+        text, changes = _edited(file.read(), answers)
     checked = params.check(conf.parse(text, str(conf.PARAMS)), root)
     if not (root / checked.data_folder).exists():
         raise _no_data(f"{conf.PARAMS}: data_folder={checked.data_folder}", root)
@@ -112,7 +112,7 @@ def apply(answers: dict[str, Any], root: Path) -> list[str]:
 
     if changes:
         new = path.with_name(f".{path.name}.new")
-        new.write_text(text, encoding="utf-8")
+        new.write_text(text, encoding="utf-8", newline="")
         os.replace(new, path)
     return changes
 
@@ -129,13 +129,20 @@ def _edited(text: str, answers: dict[str, Any]) -> tuple[str, list[str]]:
             continue
 
         section[last] = value
-        text = _with_line(
-            text, key, yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6).split("\n")[0]
-        )
-        if conf.parse(text, str(conf.PARAMS)) != tree:
-            raise ValueError(f"{conf.PARAMS}: {key}: found a value of several lines. Write it in one line: [a, b].")
+        text = _with_value(text, key, value)
+        if _parsed(text) != tree:
+            raise ValueError(
+                f"{conf.PARAMS}: {key}: cannot be changed as it is written. Write it as `{last}: {_shown(old)}`."
+            )
         changes.append(f"{key}: {_shown(old)} -> {_shown(value)}")
     return text, changes
+
+
+def _parsed(text: str) -> Any:
+    """What a text says; None if it is not YAML."""
+    with contextlib.suppress(ValueError):
+        return conf.parse(text, str(conf.PARAMS))
+    return None
 
 
 def _place(tree: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
@@ -147,19 +154,32 @@ def _place(tree: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
     return place, last
 
 
-def _with_line(text: str, key: str, value: str) -> str:
-    """The text with another value behind a key; its comment keeps as many spaces before it as it had."""
+def _with_value(text: str, key: str, value: Any) -> str:
+    """The text of a mapping with another value behind a dotted key; everything else stays as it is written."""
     section, _, last = key.rpartition(".")
-    line = re.compile(rf"^( *{last}:)(?: .*?)?( +#.*)?$", re.MULTILINE)
-    new, found = line.subn(lambda match: f"{match[1]} {value}{match[2] or ''}", text, count=1)
-    if found:
-        return new
-    if not section:
-        return f"{text}{last}: {value}\n"
-    above = re.compile(rf"^{section}:.*$", re.MULTILINE)
-    if not above.search(text):
-        text += f"{section}:\n"
-    return above.sub(lambda match: f"{match[0]}\n  {last}: {value}", text, count=1)
+    node: Any = yaml.compose(text)
+    if section:
+        known = {name.value: old for name, old in node.value}
+        if section not in known:
+            return _put(text, node, section, {last: value})
+        node = known[section]
+    return _put(text, node, last, value)
+
+
+def _put(text: str, node: Any, name: str, value: Any) -> str:
+    """The text with a new value behind a key of this mapping, or with a new key at its begin."""
+    written = (
+        yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6).removesuffix("...\n").strip()
+    )
+    for key, old in node.value:
+        if key.value == name:
+            is_block = isinstance(old, yaml.CollectionNode) and not old.flow_style
+            end = "\n" if is_block else ""
+            return f"{text[: key.end_mark.index]}: {written}{end}{text[old.end_mark.index :]}"
+    at, entry = node.start_mark.index, f"{name}: {written}"
+    if node.flow_style:
+        return f"{text[: at + 1]}{entry}{', ' if node.value else ''}{text[at + 1 :]}"
+    return f"{text[:at]}{entry}\n{' ' * node.start_mark.column}{text[at:]}"
 
 
 def _shown(value: Any) -> str:

@@ -123,7 +123,7 @@ def evaluate(server: Server, chosen: str, questions: Path | None, index: Path | 
     """
     import mlflow
 
-    number = chosen if chosen.isdecimal() else _aliases(server).get(chosen)
+    number = chosen if chosen in _versions(server) else _aliases(server).get(chosen)
     if number is None:
         raise ValueError(_unknown(server, chosen))
     uri = f"models:/{NAME}/{number}"
@@ -139,12 +139,18 @@ def _aliases(server: Server) -> dict[str, str]:
     return {alias: str(number) for model in known for alias, number in model.aliases.items()}
 
 
+def _versions(server: Server) -> list[str]:
+    """The numbers of all versions, in their order."""
+    found = server.client.search_model_versions(f"name = '{NAME}'")
+    return [str(number) for number in sorted(int(one.version) for one in found)]
+
+
 def _unknown(server: Server, chosen: str) -> str:
     """Why no policy is called so."""
-    versions = sorted(int(one.version) for one in server.client.search_model_versions(f"name = '{NAME}'"))
+    versions = _versions(server)
     if not versions:
         return f"no policy is registered as {NAME}. Register the best one of a report: make register"
-    known = [*map(str, versions), *sorted(_aliases(server))]
+    known = [*versions, *sorted(_aliases(server))]
     return f"no version or alias {chosen!r} of {NAME}. Known: {', '.join(known)}."
 
 

@@ -41,6 +41,8 @@ os.environ |= QUIET | os.environ
 def begin() -> None:
     """End with the parent, turn SIGTERM into SystemExit, and give numeric libraries one thread by default."""
     end_with_parent()
+    if "DVC_STAGE" in os.environ and os.getppid() == 1 and b"dvc" not in Path("/proc/1/cmdline").read_bytes():
+        sys.exit(143)  # DVC was killed while this process loaded its libraries.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     os.environ |= THREADS | os.environ
     # Python looks for cycles of garbage after 700 new objects. Libraries make millions that stay: a tenth of a stage's

@@ -172,8 +172,12 @@ def shown(address: str) -> str:
 
     >>> shown("http://me:a@b@host:5000/mlflow?token=abc")
     'http://***@host:5000/mlflow'
+    >>> shown("me:hunter2@host")
+    '***@host'
     """
-    return hide("", address).partition("?")[0]
+    login, at, place = address.rpartition("@")
+    scheme = login.partition("://")[0] + "://" if "://" in login else ""
+    return (f"{scheme}***@{place}" if at else address).partition("?")[0]
 
 
 def title(params: Row) -> str:

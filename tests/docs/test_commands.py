@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -363,6 +364,11 @@ def test_both_pages_answer(tmp_path: Path) -> None:
             assert port in line
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as answer:
                 assert answer.status == 200
+        foreign = {"Host": f"192.168.evil.example:{ports['PORT_MLFLOW']}"}
+        asked = urllib.request.Request(f"http://127.0.0.1:{ports['PORT_MLFLOW']}/", headers=foreign)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(asked, timeout=30)
+        assert refused.value.code == 403
         assert printed[3].startswith(f"Form:    http://127.0.0.1:{ports['PORT_PREFECT']}/deployments/deployment/")
     finally:
         process.terminate()

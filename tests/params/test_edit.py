@@ -304,3 +304,59 @@ def test_an_edit_made_during_such_a_run_is_not_lost(root: Path, capsys: pytest.C
     assert (root / "params.yaml").read_text() == "mine"
     assert "was edited during the run and stays so" in capsys.readouterr().out
     assert (root / ".scratch/params.kept.old.yaml").read_text() == PARAMS_YAML
+
+
+BLOCK = PARAMS_YAML.replace("systems: [a, b]      # two systems", "systems:\n- a\n- b").replace(
+    "seeds: [0]", "seeds:\n    - 0\n    - 3"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "answers", "kept"),
+    [
+        (
+            BLOCK,
+            {"seeds": [0, 1], "systems": ["a", "c"]},
+            "seeds: [0, 1]\nevaluate:\n",
+        ),  # As `dvc exp run -S` writes it.
+        (PARAMS_YAML.replace("[a, b]", "[a,\n  b]"), {"systems": ["a", "c"]}, "systems: [a, c]      # two systems"),
+        (PARAMS_YAML.replace("scale: small", '"scale": small'), {"scale": "large"}, '"scale": large         # sizes'),
+        (PARAMS_YAML.replace("scale: small", "scale : small"), {"scale": "large"}, "scale: large         # sizes"),
+        (PARAMS_YAML.rstrip("\n"), {"compare_retrievers": ["dense"]}, "compare_retrievers: [dense]\nscale: small"),
+        (PARAMS_YAML.replace("\n", "\r\n"), {"evaluate.top_k": 5}, "top_k: 5           # passages\r\n"),
+        (PARAMS_YAML.replace("  reference: a", "  reference: 'a'  # 'quoted'"), {"evaluate.top_k": 5}, "# 'quoted'"),
+        (
+            PARAMS_YAML[: PARAMS_YAML.index("evaluate:")]
+            + "evaluate: {top_k: 3, max_questions: 0, num_bootstrap: 100, sampled: false, reference: a}\n",
+            {"evaluate.top_k": 5, "evaluate.max_failed_share": 0.5},
+            "evaluate: {max_failed_share: 0.5, top_k: 5, max_questions: 0",
+        ),
+        (PARAMS_YAML.replace("seeds: [0]", "# seeds: [7]\nseeds: [0]"), {"seeds": [2]}, "# seeds: [7]\nseeds: [2]"),
+    ],
+)
+def test_whatever_way_it_is_written(root: Path, text: str, answers: dict[str, Any], kept: str) -> None:
+    path = root / "params.yaml"
+    path.write_bytes(text.encode())
+    with edit.applied(answers, root, once=True) as changes:
+        assert len(changes) == len(answers)
+        assert kept in path.read_bytes().decode()
+        tree = conf.read_yaml(path)
+        for key, value in answers.items():
+            section, _, last = key.rpartition(".")
+            assert (tree[section] if section else tree)[last] == value
+    assert path.read_bytes() == text.encode()
+
+
+def test_a_section_that_lacks_its_keys_is_named(root: Path) -> None:
+    text = PARAMS_YAML[: PARAMS_YAML.index("evaluate:")] + "evaluate: {}\n"
+    (root / "params.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"params.yaml: evaluate: key 'max_questions' is missing"):
+        edit.apply({"evaluate.top_k": 5}, root)
+    assert (root / "params.yaml").read_text() == text
+
+
+def test_a_name_that_cannot_be_printed_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    monkeypatch.chdir(root)
+    for name in ("bad\udcffbyte", "two\nlines", "\x1b[31mred"):
+        assert reproduce.main(["--no-prefect", "--name", name]) == 1
+        assert "expected one line of printable text" in capfd.readouterr().err

@@ -2,12 +2,14 @@
 
 import importlib.metadata
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tasks.runner import ledger, progress, resume
@@ -362,3 +364,26 @@ def test_progress_shows_lines_where_there_is_no_terminal(
     lines = list(filter(None, capfd.readouterr().err.splitlines()))
     assert 2 <= len(lines) <= 4
     assert lines[-1].startswith("rollouts: 6/6 (100%")
+
+
+LATE = """
+import os, sys, time
+open("started", "w").close()
+while os.getppid() != 1:
+    time.sleep(0.02)
+from tasks.runner import process
+process.begin()
+open("worked", "w").close()
+"""
+
+
+@pytest.mark.skipif(b"dvc" in Path("/proc/1/cmdline").read_bytes(), reason="DVC is the first process here")
+def test_a_stage_whose_dvc_was_killed_while_it_loaded_its_libraries_does_not_work(tmp_path: Path) -> None:
+    script = f"DVC_STAGE=train exec {sys.executable} -c '{LATE}' & while [ ! -e started ]; do sleep 0.02; done"
+    env = {**os.environ, "PYTHONPATH": str(HOUSE)}
+    subprocess.run(["/bin/sh", "-c", script], cwd=tmp_path, env=env, check=True, timeout=60)
+    until = time.monotonic() + 20
+    while any(process.info["cwd"] == str(tmp_path) for process in psutil.process_iter(["cwd"])):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert not (tmp_path / "worked").exists()
