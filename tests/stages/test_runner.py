@@ -368,16 +368,18 @@ def test_progress_shows_lines_where_there_is_no_terminal(
 
 LATE = """
 import os, sys, time
+parent = os.getppid()
 open("started", "w").close()
-while os.getppid() != 1:
+while os.getppid() == parent:
     time.sleep(0.02)
+if os.getppid() != 1:  # Another process takes orphans in here, and by it they cannot be told.
+    sys.exit()
 from tasks.runner import process
 process.begin()
 open("worked", "w").close()
 """
 
 
-@pytest.mark.skipif(b"dvc" in Path("/proc/1/cmdline").read_bytes(), reason="DVC is the first process here")
 def test_a_stage_whose_dvc_was_killed_while_it_loaded_its_libraries_does_not_work(tmp_path: Path) -> None:
     script = f"DVC_STAGE=train exec {sys.executable} -c '{LATE}' & while [ ! -e started ]; do sleep 0.02; done"
     env = {**os.environ, "PYTHONPATH": str(HOUSE)}
