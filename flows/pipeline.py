@@ -211,9 +211,11 @@ def _alone(root: Path) -> Iterator[None]:
     try:
         lock = FileLock(root / LOCK).acquire(timeout=0)
     except Timeout:
-        raise ValueError(BUSY.format(f"pipeline run (process {(root / HOLDER).read_text().strip()})")) from None
+        # A run that has just taken the lock has not written its number yet.
+        pid = (root / HOLDER).read_text(encoding="utf-8").strip() if (root / HOLDER).is_file() else "unknown"
+        raise ValueError(BUSY.format(f"pipeline run (process {pid})")) from None
     with lock:
-        if pid := dag.working_dvc(root):
-            raise ValueError(BUSY.format(f"DVC command (process {pid})"))
+        if (dvc := dag.working_dvc(root)) is not None:
+            raise ValueError(BUSY.format(f"DVC command (process {dvc})"))
         (root / HOLDER).write_text(f"{os.getpid()}\n", encoding="utf-8")
         yield

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from filelock import FileLock
 
 from flows import dag
 from flows.child import Stopper, execute
@@ -322,3 +323,11 @@ def test_a_lock_file_that_dvc_cannot_read_costs_no_result(finished: Toy, text: s
     assert "after an earlier kill: removed the torn dvc.lock" in done.stdout
     assert (finished.counts(), finished.bytes()) == ([], before)
     assert yaml.safe_load((finished.root / "dvc.lock").read_text()) == yaml.safe_load(good)
+
+
+def test_a_run_that_has_just_taken_the_lock_is_named_without_its_number(finished: Toy) -> None:
+    (finished.root / ".scratch/pipeline.pid").unlink()
+    with FileLock(finished.root / ".scratch/pipeline.lock"):
+        second = finished.flow("--no-prefect")
+    assert second.returncode == 1
+    assert "error: another pipeline run (process unknown) is at work in this clone" in second.stderr
