@@ -25,13 +25,11 @@ from tasks import conf
 from tasks.params import edit
 from tasks.report.terminal import TABLE, headline
 from tasks.runner import record
+from tasks.runner.lock import BUSY, HOLDER, PIPELINE, pipeline_pid
 
-LOCK, HOLDER = Path(".scratch/pipeline.lock"), Path(".scratch/pipeline.pid")
 REPORT = Path("reports/index.html")
-BUSY = (
-    "another {} is at work in this clone, and two would overwrite each other's results. "
-    "Wait for it to end, stop it, or work in a second clone."
-)
+SECONDS_FOR_DVC = 30
+DVC_IS_BUSY = "is busy, it is being blocked by"
 Submit = Callable[[str], "Future[Any]"]
 
 
@@ -93,14 +91,17 @@ class Run:
 
         forced = ["--force"] if any(dag.is_named(name, one) for one in self.force) else []
         words = ["dvc", "--wait-for-lock", "repro", "--single-item", *forced, name]
-        for _ in range(2):
+        until = time.monotonic() + SECONDS_FOR_DVC
+        while True:
             outcome = execute(name, words, self.root, say, self.stopper, BREADCRUMB_RUN=self.key)
-            damaged = dag.remove_damaged(self.root, name) if outcome.result == "cached" else []
-            if not damaged:
-                break
-            names = ", ".join(damaged)
-            say(f"DVC's cache is damaged: its copy of {names} is not what dvc.lock names. Running again.")
-        return outcome
+            if outcome.result == "failed" and DVC_IS_BUSY in outcome.message and time.monotonic() < until:
+                say("A second DVC command is at work in this clone. Its stages refuse to run; trying again.")
+                time.sleep(1)
+            elif outcome.result == "cached" and (damaged := dag.remove_damaged(self.root, name)):
+                names = ", ".join(damaged)
+                say(f"DVC's cache is damaged: its copy of {names} is not what dvc.lock names. Running again.")
+            else:
+                return outcome
 
     def run(self, submit: Submit | None = None) -> None:
         """Run every stage as soon as its dependencies have ended, `max_parallel` at once; fills `outcomes`.
@@ -207,13 +208,11 @@ def prepared(root: Path, answers: dict[str, Any], once: bool = False, name: str 
 @contextlib.contextmanager
 def _alone(root: Path) -> Iterator[None]:
     """Be the only run in this clone; the kernel frees the lock when the process ends."""
-    (root / LOCK).parent.mkdir(parents=True, exist_ok=True)
+    (root / PIPELINE).parent.mkdir(parents=True, exist_ok=True)
     try:
-        lock = FileLock(root / LOCK).acquire(timeout=0)
+        lock = FileLock(root / PIPELINE).acquire(timeout=0)
     except Timeout:
-        # A run that has just taken the lock has not written its number yet.
-        pid = (root / HOLDER).read_text(encoding="utf-8").strip() if (root / HOLDER).is_file() else "unknown"
-        raise ValueError(BUSY.format(f"pipeline run (process {pid})")) from None
+        raise ValueError(BUSY.format(f"pipeline run (process {pipeline_pid(root)})")) from None
     with lock:
         if (dvc := dag.working_dvc(root)) is not None:
             raise ValueError(BUSY.format(f"DVC command (process {dvc})"))

@@ -19,7 +19,7 @@ from tasks import conf, planned
 from tasks.runner import ledger, process, record
 from tasks.runner.context import Context as Context
 from tasks.runner.git import read_commit
-from tasks.runner.lock import wait_for_turn
+from tasks.runner.lock import refuse_beside_pipeline, wait_for_turn
 
 S = TypeVar("S")
 
@@ -69,6 +69,7 @@ def run(
     process.begin()
     started, status, track = time.monotonic(), "FAILED", None
     try:
+        refuse_beside_pipeline(root)
         with wait_for_turn(root, name):
             code = read_commit(root)  # Before the work: a commit made meanwhile is not the code that runs.
             plan = None if settings is None else planned.read(root, name)

@@ -6,8 +6,13 @@ from pathlib import Path
 
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
+PIPELINE, HOLDER = Path(".scratch/pipeline.lock"), Path(".scratch/pipeline.pid")
 LOCKS = Path(".scratch/locks")
 SECONDS_FOR_TURN = 30
+BUSY = (
+    "another {} is at work in this clone, and two would overwrite each other's results. "
+    "Wait for it to end, stop it, or work in a second clone."
+)
 
 
 def wait_for_turn(root: Path, name: str) -> AcquireReturnProxy:
@@ -27,6 +32,22 @@ def wait_for_turn(root: Path, name: str) -> AcquireReturnProxy:
         ) from None
     holder.write_text(str(os.getpid()))
     return turn
+
+
+def refuse_beside_pipeline(root: Path) -> None:
+    """Refuse a stage that was started beside a pipeline run; a stage of that run has its key in its variables.
+
+    Raises:
+        ValueError: a run is at work in the clone.
+    """
+    if "BREADCRUMB_RUN" not in os.environ and is_held(root / PIPELINE):
+        raise ValueError(BUSY.format(f"pipeline run (process {pipeline_pid(root)})"))
+
+
+def pipeline_pid(root: Path) -> str:
+    """Process id of the pipeline run at work; `unknown` if it has just begun."""
+    holder = root / HOLDER
+    return holder.read_text(encoding="utf-8").strip() if holder.is_file() else "unknown"
 
 
 def is_held(path: Path) -> bool:

@@ -23,14 +23,13 @@ from filelock import FileLock, Timeout
 
 from tasks import store
 from tasks.runner import record
-from tasks.runner.lock import is_held
+from tasks.runner.lock import PIPELINE, is_held
 from tasks.store import Row
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 EXPERIMENT = "breadcrumb"
-PIPELINE = Path(".scratch/pipeline.lock")  # Held by a run of the flow.
 POLL_S, RETRY_S, LINGER_S = 0.3, 2.0, 3.0  # Between two stages of a bare `dvc repro` pass 1.5 s.
 MAX_ARTIFACT_MB = 200
 VIEW = "mlflow.sharedViewState.results"  # Opened by .../runs?viewStateShareKey=results&workflowType=machine_learning

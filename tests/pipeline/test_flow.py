@@ -116,6 +116,32 @@ def test_a_second_run_or_one_beside_bare_dvc_is_refused(finished: Toy) -> None:
         kill_group(bare)
 
 
+def test_dvc_started_between_two_stages_of_a_run_is_refused_and_the_run_waits_for_it(finished: Toy) -> None:
+    before = finished.bytes()
+    finished.flag("slow-train@a-0")
+    run = finished.start("--no-prefect", "--max-parallel", "1", "--force", "train", "--force", "report")
+    try:
+        finished.wait_for("train@a-0")
+        bare = finished.command("dvc", "repro", "--force", "--single-item", "report")
+        assert bare.returncode != 0
+        assert f"error: another pipeline run (process {run.pid}) is at work in this clone" in bare.stderr
+        rwlock = json.loads((finished.root / ".dvc/tmp/rwlock").read_text())
+        with subprocess.Popen(["sleep", "60"]) as blocker:
+            rwlock["write"][str(finished.root / "reports")] = {"pid": blocker.pid, "cmd": "dvc repro report"}
+            (finished.root / ".dvc/tmp/rwlock").write_text(json.dumps(rwlock))
+            finished.flag("slow-train@a-0", on=False)
+            assert run.stdout is not None
+            for line in run.stdout:
+                if "A second DVC command is at work" in line:
+                    blocker.kill()
+        assert run.wait(60) == 0
+        assert finished.counts() == ["train@a-0", "train@b-0", "report"]
+        assert finished.bytes() == before
+    finally:
+        if run.poll() is None:
+            kill_group(run)
+
+
 def test_kills_and_a_failure_stop_what_depends_on_them_and_the_next_run_resumes(toy: Toy, first: First) -> None:
     """Killed in its first stages, failed, killed in a later stage; the last run gives what an undisturbed one gives."""
 

@@ -21,8 +21,8 @@ import pytest
 from filelock import FileLock
 from mlflow.tracking import MlflowClient
 
-from flows import pipeline
 from tasks.runner import record, upload
+from tasks.runner.lock import PIPELINE
 from tests.pipeline.toy import HOUSE
 from tests.stages.test_runner import clone  # noqa: F401 - a fixture
 
@@ -90,7 +90,7 @@ def _senders(clone: Path) -> list[int]:  # noqa: F811
 def _pipeline(clone: Path) -> Iterator[None]:  # noqa: F811
     """A run of the flow is at work inside the block."""
     (clone / ".scratch").mkdir(exist_ok=True)
-    with FileLock(clone / pipeline.LOCK, timeout=0):
+    with FileLock(clone / PIPELINE, timeout=0):
         yield
 
 
