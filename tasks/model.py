@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ from tasks import device
 from tasks.store import DataError, digest, sha256
 
 Dtype = Literal["auto", "float32", "bfloat16"]
-"""Dtype of forward passes; `auto` is bfloat16 on GPUs that have it."""
+"""Dtype of forward passes; `auto` is bfloat16 on GPUs and processors that have it."""
 SAVED = "what save_pretrained writes, all of one model; copy or save the folder again"
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,22 @@ def pick_device(count: int = 1) -> torch.device:
 
 
 def computes_in(dtype: Dtype, where: torch.device) -> torch.dtype:
-    """The torch dtype that forward passes of this setting use on this device."""
-    has_bfloat16 = where.type == "cuda" and torch.cuda.is_bf16_supported()
-    is_half = dtype == "bfloat16" or (dtype == "auto" and has_bfloat16)
+    """The torch dtype that forward passes of this setting use on this device.
+
+    A device without instructions for bfloat16 computes in float32, whatever the setting, because it would emulate them
+    at a small part of its speed.
+    """
+    if dtype == "float32":
+        return torch.float32
+    is_half = torch.cuda.is_bf16_supported() if where.type == "cuda" else _cpu_has_bfloat16()
+    if dtype == "bfloat16" and not is_half:
+        log.warning("bfloat16 was asked for, but this %s has no instructions for it: computing in float32.", where.type)
     return torch.bfloat16 if is_half else torch.float32
+
+
+def _cpu_has_bfloat16() -> bool:
+    found = torch.cpu.get_capabilities()
+    return any(found.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tasks import model
 from tasks.model import computes_in, export_folder, load_policy, load_tokenizer
 from tasks.store import DataError
 from tests.tiny import make_model, make_tokenizer
@@ -45,7 +46,14 @@ def test_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
-def test_auto_is_float32_on_a_cpu() -> None:
+def test_a_processor_without_bfloat16_computes_in_float32_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     cpu = torch.device("cpu")
-    found = [computes_in(dtype, cpu) for dtype in ("auto", "float32", "bfloat16")]
-    assert found == [torch.float32, torch.float32, torch.bfloat16]
+    for name, has_it in (("float32", False), ("bfloat16", True)):
+        monkeypatch.setattr(model, "_cpu_has_bfloat16", lambda has_it=has_it: has_it)
+        found = [str(computes_in(dtype, cpu)) for dtype in ("auto", "float32", "bfloat16")]
+        assert found == [f"torch.{name}", "torch.float32", f"torch.{name}"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "bfloat16 was asked for, but this cpu has no instructions for it: computing in float32."
+    ]

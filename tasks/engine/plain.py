@@ -1,8 +1,8 @@
 """An engine of one process and one device in plain torch, which is also the reference for faster engines.
 
 Logits are computed only for generated tokens, one slice of them at a time, so memory grows with the token budget and
-not with vocabulary times sequence. On a GPU with bfloat16 the forward pass runs in it under autocast, with float32
-weights and optimizer. On a CPU everything is float32 and repeats bit for bit with the same number of threads.
+not with vocabulary times sequence. In bfloat16 the model computes with rounded copies of float32 weights, on which
+the optimizer works (`tasks/precision.py`). On a CPU everything repeats bit for bit with the same number of threads.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tasks import checkpoint
 from tasks.engine import DivergedError, Objective, OptimizerConf, Plan, PolicyLoss, Training, Update, ValueLoss
 from tasks.engine.shared_prefix import attention_to_prefixes, hidden_states, require_supported
 from tasks.model import Dtype, LoraConf, computes_in, export_folder, load_policy, pick_device
+from tasks.precision import FullWeights
 from tasks.rl.experience import Experience
 from tasks.store import replacing_folder
 
@@ -30,29 +31,32 @@ LOGIT_CHUNK = {"cpu": 2**24, "cuda": 2**28}
 
 
 class _Trainee:
-    """The base class of policy and critic: optimizer, warm-up, autocast, state."""
+    """The base class of policy and critic: optimizer, warm-up, precision, state.
 
-    def __init__(self, module: nn.Module, conf: OptimizerConf, dtype: Dtype, share_prefixes: bool) -> None:
+    `body` is the part of the module that computes in `dtype`.
+    """
+
+    def __init__(
+        self, module: nn.Module, body: nn.Module, conf: OptimizerConf, dtype: Dtype, share_prefixes: bool
+    ) -> None:
         self.module = module
         self.share_prefixes = share_prefixes
         self.conf = conf
         self.device = next(module.parameters()).device
         self.dtype = computes_in(dtype, self.device)
-        self.trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
-        # The fused kernel needs no second copy of the weights. A CPU keeps the default, because another kernel would
-        # change the last bits of all results.
+        trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        self._full = FullWeights(trained, body, self.dtype)
+        self.trained = self._full.weights
+        # The fused kernel needs no second copy of the weights. In float32 a CPU keeps the default, because another
+        # kernel would change the last bits of all results.
         self.optimizer = torch.optim.AdamW(
             self.trained.values(),
             lr=conf.lr,
             betas=(conf.betas[0], conf.betas[1]),
             weight_decay=conf.weight_decay,
-            fused=True if self.device.type == "cuda" else None,
+            fused=True if self.device.type == "cuda" or self.dtype == torch.bfloat16 else None,
         )
         self.num_updates = 0
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        in_float32 = self.dtype == torch.float32
-        return nullcontext() if in_float32 else torch.autocast(self.device.type, self.dtype)
 
     def reading(self, decoder: Any) -> AbstractContextManager[None]:
         """The block of a forward pass and its backward pass."""
@@ -97,6 +101,7 @@ class _Trainee:
 
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self._full.write_back()
         self.num_updates += 1
         return norm
 
@@ -113,6 +118,7 @@ class _Trainee:
         with torch.no_grad():
             for name, parameter in self.trained.items():
                 parameter.copy_(tensors[f"weights/{name}"])
+        self._full.write_back()
         checkpoint.unpack_optimizer(self.optimizer, "optimizer", tensors, values["optimizer"])
         self.num_updates = values["num_updates"]
 
@@ -151,7 +157,7 @@ class PlainPolicy(_Trainee):
         if needs_reference and not lora.rank:
             self.reference = copy.deepcopy(model).requires_grad_(False).eval()
             if computes_in(dtype, model.device) == torch.bfloat16:
-                _halve_matrices(self.reference)
+                self.reference.to(torch.bfloat16)
 
         if lora.rank:
             from peft import LoraConfig, get_peft_model
@@ -166,7 +172,7 @@ class PlainPolicy(_Trainee):
         model.eval()  # Dropout would make ratios differ from 1 where the policy has not moved.
         if share_prefixes:
             require_supported(model.get_decoder())
-        super().__init__(model, conf, dtype, share_prefixes)
+        super().__init__(model, model, conf, dtype, share_prefixes)
 
     @property
     def causal_lm(self) -> Any:
@@ -182,7 +188,7 @@ class PlainPolicy(_Trainee):
             without_adapters = self.module.disable_adapter()  # type: ignore[operator]
         elif reference:
             model = self.reference
-        with without_adapters, self.autocast(), self.reading(model.get_decoder()):
+        with without_adapters, self.reading(model.get_decoder()):
             return _by_row(experience, plan, lambda batch: self._forward(model, batch.to(self.device))[0])
 
     @torch.no_grad()
@@ -191,8 +197,7 @@ class PlainPolicy(_Trainee):
         result = []
         for sequence in sequences:
             ids = torch.tensor([list(sequence)], device=self.device)  # [1, T]
-            with self.autocast():
-                logits = self.causal_lm(ids, use_cache=False).logits  # [1, T, V]
+            logits = self.causal_lm(ids, use_cache=False).logits  # [1, T, V]
             logprobs = logits[0, :-1].float().log_softmax(-1)
             result.append(logprobs.gather(-1, ids[0, 1:, None])[:, 0].tolist())
         return result
@@ -213,7 +218,7 @@ class PlainPolicy(_Trainee):
         """
         batch = experience.rows(rows)
         with self.reading(self.causal_lm.get_decoder()):
-            with self.autocast(), self.recomputing():
+            with self.recomputing():
                 logprobs, entropy = self._forward(self.causal_lm, batch.to(self.device), objective.entropy_gradient)
 
             if old is not None:
@@ -275,7 +280,8 @@ class PlainCritic(_Trainee):
         head = nn.Linear(model.config.hidden_size, 1).to(model.device)
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
-        super().__init__(nn.ModuleDict({"decoder": decoder, "head": head}).eval(), conf, dtype, share_prefixes)
+        module = nn.ModuleDict({"decoder": decoder, "head": head}).eval()
+        super().__init__(module, decoder, conf, dtype, share_prefixes)
 
     @property
     def decoder(self) -> Any:
@@ -286,7 +292,7 @@ class PlainCritic(_Trainee):
     @torch.no_grad()
     def values(self, experience: Experience, plan: Plan) -> Tensor:
         """See `Critic.values`."""
-        with self.autocast(), self.reading(self.decoder):
+        with self.reading(self.decoder):
             return _by_row(experience, plan, lambda batch: self._forward(batch.to(self.device)))
 
     def update(self, experience: Experience, plan: Plan, objective: Objective[ValueLoss]) -> Update:
@@ -300,7 +306,7 @@ class PlainCritic(_Trainee):
         """Forward one micro-batch and add its gradient; returns its metrics."""
         batch = experience.rows(rows)
         with self.reading(self.decoder):
-            with self.autocast(), self.recomputing():
+            with self.recomputing():
                 values = self._forward(batch.to(self.device))
 
             loss = objective.loss(batch.to(self.device), values, objective.normalizer)
@@ -309,19 +315,9 @@ class PlainCritic(_Trainee):
 
     def _forward(self, batch: Experience) -> Tensor:
         assert isinstance(self.module, nn.ModuleDict)
-        values = self.module["head"](self.hidden(self.decoder, batch))[..., 0].float()
+        head: Any = self.module["head"]
+        values = head(self.hidden(self.decoder, batch).to(head.weight.dtype))[..., 0]
         return nn.functional.pad(values, (1, 0)) * batch.response_mask
-
-
-def _halve_matrices(model: nn.Module) -> None:
-    """Store linear layers in bfloat16, which saves memory. Autocast would round them in each forward pass anyway.
-
-    An output head that is tied to the embedding stays float32, because the embedding is read without rounding.
-    """
-    embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    for module in model.modules():
-        if isinstance(module, nn.Linear) and id(module.weight) not in embedded:
-            module.to(torch.bfloat16)
 
 
 def _by_row(experience: Experience, plan: Plan, forward: Callable[[Experience], Tensor]) -> Tensor:

@@ -9,8 +9,8 @@ The decoder must pass keyword arguments on to its attention, as those of transfo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from tasks.attention import attending, grouped_attention
 from tasks.rl.experience import Experience, prefix_groups
 
 _NAME = "shared_prefix"
@@ -68,22 +69,12 @@ def hidden_states(decoder: Any, batch: Experience) -> Tensor:
     return result
 
 
-@contextmanager
-def attention_to_prefixes(decoder: Any) -> Iterator[None]:
+def attention_to_prefixes(decoder: Any) -> AbstractContextManager[None]:
     """Let the decoder attend by trees inside this block.
 
     The backward pass belongs inside, because gradient checkpointing runs the layers again there.
     """
-    from tasks.pretrained import AttentionInterface
-
-    AttentionInterface.register(_NAME, _attend)
-    config = decoder.config
-    before = config._attn_implementation
-    config._attn_implementation = _NAME
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
+    return attending(decoder, _NAME, _attend)
 
 
 @torch.no_grad()
@@ -165,18 +156,19 @@ def _attend(
             f"{type(module).__name__}: found sliding_window={sliding_window}, softcap={softcap}, expected neither "
             "where samples share a prefix. Set train: share_prefixes: false."
         )
-    times = query.shape[1] // key.shape[1]
-    if times > 1:
-        key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
-
     sizes = [size for tree in trees for size in (tree.prefix, *tree.branches)]
     pieces = zip(query.split(sizes, 2), key.split(sizes, 2), value.split(sizes, 2), strict=True)
     attended = []
     for tree in trees:
         q, prefix_k, prefix_v = next(pieces)
-        attended.append(scaled_dot_product_attention(q, prefix_k, prefix_v, is_causal=True, scale=scaling))
+        attended.append(_causal(q, prefix_k, prefix_v, scaling))
         for seen in tree.seen:
             q, k, v = next(pieces)
             k, v = torch.cat([prefix_k, k], 2), torch.cat([prefix_v, v], 2)
-            attended.append(scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scaling))
+            attended.append(grouped_attention(q, k, v, seen[None, None], scaling))
     return torch.cat(attended, 2).transpose(1, 2).contiguous(), None
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+    is_grouped = query.shape[1] > key.shape[1]
+    return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=is_grouped)

@@ -13,6 +13,7 @@ attention that would not use its mask (sliding windows, implementations other th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tasks.attention import GROUPED, attend_grouped, attending
 from tasks.generate import Call, Sampling, Trainee, Weights, checked, not_open, require_prompts
-from tasks.model import Dtype, load_policy, load_tokenizer, pick_device
+from tasks.model import Dtype, computes_in, load_policy, load_tokenizer, pick_device
 
 if TYPE_CHECKING:
     from tasks.generate.row_cache import RowCache
@@ -82,11 +84,12 @@ class PlainConf:
     """The plain generator has no settings."""
 
     def start(self, folder: Path, dtype: Dtype, trainee: Trainee | None = None) -> PlainGenerator:
-        """See `GeneratorConf.start`; a copy of its own computes in float32, whatever `dtype` is."""
+        """See `GeneratorConf.start`."""
         if trainee is not None and trainee.causal_lm is not None:
             return PlainGenerator(trainee.causal_lm, load_tokenizer(folder), shares_weights=True)
-        model, tokenizer = load_policy(folder)
-        return PlainGenerator(model.to(pick_device()), tokenizer)
+        device = pick_device()
+        model, tokenizer = load_policy(folder, computes_in(dtype, device))
+        return PlainGenerator(model.to(device), tokenizer)
 
 
 PART = PlainConf
@@ -157,6 +160,7 @@ class PlainSession:
         self.eos_ids = owner.eos_ids
         self.sampling = sampling
         self.max_total_tokens = max_total_tokens
+        self.is_grouped = self.model.config.num_key_value_heads < self.model.config.num_attention_heads
         self.num_prefilled = self.num_generated = 0
 
         rows = len(prompts) * copies
@@ -375,13 +379,15 @@ class PlainSession:
         self.cache.place(positions, used)
         seen = torch.arange(used, device=device) <= positions[:, None, :, None]  # [n, 1, c, used]
 
-        out: Tensor = self.model.get_decoder()(
-            input_ids=torch.from_numpy(filled).to(device),
-            attention_mask=seen,
-            position_ids=positions,
-            past_key_values=self.cache,
-            use_cache=True,
-        ).last_hidden_state  # [n, c, d]
+        decoder = self.model.get_decoder()
+        with attending(decoder, GROUPED, attend_grouped) if self.is_grouped else nullcontext():
+            out: Tensor = decoder(
+                input_ids=torch.from_numpy(filled).to(device),
+                attention_mask=seen,
+                position_ids=positions,
+                past_key_values=self.cache,
+                use_cache=True,
+            ).last_hidden_state  # [n, c, d]
         return out[torch.arange(len(chunks)), torch.from_numpy(sizes).to(out.device) - 1]
 
     def _sample(self, logits: Tensor, rows: list[int]) -> tuple[list[int], list[float]]:

@@ -21,8 +21,8 @@ from tests.tiny import make_model, optimizer
 
 ROOT = Path(__file__).parents[2]
 TRAINING = Training(
-    policy=optimizer(), critic=optimizer(), lora=LoraConf(), dtype="auto", keep_activations=True, needs_reference=True,
-    seed=0,
+    policy=optimizer(), critic=optimizer(), lora=LoraConf(), dtype="float32", keep_activations=True,
+    needs_reference=True, seed=0,
 )  # fmt: skip
 
 
@@ -52,10 +52,10 @@ def test_a_generator_shares_the_model_of_an_engine_that_has_it_here(start: Path)
     plain = generate.load("plain", ROOT)
     assert engine.load("plain", ROOT) == PlainEngine()
     with PlainEngine().open(start, TRAINING) as (policy, _), ShardedEngine().open(start, TRAINING) as (sharded, _):
-        shared, copied, alone = plain.start(start, "auto", policy), plain.start(start, "auto", sharded), None
+        shared, copied, alone = plain.start(start, "float32", policy), plain.start(start, "float32", sharded), None
         assert (shared.shares_weights, copied.shares_weights) == (True, False)
         copied.update_weights(sharded.weights())
-        alone = plain.start(start, "auto")
+        alone = plain.start(start, "float32")
         played = [
             g.open([[1, 2, 3]], 2, Sampling(1.0, 1.0, (), 0), 30).generate([0, 1], [9, 9])
             for g in (shared, copied, alone)

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tasks import model
 from tasks.engine import DivergedError, Objective
 from tasks.engine import plain as engine
 from tasks.engine.plain import PlainCritic
@@ -398,15 +399,23 @@ def test_save_and_load_continue_exactly(tokenizer: Any, tmp_path: Path, rank: in
     assert torch.equal(*(p.logprobs(batch, whole(batch), reference=True) for p in (rest, unbroken)))
 
 
+@pytest.fixture
+def bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute in bfloat16 on every processor; one without instructions for it emulates them."""
+    monkeypatch.setattr(model, "_cpu_has_bfloat16", lambda: True)
+
+
+@pytest.mark.usefixtures("bfloat16")
 def test_bfloat16_forward_float32_weights(tokenizer: Any) -> None:
-    """Autocast on the CPU too: near the exact numbers, equal between forward and update, weights stay float32."""
+    """Near the exact numbers, equal between forward and update; weights, sums of gradients and steps stay float32."""
     exact = make_policy(make_model(tokenizer, sharpness=2.0), tokenizer)
     half = make_policy(make_model(tokenizer, sharpness=2.0), tokenizer, dtype="bfloat16")
     critic, batch = PlainCritic(make_model(tokenizer), optimizer(), "bfloat16"), batch_of()
+    assert {parameter.dtype for parameter in half.causal_lm.parameters()} == {torch.bfloat16}
     old = half.logprobs(batch, whole(batch))
     assert old.dtype == torch.float32
     gap = (old - exact.logprobs(batch, whole(batch))).abs().max()
-    assert 0 < float(gap) < 0.1  # bfloat16 keeps 8 bits: relative error 0.4% per operation
+    assert 0 < float(gap) < 0.2  # bfloat16 keeps 8 bits: relative error 0.4% per operation
     normalizer = Normalizer.of(batch.loss_mask)
     done = half.update(batch, whole(batch), Objective(likelihood, normalizer, is_first=True))
     assert done.logprobs is not None
@@ -414,19 +423,40 @@ def test_bfloat16_forward_float32_weights(tokenizer: Any) -> None:
     critic.update(batch, whole(batch), Objective(lambda batch, values, n: ((values - 1) ** 2).mean(), normalizer))
     assert critic.values(batch, whole(batch)).dtype == torch.float32
     assert all(p.dtype == torch.float32 for p in [*half.trained.values(), *critic.trained.values()])
+    for name, parameter in half.causal_lm.named_parameters():
+        assert torch.equal(parameter, half.trained[name].bfloat16())
 
 
-@pytest.mark.parametrize("kind", [{}, {"kv_heads": 2, "tied": False}])
-def test_a_reference_in_bfloat16_is_smaller_and_the_same(tokenizer: Any, kind: dict[str, Any]) -> None:
-    """Bit for bit: what autocast rounds in each forward is stored rounded, and nothing else is."""
-    policy = make_policy(make_model(tokenizer, **kind), tokenizer, dtype="bfloat16")
-    batch = batch_of()
-    dtypes = {name: parameter.dtype for name, parameter in policy.reference.named_parameters()}
-    halved = {name for name, dtype in dtypes.items() if dtype == torch.bfloat16}
-    assert all("proj" in name or name == "lm_head.weight" for name in halved)
-    assert len(halved) == 2 * 10 + (not kind.get("tied", True))  # seven matrices and three biases a layer
-    assert torch.equal(policy.logprobs(batch, whole(batch), reference=True), policy.logprobs(batch, whole(batch)))
-    assert all(p.dtype == torch.float32 for p in make_policy(make_model(tokenizer), tokenizer).reference.parameters())
+@pytest.mark.usefixtures("bfloat16")
+def test_steps_too_small_for_bfloat16_add_up(tokenizer: Any) -> None:
+    policy = make_policy(make_model(tokenizer), tokenizer, conf=optimizer(lr=1e-5), dtype="bfloat16")
+    before = {name: weight.detach().clone() for name, weight in policy.trained.items()}
+    update(policy, 3)
+    moved = [float((weight - before[name]).abs().max()) for name, weight in policy.trained.items()]
+    assert all(0 < step < 1e-4 for step in moved)
+
+
+@pytest.mark.usefixtures("bfloat16")
+def test_gradients_of_micro_batches_are_added_in_float32(tokenizer: Any) -> None:
+    """Two micro-batches give the sum of what each gives alone, without another rounding."""
+    policy, batch = make_policy(make_model(tokenizer), tokenizer, dtype="bfloat16"), batch_of()
+    objective = Objective(likelihood, Normalizer.of(batch.loss_mask))
+    found = []
+    for plan in ([[0]], [[1]], [[0], [1]]):
+        for rows in plan:
+            policy.accumulate(batch, rows, objective)
+        found.append({name: weight.grad for name, weight in policy.trained.items()})
+        policy.optimizer.zero_grad(set_to_none=True)
+    first, second, both = found
+    assert all(torch.equal(both[name], first[name] + second[name]) for name in both)  # type: ignore[operator]
+
+
+@pytest.mark.usefixtures("bfloat16")
+def test_the_reference_in_bfloat16_is_the_policy_before_its_first_step(tokenizer: Any) -> None:
+    policy, batch = make_policy(make_model(tokenizer, kv_heads=2), tokenizer, dtype="bfloat16"), batch_of()
+    before = policy.logprobs(batch, whole(batch))
+    update(policy, 1)
+    assert torch.equal(policy.logprobs(batch, whole(batch), reference=True), before)
 
 
 def test_generator_and_trainer_agree(tokenizer: Any) -> None:
