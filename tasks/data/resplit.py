@@ -100,7 +100,7 @@ def _quotas(size: int, shares: Mapping[str, float]) -> dict[str, int]:
     >>> _quotas(5, {"train": 0.6, "dev": 0.1, "test": 0.3})
     {'train': 3, 'dev': 1, 'test': 1}
     """
-    exact = {name: round(size * share, 6) for name, share in shares.items()}  # 0.29 * 100 is 28.999999999999996.
+    exact = {name: size * share for name, share in shares.items()}
     quotas = {name: math.floor(value) for name, value in exact.items()}
     by_remainder = sorted(shares, key=lambda name: quotas[name] - exact[name])
     for name in by_remainder[: size - sum(quotas.values())]:

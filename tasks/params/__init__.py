@@ -77,10 +77,8 @@ class Params:
     """The keys of `params.yaml`. Form, command line and checks all follow these fields."""
 
     scale: Annotated[str, FileOf(("scale",)), Field(description="sizes and budgets (conf/scale)")]
-    data: Annotated[
-        str, FileOf(("data",)), Field(description="world is generated, folder and resplit are read (conf/data)")
-    ]
-    data_folder: Annotated[str, Field(description="of data: folder and resplit, read in place; otherwise unused")]
+    data: Annotated[str, FileOf(("data",)), Field(description="world is generated, folder is read (conf/data)")]
+    data_folder: Annotated[str, Field(description="of data: folder, read in place; otherwise unused")]
     model: Annotated[str, FileOf(("model",)), Field(description="the policy (conf/model)")]
     retriever: Annotated[str, FileOf(("retriever",)), Field(description="the search engine (conf/retriever)")]
     generator: Annotated[str, FileOf(("generator",)), Field(description="writes the policy's text (conf/generator)")]

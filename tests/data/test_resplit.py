@@ -86,6 +86,14 @@ def test_groups_leave_the_shares_exact_where_single_questions_can_fill_them() ->
     assert 35 < paired["test"] < 85
 
 
+def test_a_group_without_room_goes_where_most_is_and_takes_the_rest_from_where_most_is_left() -> None:
+    keys = [random.Random(number).randbytes(16) for number in range(10)]
+    rows: list[tuple[Stratum, bytes]] = [(("a", 1), key) for key in keys]
+    splits = assign(rows, [(keys[0], key) for key in keys[:8]], SHARES)
+    assert splits[:8] == ["train"] * 8  # Of 6, 1 and 3: two are taken from the three of test.
+    assert sorted(splits[8:]) == ["dev", "test"]
+
+
 def test_one_more_question_moves_at_most_one_across_each_cut() -> None:
     rows: list[tuple[Stratum, bytes]] = [(("a", 1), random.Random(number).randbytes(16)) for number in range(301)]
     before, after = assign(rows[:300], [], SHARES), assign(rows, [], SHARES)
