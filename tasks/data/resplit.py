@@ -1,10 +1,10 @@
 """A split of our own for every question of a folder, by a hash of its text, stratified by dataset and hops.
 
 In each stratum the questions are ranked by the hash of their normalised text, and the ranks are cut at the shares,
-rounded by largest remainder: shares are exact, and a further question moves at most one other across each cut of its
-stratum. (A threshold on the hash would move none, but a stratum of few questions could then lack a split.) Questions of
-one text and near-duplicates form a group, which is put into one split as a whole; groups are placed before single
-questions, and their hash says where, as far as the shares have room.
+rounded by largest remainder: shares are exact, and a further question moves at most one single question across each
+cut of its stratum. (A threshold on the hash would move none, but a stratum of few questions could then lack a split.)
+Questions of one text and near-duplicates form a group, which is put into one split as a whole; groups are placed before
+single questions, and their hash says where, as far as the shares have room.
 
 The result depends on the questions alone, not on their order or on the split that they were published with.
 """
