@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import json
 import os
 from array import array
 from collections import Counter
@@ -23,8 +24,10 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from tasks.conf import require
+from tasks.data import near
 from tasks.data.defaults import PASSAGE, QUESTION, Defaults
 from tasks.data.records import UnscorableError, passage_row, question_row, to_passage, to_question
+from tasks.data.resplit import NOTE, Resplit, assign, moves
 from tasks.store import (
     DataError,
     OnFault,
@@ -59,12 +62,14 @@ class FolderConf:
             valid one, and lists and counts each fault. A question that names a passage which is not there then
             stays without that passage and is not `gold_complete`; it is listed as well.
         max_passage_chars: title and text of a passage together; a longer one is a fault.
+        resplit: shares of splits of our own, into which every question is put; None leaves the published splits.
     """
 
     leakage: Literal["error", "drop_train"] = "error"
     unscorable: Literal["error", "drop"] = "error"
     faulty_rows: Literal["strict", "skip_and_report"] = "strict"
     max_passage_chars: int = 100_000
+    resplit: Resplit | None = None
 
     def __post_init__(self) -> None:
         require(self.max_passage_chars >= 1, "max_passage_chars", self.max_passage_chars, "at least 1")
@@ -230,7 +235,8 @@ class _Seen:
     id: str
     path: Path
     row: int
-    is_train: bool
+    split: str
+    hops: int
     text_key: bytes
     gold_keys: tuple[int, ...]
     dataset: str
@@ -240,6 +246,10 @@ class _Seen:
     @property
     def where(self) -> str:
         return f"{self.path}: row {self.row}"
+
+    @property
+    def is_train(self) -> bool:
+        return self.split == "train"
 
 
 @dataclass
@@ -260,6 +270,8 @@ class _Survey:
     answers_dropped: int = 0
     unscorable: list[str] = field(default_factory=list)
     leaked: list[str] = field(default_factory=list)
+    texts: near.Texts = field(default_factory=near.Texts)  # Of questions that are written, not of generated ones.
+    moves: Row | None = None  # From published splits to our own.
     filled: dict[str, Counter[str]] = field(default_factory=lambda: {"corpus": Counter(), "questions": Counter()})
 
     def passages(self, path: Path) -> Iterator[Passage]:
@@ -317,12 +329,14 @@ class _Survey:
         with spool.open("w+b") as lines:
             for question, path, row in self._questions(paths):
                 seen.append(_see(question, path, row, lines.tell()))
+                self.texts.add(seen[-1].text_key, question)
                 lines.write(dump(question_row(question)).encode() + b"\n")
             self._settle(seen, paths)
             with replacing(target) as file:
                 for one in self.kept:
                     lines.seek(one.position)
-                    file.write(lines.readline())
+                    line = lines.readline()
+                    file.write(line if self.moves is None else _with_split(line, one.split))
         spool.unlink()
 
     def _questions(self, paths: Iterable[Path]) -> Iterator[tuple[Question, Path, int]]:
@@ -370,6 +384,10 @@ class _Survey:
 
     def _settle(self, seen: list[_Seen], paths: Sequence[Path]) -> None:
         """Set `kept`, sorted by id: `seen` without leaked train rows; raise for repeated ids and empty sides."""
+        if self.conf.resplit is not None:
+            self.kept = sorted(self._resplit(self._unrepeated(seen), self.conf.resplit, paths), key=lambda one: one.id)
+            return
+
         evaluated = [one for one in seen if not one.is_train]
         trained = [one for one in seen if one.is_train]
         evaluated, trained = self._unrepeated(evaluated), self._unrepeated(trained)
@@ -395,6 +413,20 @@ class _Survey:
             )
         self.kept = sorted([*kept, *evaluated], key=lambda one: one.id)
 
+    def _resplit(self, seen: list[_Seen], conf: Resplit, paths: Sequence[Path]) -> list[_Seen]:
+        """The questions in splits of our own; `moves` counts where they come from."""
+        rows = [((one.dataset, one.hops), one.text_key) for one in seen]
+        splits = assign(rows, self.texts.pairs(), conf)
+        for name in conf.shares:
+            if name not in splits:
+                files = ", ".join(map(str, paths))
+                raise DataError(
+                    f"{files}: resplit={conf.shares}: found no {name} question among {len(seen):,}, expected one or "
+                    f"more. Add questions, raise the share of {name}, or leave it out."
+                )
+        self.moves = moves((one.dataset, one.split, new) for one, new in zip(seen, splits, strict=True))
+        return [replace(one, split=new) for one, new in zip(seen, splits, strict=True)]
+
     def _unrepeated(self, side: list[_Seen]) -> list[_Seen]:
         """The questions of one side without those that repeat an id; each of them is a fault."""
         first: dict[str, _Seen] = {}
@@ -403,6 +435,10 @@ class _Survey:
             if other is not one:
                 self.rejected.add(one.path, one.row, _repeated(one.where, one.id, other.where), one.id)
         return list(first.values())
+
+
+def _with_split(line: bytes, split: str) -> bytes:
+    return dump({**json.loads(line), "split": split}).encode() + b"\n"
 
 
 def _without(question: Question, **lost: set[str]) -> Question:
@@ -427,7 +463,8 @@ def _see(question: Question, path: Path, row: int, position: int = 0) -> _Seen:
         id=question.id,
         path=path,
         row=row,
-        is_train=question.split == "train",
+        split=question.split,
+        hops=question.hops,
         text_key=hashlib.blake2b(normalize(question.question).encode(), digest_size=16).digest(),
         gold_keys=tuple(map(key_of, question.gold_passage_ids)),
         dataset=question.dataset,
@@ -437,14 +474,14 @@ def _see(question: Question, path: Path, row: int, position: int = 0) -> _Seen:
 
 
 def _counted(question: Question) -> tuple[str, ...]:
-    """The counters of the manifest that a question increases by one; `a.b` is counter b of group a."""
+    """The counters of the manifest that a question increases by one in any split; `a.b` is counter b of group a."""
     flags = {
         "with_gold": question.gold_passage_ids,
         "with_silver": question.silver_passage_ids,
         "with_decomposition": question.decomposition,
     }
-    always = ("rows", f"splits.{question.split}", f"hops.{question.hops}", f"gold_method.{question.gold_method}")
-    complete = ("gold_complete", f"gold_complete_splits.{question.split}") if question.gold_complete else ()
+    always = ("rows", f"hops.{question.hops}", f"gold_method.{question.gold_method}")
+    complete = ("gold_complete",) if question.gold_complete else ()
     return (*always, *complete, *(name for name, value in flags.items() if value))
 
 
@@ -567,10 +604,39 @@ def _finish(survey: _Survey, work: Path, kind: str) -> Row:
             "lost_tails": survey.rejected.lost_tails,
         },
     }
+    if kind == "folder":  # Questions of a generator share their templates.
+        manifest["near_duplicates"] = _near_duplicates(survey)
+    if survey.moves is not None and survey.conf.resplit is not None:
+        manifest["resplit"] = {"shares": survey.conf.resplit.shares, "published": survey.moves}
     if any(survey.filled.values()):  # Rows that say everything have the manifest that they always had.
         manifest["filled_in"] = {name: dict(sorted(counts.items())) for name, counts in survey.filled.items()}
     write_json(work / MANIFEST, manifest)
     return manifest
+
+
+def _near_duplicates(survey: _Survey) -> Row:
+    rows: dict[bytes, list[tuple[str, str]]] = {}
+    for one in survey.kept:
+        rows.setdefault(one.text_key, []).append((one.id, one.split))
+    found = near.counted(survey.texts.pairs(), rows)
+    return {**found, "comparisons_left_out": survey.texts.num_left_out}
+
+
+def is_resplit(manifest: Any) -> bool:
+    """Whether the questions are in splits of our own."""
+    return isinstance(manifest, dict) and "resplit" in manifest
+
+
+def notes(manifest: Any) -> list[str]:
+    """What one must know of the questions before any number that is measured on them, a sentence each.
+
+    >>> notes({"resplit": {}, "near_duplicates": {"train_rows_near_evaluation": 0}})
+    ['Our own split of published rows; not comparable with papers.']
+    """
+    found = manifest.get("near_duplicates", {}) if isinstance(manifest, dict) else {}
+    count = found.get("train_rows_near_evaluation", 0)
+    close = f"Train questions that are near-duplicates of evaluation questions: {count:,}."
+    return [*[NOTE] * is_resplit(manifest), *[close] * bool(count)]
 
 
 def fault_lines(manifest: Any) -> list[str]:
@@ -591,7 +657,9 @@ def _by_dataset(kept: list[_Seen]) -> dict[str, Row]:
     """Counts per dataset: rows, gold_complete, with_..., and per split, hop count and gold method."""
     counts: dict[str, Counter[str]] = {}
     for one in kept:
-        counts.setdefault(one.dataset, Counter()).update(one.counted)
+        by_split = ["splits", "gold_complete_splits"] if "gold_complete" in one.counted else ["splits"]
+        names = (*one.counted, *(f"{name}.{one.split}" for name in by_split))
+        counts.setdefault(one.dataset, Counter()).update(names)
     result: dict[str, Row] = {}
     for dataset, counter in counts.items():
         row: Row = dict.fromkeys(("gold_complete", "with_gold", "with_silver", "with_decomposition"), 0)

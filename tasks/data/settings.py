@@ -35,3 +35,10 @@ class DataConf:
             wanted = kind == self.kind
             expected = f"{'the' if wanted else 'no'} section {kind!r}, because kind is {self.kind!r}"
             require((found is not None) == wanted, kind, found, expected)
+        if self.folder is not None and self.folder.resplit is not None:
+            shares = self.folder.resplit.shares
+            missing = [name for name in ("train", self.validation_split, *splits) if name not in shares]
+            uses = "training, validation_split and evaluate_splits need it"
+            require(
+                not missing, "folder: resplit", shares, f"a share for {' and '.join(dict.fromkeys(missing))}: {uses}"
+            )

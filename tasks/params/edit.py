@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from tasks import conf, params
+from tasks import conf, extends, params
 
 NO_FOLDER = conf.CONF / "data/none.txt"
 """Stands as `data_folder` where data is generated. Settings would not do: a comment in them would run stage `data`."""
@@ -224,14 +224,14 @@ def _value(word: str, text: str, is_list: bool) -> Any:
 
 
 def data_answers(data: str, root: Path) -> dict[str, Any]:
-    """`DATA=` of the Makefile: a name of `conf/data/`, or a folder of real data.
+    """`DATA=` of the Makefile: a name of `conf/data/`, or a folder, which `conf/data/folder.yaml` reads.
 
     Raises:
         ValueError: neither.
     """
-    if data == "folder":
-        return {"data": data}
     if data in names_of(["data"], root):
+        if extends.read("data", data, "", root).get("kind") == "folder":
+            return {"data": data}  # Of the folder that is set, or that DATA_FOLDER names.
         return {"data": data, "data_folder": str(NO_FOLDER)}
     if (root / data).is_dir():
         return {"data": "folder", "data_folder": data}

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from tasks.data.ingest import is_resplit
 from tasks.report.table import Results, Section, show
 from tasks.store import DataError
 
@@ -77,7 +78,9 @@ def _row(line: Sequence[str], where: str) -> Printed:
 
 
 def section(results: Results, rows: Sequence[Printed]) -> Section | None:
-    """Every policy of this run that a paper prints, its own line first; None where no paper prints one."""
+    """Every policy of this run that a paper prints, its own line first; None without one, or if the split is ours."""
+    if is_resplit(results.manifest):
+        return None
     lines = []
     for policy in results.policies:
         printed = [row for row in rows if row.policy == policy]

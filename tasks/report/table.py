@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tasks.data.ingest import fault_lines
+from tasks.data.ingest import fault_lines, notes
 from tasks.evaluate.statistics import Values, bootstrap_means, differences
 from tasks.records.scores import ScoreRow
 from tasks.report.artifacts import (
@@ -209,6 +209,7 @@ def build(
         augmentation=read_augmentation(artifacts / "augment" / "summary.json"),
         titles=titles or {},
         num_resamples=num_resamples,
+        notes=tuple(notes(manifest)),
     )
 
 

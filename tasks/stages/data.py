@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.data.ingest import REJECTED, FolderConf, fault_lines, ingest, publish
+from tasks.data.ingest import MANIFEST, REJECTED, FolderConf, fault_lines, ingest, is_resplit, publish
+from tasks.data.resplit import NOTE
 from tasks.data.world import WorldConf, write_world
 from tasks.runner import Context, main
 from tasks.store import Row
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
     from tasks.plan import RunSettings
 
 OUT = Path("artifacts/data")
+FEW, OWN_SHARE = 1000, 0.6
+"""Where fewer train questions than `FEW` are published, the run names `conf/data/resplit.yaml`, if that gives more."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ def settings(run: RunSettings) -> Settings:
     chosen = run.data
     if chosen.world is None and not run.params.data_folder:
         raise ValueError(
-            "params.yaml: data_folder is empty, but data is 'folder'. Name the folder that holds the data."
+            f"params.yaml: data_folder is empty, but data is {run.params.data!r}. Name the folder that holds the data."
         )
     return Settings(chosen.world, chosen.folder, "" if chosen.world else run.params.data_folder)
 
@@ -51,6 +56,8 @@ def body(ctx: Context[Settings]) -> None:
     ctx.log(0, {name: float(count) for name, count in counts.items()})
     ctx.track.set_tags({"data_sha256": manifest["data_sha256"]}, shared=True)
     _print(counts, manifest)
+    for line in _about_splits(manifest, counts, ctx.settings.data_folder):
+        print(line, flush=True)
 
 
 def _make(settings: Settings, root: Path) -> Row:
@@ -70,6 +77,26 @@ def _print(counts: dict[str, int], manifest: Row) -> None:
         print(line, flush=True)
     if manifest["faulty_rows"]["by_reason"]:
         print(f"each fault with its file, row and reason: {OUT / REJECTED}", flush=True)
+
+
+def _about_splits(manifest: Row, counts: dict[str, int], folder: str) -> Iterator[str]:
+    """Who decided on the splits of real data, near-duplicates across them, and another split where few train."""
+    if is_resplit(manifest):
+        yield f"{NOTE} Published splits: {OUT / MANIFEST}"
+    near = manifest.get("near_duplicates", {})
+    if near.get("pairs"):
+        across, trained = sum(near["pairs_across_splits"].values()), near["train_rows_near_evaluation"]
+        yield (
+            f"near-duplicates: {near['pairs']:,} pairs of questions, {across:,} across splits; train questions that "
+            f"are near an evaluation question: {trained:,}"
+        )
+
+    train, total = counts["questions_train"], sum(counts[f"questions_{split}"] for split in ("train", "dev", "test"))
+    if manifest["kind"] == "folder" and not is_resplit(manifest) and train < min(FEW, int(OWN_SHARE * total)):
+        yield (
+            f"only {train:,} of {total:,} questions are for training; DATA=resplit DATA_FOLDER={shlex.quote(folder)} "
+            "makes them 6 of 10, in a split of our own that is not comparable with papers (docs/data.md)"
+        )
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ PARAMS = (
 )
 SCALE = "tests/benchmarks/test_bench_retrieval.py::test_every_step_of_the_scale_benchmark_runs"
 EVIDENCE = "tests/tool/test_serving.py::test_the_client_of_the_search_server_gets_evidence"
+RESPLIT = "tests/stages/test_data.py::test_a_split_of_our_own_is_told_and_counted"
 MEASURED = "tests/tool/test_agent.py::test_the_command_prints_and_writes_a_table"
 
 RUN_BY = {
@@ -73,6 +74,7 @@ RUN_BY = {
     "make run COMPARE_RETRIEVERS=dense": RETRIEVERS,
     "make smoke DATA=/path/to/folder": "tests/stages/test_data.py::test_folder_in_two_runs_gives_the_same_bytes",
     "make run DATA=/path/to/folder": "tests/stages/test_data.py::test_folder_in_two_runs_gives_the_same_bytes",
+    "make run DATA=resplit DATA_FOLDER=/path/to/folder": RESPLIT,
     "make run DATA=/path/to/folder COMPARE_RETRIEVERS=bm25,dense,hybrid": RETRIEVERS,
     "make run DATA=<folder> MAX_QUESTIONS=700": REAL,
     "make run AUGMENT=openai": "tests/stages/test_augment.py::test_a_model_killed_in_a_clone_and_asked_for_the_rest",
@@ -216,7 +218,7 @@ def test_targets_and_variables_are_those_of_the_makefile(command: str) -> None:
         else:
             assert word in targets, f"{command}: no target {word}"
     assert set(values) <= variables, command
-    mine = {"DATA", "MODEL", "ENGINE"}  # Their values are a reader's own.
+    mine = {"DATA", "DATA_FOLDER", "MODEL", "ENGINE"}  # Their values are a reader's own.
     words = [f"{name}={value}" for name, value in values.items() if name in {*edit.VARIABLES, "METHODS"} - mine]
     answers = edit.parse(words, ROOT)
     names = edit.names_of(["method", "system", "retriever", "augment", "scale", "generator"], ROOT)

@@ -150,6 +150,14 @@ def test_data_is_a_name_or_a_folder(root: Path) -> None:
     assert edit.data_answers("world", root) == {"data": "world", "data_folder": "conf/data/none.txt"}
     (root / "mine").mkdir()
     assert edit.data_answers("mine", root) == {"data": "folder", "data_folder": "mine"}
+    (root / "conf/data/folder.yaml").write_text("kind: folder\n")
+    (root / "conf/data/resplit.yaml").write_text("extends: folder\n")
+    assert edit.data_answers("folder", root) == {"data": "folder"}
+    words = ["DATA=resplit", "DATA_FOLDER=mine"]
+    for order in (words, words[::-1]):
+        assert edit.parse(order, root) == {"data": "resplit", "data_folder": "mine"}
+    (root / "conf/data/folder.yaml").unlink()
+    (root / "conf/data/resplit.yaml").unlink()
     with pytest.raises(ValueError, match="DATA=nowhere: neither a folder nor a name of conf/data/ \\(world\\)"):
         edit.data_answers("nowhere", root)
 

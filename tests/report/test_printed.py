@@ -12,8 +12,8 @@ from tasks import conf
 from tasks.report import printed
 from tasks.report.claims import CLAIMS
 from tasks.report.study import complete
-from tasks.report.table import Results, markdown
-from tasks.store import DataError
+from tasks.report.table import Results, build, markdown
+from tasks.store import DataError, read_json, write_json
 from tests.papers import golden
 from tests.skips import SHARED, needs_shared
 
@@ -179,6 +179,26 @@ def test_a_malformed_row_is_refused_by_file_and_row(tmp_path: Path, lines: list[
     (tmp_path / "printed.csv").write_text("\n".join(lines) + "\n")
     with pytest.raises(DataError, match=r"printed\.csv: " + words):
         printed.read(tmp_path / "printed.csv")
+
+
+def test_nothing_stands_beside_the_papers_where_the_split_is_ours(results: Results, artifacts: Path):
+    rows = [printed.Printed("search_r1_ppo", "PiCA", "1", "3B", "E5", "Avg", "em", 0.325)]
+    path = artifacts / "data/manifest.json"
+    before = path.read_bytes()
+    try:
+        write_json(path, {**read_json(path), "resplit": {"shares": {"train": 0.6}}})
+        plain = build(artifacts, results.policies, results.seeds, results.reference, 100)
+    finally:
+        path.write_bytes(before)
+    own = complete(plain, artifacts, 100, rows)
+    assert printed.section(own, rows) is None
+    sentence = "Our own split of published rows; not comparable with papers."
+    text = markdown(own)
+    assert sentence in text[: text.index("| policy")]
+    claimed = [section.lead for section in own.sections if section.id == "claims"]
+    assert all(lead.startswith(sentence) for lead in claimed)
+    assert claimed or not any(one.systems <= set(results.policies) for one in CLAIMS)
+    assert sentence not in markdown(complete(results, artifacts, 100, rows))
 
 
 def test_a_missing_file_is_named(tmp_path: Path):

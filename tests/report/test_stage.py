@@ -92,6 +92,23 @@ def test_notes_stand_before_the_table(tmp_path: Path, settings: report.Settings)
     assert "Nothing is learned here." in (tmp_path / "reports/index.html").read_text(encoding="utf-8")
 
 
+def test_the_manifest_says_whose_split_it_is_everywhere_before_the_table(tmp_path: Path, settings: report.Settings):
+    path = tmp_path / "artifacts/data/manifest.json"
+    near = {"train_rows_near_evaluation": 1200}
+    write_json(path, {**read_json(path), "resplit": {"shares": {"train": 0.7, "test": 0.3}}, "near_duplicates": near})
+    found = report.write(replace(settings, notes=("Smoke.",)), tmp_path)
+    notes = [
+        "Smoke.",
+        "Our own split of published rows; not comparable with papers.",
+        "Train questions that are near-duplicates of evaluation questions: 1,200.",
+    ]
+    assert list(found.notes) == notes
+    page = (tmp_path / "reports/index.html").read_text(encoding="utf-8")
+    for text in ((tmp_path / "reports/results.md").read_text(encoding="utf-8"), page, table.terminal(found)):
+        assert all(note in text for note in notes)
+        assert "Beside the papers" not in text
+
+
 def test_a_run_at_smoke_scale_or_with_other_passages_than_in_training_is_told_apart():
     def notes(scale: str, top_k: int) -> tuple[str, ...]:
         chosen = params.read(HOUSE)

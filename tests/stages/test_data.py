@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tasks.data.settings import DataConf
 from tasks.plan import RunSettings
 from tasks.runner import record
 from tasks.stages import data, validate
@@ -94,6 +93,42 @@ def test_skipped_rows_are_printed_at_the_end(context: Callable[..., Any], capsys
     ]
 
 
+def _given(ctx: Any, num_train: int, num_test: int) -> None:
+    given = ctx.root / "given"
+    given.mkdir()
+    (given / "corpus.jsonl").write_text(lines([passage(1)]))
+    splits = ["train"] * num_train + ["test"] * num_test
+    rows = [question(n, split=split, question=f"Who is number {n}{n}?") for n, split in enumerate(splits)]
+    (given / "questions.jsonl").write_text(lines(rows))
+
+
+HINT = "questions are for training; DATA=resplit DATA_FOLDER=given makes them 6 of 10"
+
+
+@pytest.mark.parametrize(("num_train", "is_told"), [(5, True), (11, True), (12, False)])
+def test_few_train_rows_name_the_other_split(
+    context: Callable[..., Any], capsys: pytest.CaptureFixture[str], num_train: int, is_told: bool
+) -> None:
+    ctx = context(FOLDER, "given")
+    _given(ctx, num_train, 20 - num_train)
+    data.body(ctx)
+    assert (HINT in capsys.readouterr().out) == is_told
+
+
+def test_a_split_of_our_own_is_told_and_counted(
+    context: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ctx = context(FOLDER.replace("drop}", "drop, resplit: {train: 0.6, dev: 0.1, test: 0.3}}"), "given")
+    _given(ctx, 5, 15)
+    data.body(ctx)
+    validate.body(ctx)
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "1 passages, 12 questions train, 2 questions dev, 6 questions test",
+        "Our own split of published rows; not comparable with papers. Published splits: artifacts/data/manifest.json",
+    ]
+    assert "resplit" in read_json(ctx.root / "artifacts" / "data" / "manifest.json")
+
+
 def test_a_violation_stops_validate_without_a_result(context: Callable[..., Any]) -> None:
     ctx = context(FOLDER)
     folder = ctx.root / "artifacts" / "data"
@@ -125,8 +160,9 @@ def test_folder_without_a_name(context: Callable[..., Any]) -> None:
         data.body(context(FOLDER, ""))
 
 
-@pytest.mark.parametrize("name", ["world", "folder"])
-def test_the_configurations_of_the_house_can_be_read(name: str) -> None:
-    from tasks import conf
-
-    assert conf.load(DataConf, "data", name, root=Path(__file__).parents[2]).kind == name
+@pytest.mark.parametrize(("name", "kind"), [("world", "world"), ("folder", "folder"), ("resplit", "folder")])
+def test_the_configurations_of_the_house_can_be_read(name: str, kind: str) -> None:
+    params = SimpleNamespace(data=name, scale="laptop")
+    read = RunSettings(Path(__file__).parents[2], params).data  # type: ignore[arg-type]
+    assert read.kind == kind
+    assert (read.folder is not None and read.folder.resplit is not None) == (name == "resplit")
