@@ -166,11 +166,12 @@ class Renderer:
             results = iter(self.retriever.search(queries, self.conf.top_k)) if queries else iter([])
             for i in batch:
                 hits = [next(results) if turn.action.kind == "search" else None for turn in plans[i]]
-                examples.append(self._example(questions[i], plans[i], hits))
+                examples.append(self.example(questions[i], plans[i], hits))
             progress(len(examples))
         return examples
 
-    def _example(self, question: Question, plan: Sequence[ScriptedTurn], hits: Sequence[Any]) -> Example:
+    def example(self, question: Question, plan: Sequence[ScriptedTurn], hits: Sequence[Any]) -> Example:
+        """A plan as tokens, with what each of its turns found; None for a turn that does not search."""
         prompt = prompt_ids(self.tokenizer, self.prompt, question, self.grammar, self.conf.max_prompt_tokens)
         ids: list[int] = []
         mask: list[bool] = []

@@ -1,4 +1,4 @@
-"""Supervised training of the tiny policy: one loop, phases that stop at a loss, exact resume.
+"""Supervised training of a start policy: one loop, phases that stop at a loss, exact resume.
 
 It is no general trainer: reinforcement learning has its own loop in `tasks/train`.
 """
@@ -18,6 +18,7 @@ from torch import Tensor
 from tasks import checkpoint
 from tasks.base.demonstrations import Example
 from tasks.conf import LearningRate
+from tasks.precision import FullWeights
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Fit:
         checkpoint_every: optimizer steps between checkpoints.
         max_batch_tokens: tokens of one forward, padding included; a step's examples are spread over several.
         log: receives (step over all phases, metrics).
+        dtype: of forward and backward passes; the optimizer works in float32.
     """
 
     def __init__(
@@ -57,13 +59,15 @@ class Fit:
         checkpoint_every: int,
         max_batch_tokens: int,
         log: Callable[[int, dict[str, float]], None],
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.model = model
+        self.full = FullWeights(dict(model.named_parameters()), model, dtype)
         self.scratch = scratch
         self.checkpoint_every = checkpoint_every
         self.max_batch_tokens = max_batch_tokens
         self.log = log
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, betas=(0.9, 0.98), weight_decay=0.01)
+        self.optimizer = torch.optim.AdamW(self.full.weights.values(), lr=1.0, betas=(0.9, 0.98), weight_decay=0.01)
         self.step = 0
         self.finished: list[str] = []
         self.history: list[dict[str, Any]] = []
@@ -112,9 +116,10 @@ class Fit:
             loss = supervised_loss(self.model, batch) / total
             loss.backward()
             value += float(loss.detach())
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(self.full.weights.values(), 1.0)
 
         self.optimizer.step()
+        self.full.write_back()
         if not math.isfinite(value):
             raise ValueError(
                 f"supervised training: the loss became {value} at step {self.step}. Lower lr in conf/scale."
@@ -123,7 +128,7 @@ class Fit:
 
     def _save(self) -> None:
         moments, scalars = checkpoint.pack_optimizer(self.optimizer, "optimizer")
-        weights = {f"model/{k}": v for k, v in self.model.named_parameters()}
+        weights = {f"model/{k}": v for k, v in self.full.weights.items()}
         values = {
             "step": self.step,
             "optimizer": scalars,
@@ -138,8 +143,9 @@ class Fit:
     def _restore(self, folder: Path) -> None:
         tensors, values = checkpoint.read_state(folder)
         with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                parameter.copy_(tensors[f"model/{name}"])
+            for name, weight in self.full.weights.items():
+                weight.copy_(tensors[f"model/{name}"])
+        self.full.write_back()
         checkpoint.unpack_optimizer(self.optimizer, "optimizer", tensors, values["optimizer"])
         self.step, self.phase_step = values["step"], values["phase_step"]
         self.finished, self.recent, self.history = values["finished"], values["recent"], values["history"]

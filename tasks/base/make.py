@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from tokenizers import AddedToken
@@ -30,7 +30,7 @@ from tasks.base.demonstrations import (
     topic,
 )
 from tasks.base.fit import Fit, PhaseConf
-from tasks.base.settings import BaseConf, TinyConf
+from tasks.base.settings import BaseConf, FormatConf, TinyConf
 from tasks.base.tokenizer import LITERALS, build_tokenizer
 from tasks.data.decomposition import hops_of
 from tasks.model import load_policy
@@ -38,6 +38,7 @@ from tasks.retrieval import Retriever
 from tasks.types import Passage, Question
 
 NUM_PASSAGES_FOR_TOKENS = 20_000
+C = TypeVar("C", BaseConf, FormatConf)
 
 
 @dataclass
@@ -50,7 +51,7 @@ class TinyPolicy:
 
 
 @dataclass(frozen=True)
-class Lessons:
+class Lessons(Generic[C]):
     """What a policy is taught, and with what.
 
     Attributes:
@@ -63,7 +64,7 @@ class Lessons:
         log: receives (step, metrics).
     """
 
-    conf: BaseConf
+    conf: C
     rollout: RolloutConf
     prompt: Prompt
     grammar: SearchGrammar
@@ -83,9 +84,9 @@ class Lessons:
         rng = random.Random(f"{self.seed}/base/questions")
         return rng.sample(training, min(self.conf.max_questions, len(training)))
 
-    def fit(self, model: Any) -> Fit:
+    def fit(self, model: Any, dtype: torch.dtype = torch.float32) -> Fit:
         """The training of this model; continues from `scratch` after a kill, exactly."""
-        return Fit(model, self.scratch, self.conf.checkpoint_every, self.conf.max_batch_tokens, self.log)
+        return Fit(model, self.scratch, self.conf.checkpoint_every, self.conf.max_batch_tokens, self.log, dtype)
 
     def renderer(self, tokenizer: Any) -> Renderer:
         """Writes demonstrations; refuses questions that do not fit the prompt budget."""
@@ -94,7 +95,7 @@ class Lessons:
         return Renderer(self.rollout, tokenizer, self.retriever, grammar, self.prompt)
 
 
-def make_tiny(tiny: TinyConf, passages: Iterable[Passage], lessons: Lessons) -> TinyPolicy:
+def make_tiny(tiny: TinyConf, passages: Iterable[Passage], lessons: Lessons[BaseConf]) -> TinyPolicy:
     """Teach a policy from random weights.
 
     Args:
@@ -122,7 +123,7 @@ def make_tiny(tiny: TinyConf, passages: Iterable[Passage], lessons: Lessons) -> 
     return TinyPolicy(model.eval(), tokenizer, fit.history)
 
 
-def make_start(policy: Path, share: float, lessons: Lessons) -> TinyPolicy:
+def make_start(policy: Path, share: float, lessons: Lessons[BaseConf]) -> TinyPolicy:
     """Teach a tiny policy the tags of another grammar: a share of the phase `wasteful`, then the phase `lazy`.
 
     Args:
@@ -143,7 +144,7 @@ def make_start(policy: Path, share: float, lessons: Lessons) -> TinyPolicy:
 
 
 def _teach_flaws(
-    lessons: Lessons, fit: Fit, renderer: Renderer, chosen: Sequence[Question], wasteful: PhaseConf
+    lessons: Lessons[BaseConf], fit: Fit, renderer: Renderer, chosen: Sequence[Question], wasteful: PhaseConf
 ) -> None:
     """The last two phases."""
     conf, seed = lessons.conf, lessons.seed

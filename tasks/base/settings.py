@@ -10,8 +10,8 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from tasks.base.demonstrations import ImperfectConf
 from tasks.base.fit import PhaseConf
 from tasks.base.tokenizer import SMALLEST_VOCAB
-from tasks.conf import require
-from tasks.model import LoraConf
+from tasks.conf import Share, require
+from tasks.model import Dtype, LoraConf
 from tasks.model_source import Source
 
 
@@ -116,3 +116,28 @@ class BaseConf:
     lazy: PhaseConf
     wasteful_mixture: ImperfectConf
     lazy_mixture: ImperfectConf
+
+
+@dataclass(frozen=True)
+class FormatConf:
+    """How a pretrained model is taught the format of a search agent (`format` in conf/scale; null: as it comes).
+
+    Attributes:
+        num_threads: torch threads (part of the result).
+        dtype: of forward and backward passes.
+        checkpoint_every: optimizer steps.
+        max_batch_tokens: of one forward, padding included.
+        max_questions: training questions whose plans are tried.
+        shortcut: share of the questions with a decomposition that are searched as they stand, in one search.
+        repeat: share of the plans that repeat their last search.
+        fit: the training.
+    """
+
+    num_threads: PositiveInt
+    dtype: Dtype
+    checkpoint_every: PositiveInt
+    max_batch_tokens: PositiveInt
+    max_questions: PositiveInt
+    shortcut: Share
+    repeat: Share
+    fit: PhaseConf

@@ -59,7 +59,7 @@ class Evaluate:
         int, Field(ge=0, le=MAX_TOP_K, description="passages per search; 0 takes the scale's, as in training")
     ]
     max_questions: Annotated[
-        int, Field(ge=0, description="play a seeded sample of this size, spread over datasets; 0 plays all")
+        int, Field(ge=0, description="a seeded sample of this size, spread over datasets; 0 takes the scale's, or all")
     ]
     num_bootstrap: Annotated[int, Field(ge=100, le=1_000_000, description="resamples behind each 95% interval")]
     sampled: Annotated[

@@ -10,7 +10,7 @@ import difflib
 import os
 import shutil
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from tasks import conf, extends, params
 NO_FOLDER = conf.CONF / "data/none.txt"
 """Stands as `data_folder` where data is generated. Settings would not do: a comment in them would run stage `data`."""
 KEPT = Path(".scratch/params.kept.yaml")
+AS_IT_COMES = "as_it_comes"
+"""The system that plays a pretrained model before anything is taught to it."""
 """What `params.yaml` was before a run that changed it for itself only."""
 
 
@@ -190,6 +192,7 @@ def parse(words: list[str], root: Path = Path(".")) -> dict[str, Any]:
     """`["evaluate.top_k=5", "SEEDS=0,1"]` as `{"evaluate.top_k": 5, "seeds": [0, 1]}`; values are YAML.
 
     Variables of the Makefile stand for keys; `DATA` and `METHODS` set more than one key of this name would.
+    Where the scale teaches a pretrained model before it is trained, `METHODS` lists the model as it comes, too.
 
     Raises:
         ValueError: no `key=value`, no setting or variable of this name, or a value that is not YAML.
@@ -211,7 +214,19 @@ def parse(words: list[str], root: Path = Path(".")) -> dict[str, Any]:
         else:
             key = VARIABLES.get(name, name)
             answers[key] = _value(word, value, SETTINGS[key].is_list)
+    if any(word.startswith("METHODS=") for word in words) and _teaches_format(answers, root):
+        answers["systems"].insert(0, AS_IT_COMES)
     return answers
+
+
+def _teaches_format(answers: Mapping[str, Any], root: Path) -> bool:
+    """Whether a run with these answers teaches a pretrained model the format before it trains it."""
+    current = params.read(root)
+    model, scale = (answers.get(key, getattr(current, key)) for key in ("model", "scale"))
+    if {model} - {*names_of(["model"], root)} or {scale} - {*names_of(["scale"], root)}:
+        return False  # The check of the settings names the wrong one.
+    is_given = conf.section("model", model, root).get("kind") == "pretrained"
+    return is_given and conf.section("scale", scale, root).get("format") is not None
 
 
 def _value(word: str, text: str, is_list: bool) -> Any:

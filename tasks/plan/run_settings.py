@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from pydantic import NonNegativeInt
+
 from tasks import conf, engine, extends, generate, methods, parts, retrieval, services, systems
 from tasks.agent import grammars, prompts
 from tasks.agent.grammar import SearchGrammar
@@ -30,7 +32,7 @@ from tasks.train.settings import TrainConf
 
 T = TypeVar("T")
 R = TypeVar("R")
-SCALE_SECTIONS = ("base", "rollout", "train")
+SCALE_SECTIONS = ("base", "format", "rollout", "train", "evaluate")
 
 
 def _once(resolve: Callable[..., R]) -> Callable[..., R]:
@@ -51,6 +53,19 @@ class _Titled:
     """The key of a file of `conf/system/` or `conf/method/` that tables show."""
 
     title: conf.Title
+
+
+@dataclass(frozen=True)
+class EvaluationConf:
+    """How much evaluation a scale affords (`evaluate` in conf/scale).
+
+    Attributes:
+        max_questions: as in `params.yaml`, where that says 0.
+        sampled: false leaves out the play at temperature 1, whatever `params.yaml` says.
+    """
+
+    max_questions: NonNegativeInt = 0
+    sampled: bool = True
 
 
 @dataclass(frozen=True)
@@ -95,6 +110,18 @@ class RunSettings:
         if not changes:
             return plain
         return conf.fill(cls, conf.merge(tree[section], changes), f"{where}: {section} over {place}: {section}")
+
+    @property
+    def evaluation(self) -> EvaluationConf:
+        """How many questions are played, and whether also at temperature 1: `params.yaml` within the scale."""
+        place = f"{conf.CONF}/scale/{self.params.scale}.yaml: evaluate"
+        scale, asked = conf.fill(EvaluationConf, self._scale.get("evaluate") or {}, place), self.params.evaluate
+        return EvaluationConf(asked.max_questions or scale.max_questions, asked.sampled and scale.sampled)
+
+    @property
+    def teaches_format(self) -> bool:
+        """Whether this scale teaches a pretrained model the format of a search agent."""
+        return self.model.pretrained is not None and self._scale.get("format") is not None
 
     def training(self, changes: Mapping[str, Any] | None = None, where: str = "") -> TrainConf:
         """Budget and schedule of training; see `scale`."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tasks import conf, parts, retrieval
 from tasks.agent import grammars
 from tasks.agent.grammar import SearchGrammar
 from tasks.agent.prompts import Prompt
 from tasks.agent.rollout import RolloutConf
-from tasks.base.settings import BaseConf, PretrainedConf, TinyConf
+from tasks.base.settings import BaseConf, FormatConf, PretrainedConf, TinyConf
 from tasks.data.records import read_passages, read_questions
 from tasks.model_source import ensure
 from tasks.runner import Context, main
-from tasks.store import replacing_folder, write_jsonl
+from tasks.store import Row, replacing_folder, write_jsonl
 
 if TYPE_CHECKING:
     from tasks.base.make import Lessons, TinyPolicy
@@ -24,20 +24,22 @@ if TYPE_CHECKING:
 MATRIX = ("seed",)
 DATA, INDEX = Path("artifacts/data"), Path("artifacts/index")
 OUT = Path("artifacts/base")
+T = TypeVar("T")
+L = TypeVar("L", BaseConf, FormatConf)
 
 
 @dataclass(frozen=True)
-class Taught:
+class Taught(Generic[T]):
     """How a policy is taught.
 
     Attributes:
-        training: the phases before reinforcement learning.
+        training: what comes before reinforcement learning.
         rollout: budgets of the demonstrations.
         prompt, grammar: of the demonstrations; the grammar as kind and settings.
         retriever: settings of the backend that opens the index.
     """
 
-    training: BaseConf
+    training: T
     rollout: RolloutConf
     prompt: Prompt
     grammar: dict[str, Any]
@@ -49,7 +51,7 @@ class Made:
     """How a policy is made from random weights: the size of the model, and how it is taught."""
 
     architecture: TinyConf
-    taught: Taught
+    taught: Taught[BaseConf]
 
 
 @dataclass(frozen=True)
@@ -60,55 +62,68 @@ class Settings:
         seed: of weights and demonstrations.
         made: for a policy that is made here; else None.
         pretrained: for a given model folder; else None.
+        format: how a given model is taught the format of a search agent; None takes it as it comes.
     """
 
     seed: int
     made: Made | None
     pretrained: PretrainedConf | None
+    format: Taught[FormatConf] | None
 
 
 def settings(run: RunSettings, seed: int) -> Settings:
-    """The model of this run, and how it is taught if it is made here."""
+    """The model of this run, and how it is taught if it is made or taught here."""
     model = run.model
-    if model.tiny is None:
-        return Settings(seed, None, model.pretrained)
+    if model.tiny is None and not run.teaches_format:
+        return Settings(seed, None, model.pretrained, None)
     prompt, grammar = run.model_prompting
     if prompt is None or grammar is None:
         raise ValueError(
             f"{conf.CONF}/model/{run.params.model}.yaml: prompt={model.prompt!r}, grammar={model.grammar!r}: "
-            "expected both: a policy that is made here is taught with its own prompt and grammar."
+            "expected both: a policy that is taught here is taught with its own prompt and grammar."
         )
-    return Settings(seed, Made(model.tiny, taught(run, prompt, grammar)), None)
+    if model.tiny is None:
+        training = run.scale(FormatConf, "format")
+        return Settings(seed, None, model.pretrained, _taught(run, training, prompt, grammar))
+    return Settings(seed, Made(model.tiny, taught(run, prompt, grammar)), None, None)
 
 
-def taught(run: RunSettings, prompt: Prompt, grammar: SearchGrammar) -> Taught:
-    """How this run teaches a policy a prompt and a grammar."""
-    return Taught(run.scale(BaseConf, "base"), run.rollout(), prompt, parts.plain(grammar), run.retriever())
+def taught(run: RunSettings, prompt: Prompt, grammar: SearchGrammar) -> Taught[BaseConf]:
+    """How this run teaches a tiny policy a prompt and a grammar."""
+    return _taught(run, run.scale(BaseConf, "base"), prompt, grammar)
+
+
+def _taught(run: RunSettings, training: T, prompt: Prompt, grammar: SearchGrammar) -> Taught[T]:
+    return Taught(training, run.rollout(), prompt, parts.plain(grammar), run.retriever())
 
 
 def loads(settings: Settings) -> Any:
     """The grammar, and the settings of the backend."""
-    return () if settings.made is None else parts_of(settings.made.taught)
+    if settings.made is not None:
+        return parts_of(settings.made.taught)
+    return () if settings.format is None else parts_of(settings.format)
 
 
-def parts_of(taught: Taught) -> tuple[SearchGrammar, Any]:
+def parts_of(taught: Taught[Any]) -> tuple[SearchGrammar, Any]:
     """The grammar of the demonstrations, and the settings of the backend."""
     grammar = grammars.make(taught.grammar, None, "grammar")
     return grammar, retrieval.settings_of(taught.retriever, "retriever")
 
 
 def body(ctx: Context[Settings]) -> None:
-    """Train the tiny policy, or copy a given model folder."""
+    """Train the tiny policy, teach a given model, or copy it."""
     from tasks.model import export_folder, load_policy
 
-    if ctx.settings.made is None:
+    history: list[Row] = []
+    if ctx.settings.made is not None:
+        made = _made(ctx, ctx.settings.made)
+        model, tokenizer, history = made.model, made.tokenizer, made.history
+    else:
         assert ctx.settings.pretrained is not None
         ensure(ctx.root, ctx.settings.pretrained.folder, ctx.settings.pretrained.source)
         model, tokenizer = load_policy(ctx.root / ctx.settings.pretrained.folder)
-        history = []  # Nothing was trained here.
-    else:
-        made = _made(ctx, ctx.settings.made)
-        model, tokenizer, history = made.model, made.tokenizer, made.history
+        if ctx.settings.format is not None:
+            history = _teach_format(ctx, ctx.settings.format, model, tokenizer)
 
     folder = OUT / str(ctx.settings.seed)
     with replacing_folder(ctx.root / folder) as out:
@@ -116,6 +131,20 @@ def body(ctx: Context[Settings]) -> None:
         export_folder(model, tokenizer, out / "policy")
         write_jsonl(out / "metrics.jsonl", history)
     ctx.track_outcome(folder, ())
+
+
+def _teach_format(ctx: Context[Settings], taught: Taught[FormatConf], model: Any, tokenizer: Any) -> list[Row]:
+    """Teach a given model, and return the record of its training."""
+    from tasks.base.taught import teach_format
+    from tasks.model import computes_in
+
+    conf = taught.training
+    lessons: Lessons[FormatConf] = lessons_of(ctx, taught, ctx.settings.seed, conf.fit.max_steps)
+    fit = lessons.fit(model, computes_in(conf.dtype, model.device))
+    chosen, seed = lessons.chosen(), f"{ctx.settings.seed}/format"
+    kept = teach_format(model, fit, lessons.renderer(tokenizer), chosen, conf, seed)
+    print(f"taught on {kept} demonstrations of {len(chosen)} training questions that were tried", flush=True)
+    return fit.history
 
 
 def _made(ctx: Context[Settings], settings: Made) -> TinyPolicy:
@@ -128,7 +157,7 @@ def _made(ctx: Context[Settings], settings: Made) -> TinyPolicy:
     return make_tiny(settings.architecture, read_passages(ctx.root / DATA / "corpus.jsonl"), lessons)
 
 
-def lessons_of(ctx: Context[Any], taught: Taught, seed: int, num_steps: int) -> Lessons:
+def lessons_of(ctx: Context[Any], taught: Taught[L], seed: int, num_steps: int) -> Lessons[L]:
     """What a policy is taught with, from the files of this run; `num_steps` at most, which the bar shows."""
     from tasks.base.make import Lessons
     from tasks.device import use_threads

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks import trained
-from tasks.base.settings import StartConf
+from tasks.base.settings import BaseConf, StartConf
 from tasks.runner import Context, main
 from tasks.stages import base
 from tasks.stages.base import Taught
@@ -35,7 +35,7 @@ class Settings:
     start: str
     seed: int
     share: float
-    taught: Taught
+    taught: Taught[BaseConf]
 
 
 def settings(run: RunSettings, start: str, seed: int) -> Settings:

@@ -77,7 +77,7 @@ def settings(run: RunSettings, tool: str, seed: int) -> Settings:
         generator=run.generator(),
         retriever=run.retriever(),
         splits=run.data.evaluate_splits,
-        max_questions=run.params.evaluate.max_questions,
+        max_questions=run.evaluation.max_questions,
         num_threads=training.num_threads,
         dtype=training.dtype,
     )

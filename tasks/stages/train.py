@@ -74,6 +74,7 @@ class Settings:
         kind: file of `tasks/systems/` that plays it.
         described: kind, settings and services of a system that does not learn; else None.
         learning: how a method trains its policy; else None.
+        given: folder of the pretrained model, for a system that plays it as it comes; else None.
     """
 
     system: str
@@ -81,13 +82,14 @@ class Settings:
     kind: str
     described: dict[str, Any] | None
     learning: Learning | None
+    given: str | None = None
 
 
 def settings(run: RunSettings, system: str, seed: int) -> Settings:
     """A method with this run's budgets, engine and index, or a system as it is."""
     playing = run.system(system)
     if not run.is_method(system):
-        return Settings(system, seed, playing[parts.KIND], playing, None)
+        return Settings(system, seed, playing[parts.KIND], playing, None, _given(run, system, playing))
     method, where = run.method(system), f"{conf.CONF}/method/{system}.yaml"
     rollout = run.rollout(method["rollout"], where)
     _check_budgets(method, rollout, where)
@@ -103,6 +105,18 @@ def settings(run: RunSettings, system: str, seed: int) -> Settings:
         retriever=run.retriever(),
     )
     return Settings(system, seed, playing[parts.KIND], None, learning)
+
+
+def _given(run: RunSettings, system: str, playing: Mapping[str, Any]) -> str | None:
+    """The folder of the model that a system plays before anything is taught to it; None for other systems."""
+    if playing.get("weights") != "given":
+        return None
+    if run.model.pretrained is None:
+        raise ValueError(
+            f"{conf.CONF}/system/{system}.yaml: weights='given': model {run.params.model!r} begins with random weights "
+            "and is made in this run. Expected a model of kind pretrained; take the system off the list."
+        )
+    return run.model.pretrained.folder
 
 
 def _check_budgets(method: Mapping[str, Any], rollout: RolloutConf, where: str) -> None:
@@ -157,7 +171,10 @@ def describe(ctx: Context[Settings]) -> None:
     """
     from tasks.model import weights_sha256
 
-    settings, policy = ctx.settings, BASE / str(ctx.settings.seed) / "policy"
+    settings = ctx.settings
+    policy, made_by = BASE / str(settings.seed) / "policy", f"base@{settings.seed}"
+    if settings.given is not None:
+        policy, made_by = Path(settings.given), settings.given
     kind = cast(Named, loads(settings)).kind
     plays_policy = kind.plays_policy
     if isinstance(kind, Prompted):
@@ -169,7 +186,7 @@ def describe(ctx: Context[Settings]) -> None:
         kind=settings.kind,
         policy=str(policy) if plays_policy else None,
         policy_sha256=weights_sha256(ctx.root / policy) if plays_policy else digest(settings.described),
-        made_by=f"base@{settings.seed}" if plays_policy else ctx.name,
+        made_by=made_by if plays_policy else ctx.name,
         is_trained=False,
     )
     models = trained.read(_inputs(ctx))

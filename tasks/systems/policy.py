@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from tasks.agent import grammars, prompts
 from tasks.agent.grammar import SearchGrammar
@@ -51,11 +51,14 @@ class PolicySettings:
         prompt: instructions around the question.
         grammar: kind and settings of the grammar that reads its text.
         rollout: budgets.
+        weights: `start` is the run's start policy, or what a method trains of it; `given` is the pretrained model
+            before anything is taught to it.
     """
 
     prompt: Prompt
     grammar: dict[str, Any]
     rollout: RolloutConf
+    weights: Literal["start", "given"] = "start"
     plays_policy: ClassVar[bool] = True
     services: ClassVar[tuple[Role, ...]] = ()
 

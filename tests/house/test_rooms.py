@@ -38,6 +38,8 @@ ORDER = (
     "checkpoint",
     "device",
     "pretrained",
+    "attention",
+    "precision",
     "model",
     "model_source",
     "data",
@@ -152,6 +154,7 @@ def test_flows_import_nothing_of_the_core_but_settings_and_the_guard_of_servers(
         "tasks.params",
         "tasks.registry.nights",
         "tasks.report.terminal",
+        "tasks.runner.lock",
         "tasks.runner.record",
         "tasks.server.origins",
     )

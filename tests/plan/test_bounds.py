@@ -7,6 +7,7 @@ import dataclasses
 import re
 import typing
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from tasks import conf, engine, generate, methods, params, parts, retrieval, systems
 from tasks.agent.rollout import RolloutConf
 from tasks.augment.settings import AugmentConf
-from tasks.base.settings import BaseConf, ModelConf
+from tasks.base.settings import BaseConf, FormatConf, ModelConf
 from tasks.data.settings import DataConf
 from tasks.methods import loader
 from tasks.plan.run_settings import RunSettings
@@ -56,9 +57,12 @@ def _names(kind: str) -> list[str]:
 def _read() -> Iterator[Any]:
     """Settings of every kind: those of `params.yaml`, of `conf/` and of parts that no file there names."""
     yield params.read(ROOT)
-    for kind, cls in (("data", DataConf), ("model", ModelConf), ("augment", AugmentConf), ("server", ServerConf)):
+    for kind, cls in (("model", ModelConf), ("augment", AugmentConf), ("server", ServerConf)):
         yield from (conf.load(cls, kind, name, root=ROOT) for name in _names(kind))
     run = RunSettings(ROOT, params.read(ROOT))
+    yield from (run.load(DataConf, "data", name) for name in _names("data"))
+    small = RunSettings(ROOT, replace(params.read(ROOT), scale="small"))
+    yield from (small.scale(FormatConf, "format"), small.evaluation)
     yield from (run.reward_model(name) for name in _names("reward_model"))
     yield from (run.load(ReaderConf, "reader", name) for name in _names("reader"))
     yield from (run.scale(BaseConf, "base"), run.rollout(), run.training())

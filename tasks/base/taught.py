@@ -1,0 +1,140 @@
+"""Teach a pretrained model the format of a search agent: think, search, read, answer in the tags of a grammar.
+
+Demonstrations are made from training questions by a plan, through the real retriever, and kept where what the plan
+looked for came back. The plan is the question's decomposition where the data has one, else the question as the query.
+No plan uses gold passages as text: it sees what a policy would see.
+
+Two flaws leave reinforcement learning something to do: a share of the questions with a decomposition is searched as it
+stands, in one search, and a share of all plans repeats its last search.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.base.demonstrations import Example, Renderer, ScriptedTurn
+from tasks.base.fit import Fit
+from tasks.base.settings import FormatConf
+from tasks.data.decomposition import hops_of
+from tasks.text import substring_match
+from tasks.types import Action, Hit, Question
+
+BATCH = 256
+YES_NO = frozenset({"yes", "no"})
+
+
+@dataclass(frozen=True)
+class Search:
+    """One search of a plan: its query, and the answers that its passages should hold."""
+
+    query: str
+    wanted: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """What the demonstrations were made of.
+
+    Attributes:
+        examples: the ones that were kept.
+        tried: plans that were searched.
+    """
+
+    examples: list[Example]
+    tried: int
+
+
+def searches_of(question: Question, conf: FormatConf, max_turns: int, rng: random.Random) -> list[Search]:
+    """The searches of a plan; at most `max_turns`, without the repetition."""
+    hops = hops_of(question) if question.decomposition else []
+    is_shortcut = rng.random() < conf.shortcut
+    if len(hops) < 2 or len(hops) > max_turns or is_shortcut:
+        return [Search(question.question, question.answers)]
+    return [Search(hop.queries[0], (hop.answer,)) for hop in hops]
+
+
+def has_come_back(search: Search, hits: Sequence[Hit], question: Question) -> bool:
+    """Whether the passages hold what was looked for.
+
+    An answer of yes or no stands in every text, so a search for it must bring all gold passages.
+    """
+    if all(answer.casefold() in YES_NO for answer in search.wanted):
+        gold = set(question.gold_passage_ids)
+        return question.gold_complete and bool(gold) and gold <= {hit.passage_id for hit in hits}
+    return any(_holds(hit, search.wanted) for hit in hits)
+
+
+def _holds(hit: Hit, answers: Sequence[str]) -> bool:
+    return substring_match(f"{hit.title} {hit.text}", answers) == 1.0
+
+
+def script(
+    question: Question, searches: Sequence[Search], hits: Sequence[Sequence[Hit]], repeats: bool
+) -> tuple[list[ScriptedTurn], list[Sequence[Hit] | None]]:
+    """The turns of a plan and what each of them found.
+
+    A thought says what the last search found: the title of the first passage that holds it, and the answer of a hop.
+    """
+    turns: list[ScriptedTurn] = []
+    found: list[Sequence[Hit] | None] = []
+    thought = "I need to search."
+    for search, passages in zip(searches, hits, strict=True):
+        turns.append(ScriptedTurn(thought, Action("search", search.query)))
+        found.append(passages)
+        thought = _finding(search, passages)
+    if repeats:
+        turns.append(ScriptedTurn("I search again.", turns[-1].action))
+        found.append(found[-1])
+    turns.append(ScriptedTurn(thought, Action("answer", question.answers[0])))
+    return turns, [*found, None]
+
+
+def _finding(search: Search, hits: Sequence[Hit]) -> str:
+    title = next((hit.title for hit in hits if _holds(hit, search.wanted)), hits[0].title if hits else "")
+    return f"{title}: {search.wanted[0]}." if title else f"{search.wanted[0]}."
+
+
+def demonstrations(questions: Sequence[Question], renderer: Renderer, conf: FormatConf, seed: str) -> Demonstrations:
+    """Play the plans of these questions and keep those that found what they looked for and fit the budgets."""
+    rng = random.Random(f"{seed}/plans")
+    examples: list[Example] = []
+    for first in range(0, len(questions), BATCH):
+        batch = questions[first : first + BATCH]
+        plans = [searches_of(question, conf, renderer.conf.max_turns, rng) for question in batch]
+        queries = [search.query for plan in plans for search in plan]
+        results = iter(renderer.retriever.search(queries, renderer.conf.top_k))
+        for question, plan in zip(batch, plans, strict=True):
+            hits = [next(results) for _ in plan]
+            repeats = rng.random() < conf.repeat and len(plan) < renderer.conf.max_turns
+            if all(has_come_back(search, found, question) for search, found in zip(plan, hits, strict=True)):
+                example = renderer.example(question, *script(question, plan, hits, repeats))
+                if example.loss_mask and example.loss_mask[-1]:  # Not one that was cut before its answer.
+                    examples.append(example)
+    return Demonstrations(examples, len(questions))
+
+
+def teach_format(
+    model: Any, fit: Fit, renderer: Renderer, chosen: Sequence[Question], conf: FormatConf, seed: str
+) -> int:
+    """Train the model on demonstrations from the chosen questions; returns how many were kept.
+
+    Raises:
+        ValueError: no plan found what it looked for.
+    """
+    made = demonstrations(chosen, renderer, conf, seed)
+    if not made.examples:
+        raise ValueError(
+            f"no demonstration: of {made.tried} plans none brought back what it looked for within the budgets. Look at "
+            "artifacts/recall.json, raise top_k or the token budgets in conf/scale, or set `format: null` there, which "
+            "takes the model as it comes."
+        )
+    order = random.Random(f"{seed}/order")
+    examples = made.examples
+    passes = -(-conf.fit.max_steps * conf.fit.batch // len(examples))
+    queue = [example for _ in range(passes) for example in order.sample(examples, len(examples))]
+    fit.run("format", conf.fit, lambda step: queue[step * conf.fit.batch : (step + 1) * conf.fit.batch])
+    model.eval()
+    return len(examples)
