@@ -96,6 +96,19 @@ def read(root: Path, name: str) -> Plan:
     return plan
 
 
+def threads_of(root: Path, name: str) -> int:
+    """Threads of a stage's numeric libraries: the largest `num_threads` in its plan; 1 without plan or such a key."""
+    path = root / path_of(name)
+
+    def largest(node: Any) -> int:
+        if not isinstance(node, dict):
+            return 1
+        own = node.get("num_threads")
+        return max([own if isinstance(own, int) else 1, *map(largest, node.values())])
+
+    return largest(store.read_json(path)) if path.is_file() else 1
+
+
 def settings_of(plan: Plan, cls: type[S], name: str) -> S:
     """The settings in a plan, as the dataclass of the stage; what they name is loaded once, so errors name the plan.
 

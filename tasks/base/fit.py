@@ -20,6 +20,8 @@ from tasks.base.demonstrations import Example
 from tasks.conf import LearningRate
 from tasks.precision import FullWeights
 
+LOG_EVERY = 10
+
 
 @dataclass(frozen=True)
 class PhaseConf:
@@ -48,7 +50,7 @@ class Fit:
         scratch: folder of this fit's checkpoints.
         checkpoint_every: optimizer steps between checkpoints.
         max_batch_tokens: tokens of one forward, padding included; a step's examples are spread over several.
-        log: receives (step over all phases, metrics).
+        log: receives (step over all phases, metrics) after every step; metrics are empty but every `LOG_EVERY` steps.
         dtype: of forward and backward passes; the optimizer works in float32.
     """
 
@@ -89,10 +91,10 @@ class Fit:
             self.phase_step += 1
             self.step += 1
 
-            if self.step % 10 == 0:
-                metrics = {"loss": loss, f"loss_{name}": loss}
+            metrics = {"loss": loss, f"loss_{name}": loss} if self.step % LOG_EVERY == 0 else {}
+            if metrics:
                 self.history.append({"step": self.step, "metrics": metrics})
-                self.log(self.step, metrics)
+            self.log(self.step, metrics)
             if self.step % self.checkpoint_every == 0:
                 self._save()
 

@@ -40,6 +40,7 @@ class Bar:
             self._bar.close()
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Advance to `step` and report its metrics."""
+        """Advance to `step` and report its metrics, if there are any."""
         self.show(step)
-        self._on_metrics(step, metrics)
+        if metrics:
+            self._on_metrics(step, metrics)

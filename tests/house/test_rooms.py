@@ -152,6 +152,7 @@ def test_flows_import_nothing_of_the_core_but_settings_and_the_guard_of_servers(
         "tasks.conf",
         "tasks.lifetime",
         "tasks.params",
+        "tasks.planned",
         "tasks.registry.nights",
         "tasks.report.terminal",
         "tasks.runner.lock",

@@ -15,9 +15,10 @@ import pytest
 import yaml
 from filelock import FileLock
 
-from flows import dag
-from flows.child import Stopper, execute
+from flows import dag, pipeline
+from flows.child import Outcome, Stopper, execute
 from flows.pipeline import Run
+from tasks import planned, store
 from tests.pipeline.conftest import First
 from tests.pipeline.toy import NAMES, Toy, kill_group
 
@@ -273,6 +274,31 @@ def test_ctrl_c_while_libraries_are_loading(finished: Toy, tmp_path: Path) -> No
     output, _ = flow.communicate(timeout=60)
     assert flow.returncode == 130, output
     assert output == "stopped. Run again to go on where it stopped.\n"
+
+
+def test_stages_side_by_side_take_no_more_threads_than_there_are_processors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["one", "two", "three", "four"]
+    for name, threads in zip(names, (1, 1, 2, 1), strict=True):
+        store.write_json(tmp_path / planned.path_of(name), {"settings": {"train": {"num_threads": threads}}})
+    monkeypatch.setattr(pipeline, "PROCESSORS", 2)
+    together: list[set[str]] = []
+    at_work: set[str] = set()
+
+    def work(name: str) -> None:
+        at_work.add(name)
+        together.append(set(at_work))
+        time.sleep(0.3)
+        at_work.discard(name)
+        run.outcomes[name] = Outcome(name, "executed")
+
+    graph = dag.Dag(dict.fromkeys(names, frozenset()), frozenset(names))
+    run = Run(tmp_path, "key", "title", graph, max_parallel=4)
+    with ThreadPoolExecutor(4) as pool:
+        run._run_each(list(names), lambda name: pool.submit(work, name))
+    assert {frozenset(one) for one in together} >= {frozenset({"three"}), frozenset({"one", "two"})}
+    assert all("three" not in one or len(one) == 1 for one in together)
 
 
 def test_a_stopped_stage_was_not_executed(finished: Toy) -> None:
