@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tasks.attention import grouped_attention
+from tasks.attention import attend_in_training, causal_mask, grouped_attention, trains_by_matrices
 
 
 @pytest.mark.parametrize(("heads", "groups"), [(9, 3), (4, 4), (6, 1)])
@@ -21,3 +21,17 @@ def test_every_query_head_reads_its_own_group(heads: int, groups: int, width: in
             scores = query[row, head] @ key[row, group].T / 8**0.5
             weights = scores.masked_fill(~seen[row, 0], float("-inf")).softmax(-1)
             torch.testing.assert_close(found[row, head], weights @ value[row, group], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 0.02)])
+def test_matrix_products_give_the_attention_of_the_kernel(dtype: torch.dtype, tolerance: float) -> None:
+    """A mask and shared key heads included; training in bfloat16 on a CPU takes them."""
+    draw = torch.Generator().manual_seed(5)
+    query, key, value = (torch.randn(2, heads, 6, 8, generator=draw).to(dtype) for heads in (6, 2, 2))
+    assert trains_by_matrices(query) == (dtype == torch.bfloat16)
+    seen = causal_mask(6, query.device)
+    exact = grouped_attention(query.float(), key.float(), value.float(), seen)
+    found, _ = attend_in_training(None, query, key, value, None)
+    torch.testing.assert_close(found.transpose(1, 2).float(), exact, rtol=tolerance, atol=tolerance)
+    found = grouped_attention(query, key, value, seen, by_matrices=True)
+    torch.testing.assert_close(found.float(), exact, rtol=tolerance, atol=tolerance)

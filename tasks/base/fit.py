@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from tasks import checkpoint
+from tasks.attention import IN_TRAINING, attend_in_training, attending
 from tasks.base.demonstrations import Example
 from tasks.conf import LearningRate
 from tasks.precision import FullWeights
@@ -64,12 +66,19 @@ class Fit:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.model = model
+        self.dtype = dtype
         self.full = FullWeights(dict(model.named_parameters()), model, dtype)
         self.scratch = scratch
         self.checkpoint_every = checkpoint_every
         self.max_batch_tokens = max_batch_tokens
         self.log = log
-        self.optimizer = torch.optim.AdamW(self.full.weights.values(), lr=1.0, betas=(0.9, 0.98), weight_decay=0.01)
+        self.optimizer = torch.optim.AdamW(
+            self.full.weights.values(),
+            lr=1.0,
+            betas=(0.9, 0.98),
+            weight_decay=0.01,
+            fused=True if dtype == torch.bfloat16 else None,
+        )
         self.step = 0
         self.finished: list[str] = []
         self.history: list[dict[str, Any]] = []
@@ -102,6 +111,12 @@ class Fit:
         self.phase_step, self.recent = 0, []
         self._save()
 
+    @property
+    def _attention(self) -> AbstractContextManager[None]:
+        if self.dtype == torch.float32:
+            return nullcontext()
+        return attending(self.model.get_decoder(), IN_TRAINING, attend_in_training)
+
     def _done(self, conf: PhaseConf) -> bool:
         return len(self.recent) == 20 and sum(self.recent) / 20 < conf.stop_loss
 
@@ -115,8 +130,9 @@ class Fit:
         total = sum(sum(e.loss_mask) for e in examples)
         value = 0.0
         for batch in by_length(examples, self.max_batch_tokens):
-            loss = supervised_loss(self.model, batch) / total
-            loss.backward()
+            with self._attention:
+                loss = supervised_loss(self.model, batch) / total
+                loss.backward()
             value += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(self.full.weights.values(), 1.0)
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
 
 from tasks import checkpoint
+from tasks.attention import IN_TRAINING, attend_in_training, attending
 from tasks.engine import DivergedError, Objective, OptimizerConf, Plan, PolicyLoss, Training, Update, ValueLoss
 from tasks.engine.shared_prefix import attention_to_prefixes, hidden_states, require_supported
 from tasks.model import Dtype, LoraConf, computes_in, export_folder, load_policy, pick_device
@@ -60,7 +61,10 @@ class _Trainee:
 
     def reading(self, decoder: Any) -> AbstractContextManager[None]:
         """The block of a forward pass and its backward pass."""
-        return attention_to_prefixes(decoder) if self.share_prefixes else nullcontext()
+        if self.share_prefixes:
+            return attention_to_prefixes(decoder)
+        is_half = self.dtype == torch.bfloat16
+        return attending(decoder, IN_TRAINING, attend_in_training) if is_half else nullcontext()
 
     def hidden(self, decoder: Any, batch: Experience) -> Tensor:
         """[B, T - 1, d] last hidden states; position t predicts token t + 1."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from tasks.attention import attending, grouped_attention
+from tasks.attention import attending, causal_mask, grouped_attention, trains_by_matrices
 from tasks.rl.experience import Experience, prefix_groups
 
 _NAME = "shared_prefix"
@@ -165,10 +165,12 @@ def _attend(
         for seen in tree.seen:
             q, k, v = next(pieces)
             k, v = torch.cat([prefix_k, k], 2), torch.cat([prefix_v, v], 2)
-            attended.append(grouped_attention(q, k, v, seen[None, None], scaling))
+            attended.append(grouped_attention(q, k, v, seen[None, None], scaling, trains_by_matrices(q)))
     return torch.cat(attended, 2).transpose(1, 2).contiguous(), None
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+    if trains_by_matrices(query):
+        return grouped_attention(query, key, value, causal_mask(query.shape[2], query.device), scaling, True)
     is_grouped = query.shape[1] > key.shape[1]
     return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=is_grouped)
