@@ -15,7 +15,7 @@ Kind = Literal["failed", "no_answer", "near_miss", "not_found", "not_shown", "no
 
 KINDS: dict[Kind, str] = {
     "failed": "a search failed",
-    "no_answer": "no answer: the turns or the tokens ran out, or the answer is empty",
+    "no_answer": "turns or tokens ran out before an answer, or it is empty",
     "near_miss": "the answer contains a gold answer, or has an F1 above 0.5",
     "not_found": "no returned passage holds a gold answer",
     "not_shown": "a returned passage holds one, but it was cut off before the policy could read it",

@@ -24,9 +24,14 @@ LEAD = (
 def parts(results: Results) -> Iterator[tuple[str, str]]:
     """(dataset, hops) of every part that has questions: the pairs, or the hop counts where there is one dataset."""
     for dataset, hops, _ in groups(results.runs[0].scores["greedy"]):
-        is_pair = ALL not in (dataset, hops)
-        if is_pair or (hops != ALL and len({row.dataset for row in results.runs[0].scores["greedy"]}) == 1):
+        if hops != ALL and (dataset != ALL or only_dataset(results)):
             yield dataset, hops
+
+
+def only_dataset(results: Results) -> str:
+    """The name of the dataset where all questions are of one, which has no cells of its own pairs; empty elsewhere."""
+    names = {row.dataset for row in results.runs[0].scores["greedy"]}
+    return names.pop() if len(names) == 1 else ""
 
 
 def section(results: Results) -> Section:
@@ -37,13 +42,8 @@ def section(results: Results) -> Section:
             cells = [results.find(policy, metric, dataset=dataset, hops=hops) for metric in METRICS]
             count = cells[0].num_questions if cells[0] else 0
             shown = (_shown(metric, cell) for metric, cell in zip(METRICS, cells, strict=True))
-            rows.append([_name(results, dataset), hops, str(count), results.title(policy), *shown])
+            rows.append([only_dataset(results) or dataset, hops, str(count), results.title(policy), *shown])
     return Section("parts", "By dataset and number of hops", LEAD, HEADER, rows)
-
-
-def _name(results: Results, dataset: str) -> str:
-    """A single dataset has no cells of its own pairs, as these are those of all datasets."""
-    return results.runs[0].scores["greedy"][0].dataset if dataset == ALL else dataset
 
 
 def _shown(metric: str, cell: Cell | None) -> str:

@@ -76,14 +76,15 @@ def sample(errors: Sequence[Error], recorded: Collection[Played], limit: int = N
     """At most `limit` errors of one system, one of each kind in turn, in the order of the kinds.
 
     The order within a kind is that of a hash of question and seed, so the same errors give the same sample. Plays with
-    a recorded trajectory go first. They are spread evenly over the questions, whatever was answered.
+    a recorded trajectory go first: they are spread evenly over the questions, whatever was answered. So do other
+    questions before other seeds of the same.
     """
 
     def order(error: Error) -> tuple[bool, str]:
         played = (error.seed, error.score.question_id)
         return played not in recorded, digest("error", error.score.question_id, error.seed)
 
-    queues = {kind: sorted((error for error in errors if error.kind == kind), key=order) for kind in KINDS}
+    queues = {kind: _varied(sorted((e for e in errors if e.kind == kind), key=order)) for kind in KINDS}
     drawn: dict[str, list[Error]] = {kind: [] for kind in KINDS}
     left = min(limit, len(errors))
     while left:
@@ -92,6 +93,14 @@ def sample(errors: Sequence[Error], recorded: Collection[Played], limit: int = N
                 drawn[kind].append(queue.pop(0))
                 left -= 1
     return [error for own in drawn.values() for error in own]
+
+
+def _varied(errors: Sequence[Error]) -> list[Error]:
+    """The same errors, with those of a question that came before at the end: seeds often fail alike."""
+    first: dict[str, Error] = {}
+    for error in errors:
+        first.setdefault(error.score.question_id, error)
+    return [*first.values(), *(error for error in errors if first[error.score.question_id] is not error)]
 
 
 def example_rows(samples: Sequence[Error], questions: Path, recorded: dict[str, set[Played]]) -> Iterator[Row]:

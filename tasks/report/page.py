@@ -39,7 +39,7 @@ from tasks.report.table import (
     recall_metrics,
 )
 from tasks.store import DataError, Row, digest, replacing
-from tasks.text import exact_match
+from tasks.text import exact_match, findable
 
 HERE = Path(__file__).parent
 MAX_POINTS = 400  # Points a learning curve keeps; the rest are thinned out evenly.
@@ -139,6 +139,7 @@ def page_data(
         "parts": list(breakdown.parts(results)),
         "part_metrics": list(breakdown.METRICS),
         "part_lead": breakdown.LEAD,
+        "dataset": breakdown.only_dataset(results),
         "errors": _errors(results, samples, artifacts, recorded),
         "curves": {policy: _curves(results, artifacts, policy) for policy in results.policies},
         "start_curves": _start_curves(results, artifacts),
@@ -296,7 +297,13 @@ def _trajectories(
     for kind, seeds in (("evaluate", results.seeds), ("train", trained)):
         paths = {seed: artifacts / kind / f"{policy}-{seed}" / "trajectories.jsonl" for seed in seeds}
         for row in sample_trajectories(paths, limit, listed if kind == "evaluate" else ()):
-            yield {**schema.plain(row), "is_right": _is_right(row)}
+            said = () if row.answer is None else (row.answer,)
+            yield {
+                **schema.plain(row),
+                "is_right": _is_right(row),
+                "gold_words": findable(row.answers),
+                "said_words": findable(said),
+            }
 
 
 def _is_right(row: TrajectoryRow) -> bool:
@@ -379,9 +386,14 @@ def _slim_turn(turn: TurnRow, where: str) -> TurnRow:
         advantages=_per_token(turn.advantages, turn.tokens, f"{where}: advantages"),
         logprobs=_per_token(turn.logprobs, turn.tokens, f"{where}: logprobs"),
         text=None if turn.text is None else _clip(turn.text),
-        observation="" if turn.hits else _clip(turn.observation),
+        observation="" if turn.hits and not _is_cut(turn) else _clip(turn.observation),
         hits=[_slim_hit(hit) for hit in turn.hits],
     )
+
+
+def _is_cut(turn: TurnRow) -> bool:
+    """Whether the policy read less than the passages that were returned, or read them otherwise."""
+    return 0 < len(turn.observation) < sum(len(hit.title) + len(hit.text) for hit in turn.hits)
 
 
 def _slim_hit(hit: HitRow) -> HitRow:

@@ -41,9 +41,9 @@ def complete(
     more = (*curves.cells(results, trainings), *claims.cells(results, found))
     results = replace(results, cells=(*results.cells, *more))
     sections = (
+        claims.section(results, trainings, found, repeated),
         breakdown.section(results),
         errors.section(results),
-        claims.section(results, trainings, found, repeated),
         curves.section(results, trainings),
         health.section(results, trainings),
         health.signal_section(results, trainings),
