@@ -734,7 +734,7 @@
     function retrieved(turn, t) {
       if (turn.hits.length) {
         return h("div", { class: "block information" }, h("h4", {}, "information"), turn.hits.map((hit) => passage(hit, t)),
-          turn.observation.trim() && h("details", {}, h("summary", {}, "What the policy read of these passages: less, as its budget cut them"), h("p", { class: "plain" }, withMarks(turn.observation.trim(), answersIn(turn.observation.trim(), t)))));
+          turn.observation.trim() && h("details", {}, h("summary", {}, "What the policy was shown of these passages, which is less"), h("p", { class: "plain" }, withMarks(turn.observation.trim(), answersIn(turn.observation.trim(), t)))));
       }
       return turn.observation.trim() ? h("div", { class: `block ${turn.kind === "invalid" ? "invalid" : "information"}` }, h("h4", {}, "environment"), h("p", { class: "plain" }, turn.observation.trim())) : null;
     }

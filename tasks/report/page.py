@@ -39,7 +39,7 @@ from tasks.report.table import (
     recall_metrics,
 )
 from tasks.store import DataError, Row, digest, replacing
-from tasks.text import exact_match, findable
+from tasks.text import exact_match, findable, normalize
 
 HERE = Path(__file__).parent
 MAX_POINTS = 400  # Points a learning curve keeps; the rest are thinned out evenly.
@@ -392,8 +392,9 @@ def _slim_turn(turn: TurnRow, where: str) -> TurnRow:
 
 
 def _is_cut(turn: TurnRow) -> bool:
-    """Whether the policy read less than the passages that were returned, or read them otherwise."""
-    return 0 < len(turn.observation) < sum(len(hit.title) + len(hit.text) for hit in turn.hits)
+    """Whether the policy was shown less than the words of the passages that were returned."""
+    shown = normalize(turn.observation.replace("\\n", " "))  # A line break inside a JSON string.
+    return bool(shown) and any(normalize(hit.text) not in shown for hit in turn.hits)
 
 
 def _slim_hit(hit: HitRow) -> HitRow:

@@ -191,7 +191,7 @@ def test_an_error_leads_to_its_trajectory_with_answers_marked(browser: Browser, 
 def test_what_a_cut_observation_left_is_told(browser: Browser, long_page: Path) -> None:
     browser.open(long_page)
     cut = "document.querySelector('.information details')"
-    assert "What the policy read" in browser.run(f"{cut}.querySelector('summary').textContent")
+    assert "What the policy was shown" in browser.run(f"{cut}.querySelector('summary').textContent")
     assert browser.run(f"{cut}.querySelector('p').textContent") == f"<information>{LONG}</information>"
 
 
