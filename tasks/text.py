@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+_YES_NO = {"yes", "no"}
+MIN_FINDABLE = 3
+"""Characters of the shortest normalised answer that is looked for in passages."""
 
 
 def normalize(text: str) -> str:
@@ -41,8 +44,27 @@ def contains_words(passage: str, words: str) -> bool:
     >>> contains_words("It rises in Norway.", "Norway"), contains_words("It rises in Norway.", "no")
     (True, False)
     """
-    wanted = normalize(words)
-    return bool(wanted) and f" {wanted} " in f" {normalize(passage)} "
+    return contains_any(passage, (normalize(words),))
+
+
+def contains_any(passage: str, answers: Iterable[str]) -> bool:
+    """`contains_words` for any of several answers that are normalised already."""
+    padded = f" {normalize(passage)} "
+    return any(answer and f" {answer} " in padded for answer in answers)
+
+
+def findable(golds: Sequence[str]) -> tuple[str, ...]:
+    """The normalised answers that are looked for in passages; none where finding them would say nothing.
+
+    Yes, no and an answer of one or two characters stand in most passages by chance. The main answer, which comes
+    first, decides about the question; among its aliases only such answers are left out.
+
+    >>> findable(["United States", "US", "the U.S.A."]), findable(["Yes"]), findable(["7", "seven"])
+    (('united states', 'usa'), (), ())
+    """
+    normal = [normalize(gold) for gold in golds]
+    long = [gold for gold in dict.fromkeys(normal) if len(gold) >= MIN_FINDABLE and gold not in _YES_NO]
+    return tuple(long) if normal[:1] == long[:1] else ()
 
 
 def substring_match(prediction: str | None, golds: Iterable[str]) -> float:

@@ -327,7 +327,10 @@ def _trajectories(_: np.ndarray | None) -> Suite:
 
 
 def _results(_: np.ndarray | None) -> Suite:
-    names = ("split", "em", "f1", "subem", "searches", "actions", "valid_actions", "status")
+    names = (
+        "split", "em", "f1", "subem", "searches", "actions", "valid_actions", "answer_in_passage", "answer_shown",
+        "status",
+    )  # fmt: skip
 
     def cells(row: Row) -> Cells:
         fault = schema.fault(ScoreRow, row)
@@ -340,6 +343,7 @@ def _results(_: np.ndarray | None) -> Suite:
         _at_least("valid_actions", "searches"),
         _at_least("f1", "em"),
         _at_least("subem", "em"),
+        _at_least("answer_in_passage", "answer_shown"),
         _when(_one_of("em", (0.0,)), 'status == "failed"', "0 where status is failed"),
     )
     return Suite(cells, rules, ("question_id", "mode"))

@@ -23,7 +23,7 @@ from tasks.records.usage import ChunkUsage, Usage
 from tasks.retrieval import RetrievalError
 from tasks.store import DataError
 from tasks.systems import System
-from tasks.types import Episode, Mode, Question
+from tasks.types import Episode, Mode, Question, Turn
 
 MODES: tuple[Mode, ...] = typing.get_args(Mode)
 _MEND = "Mend its file in tasks/systems/."
@@ -191,6 +191,7 @@ def score_row(episode: Episode, question: Question, mode: Mode) -> ScoreRow:
     retrieved = {hit.passage_id for turn in episode.turns for hit in turn.hits if not has_failed}
     # Without all gold passages known, a recall would count unknown ones as missed.
     recall = len(gold & retrieved) / len(gold) if gold and question.gold_complete else None
+    in_passage, shown = _answer_found(() if has_failed else episode.turns, question)
 
     return ScoreRow(
         question_id=question.id,
@@ -206,8 +207,30 @@ def score_row(episode: Episode, question: Question, mode: Mode) -> ScoreRow:
         actions=len(episode.turns),
         valid_actions=sum(turn.action.kind != "invalid" for turn in episode.turns),
         recall=recall,
+        answer_in_passage=in_passage,
+        answer_shown=shown,
         status=episode.status,
         generated_tokens=episode.cost.generated_tokens,
         prefill_tokens=episode.cost.prefill_tokens,
         answer=episode.answer,
     )
+
+
+def _answer_found(turns: Sequence[Turn], question: Question) -> tuple[float | None, float | None]:
+    """Whether a returned passage (title and text) holds a gold answer, and whether the policy was shown it.
+
+    Both are None where `text.findable` looks for no answer.
+    """
+    answers = text.findable(question.answers)
+    if not answers:
+        return None, None
+    holding = [
+        turn for turn in turns if any(text.contains_any(f"{hit.title} {hit.text}", answers) for hit in turn.hits)
+    ]
+    return float(bool(holding)), float(any(_shows(turn, answers) for turn in holding))
+
+
+def _shows(turn: Turn, answers: Sequence[str]) -> bool:
+    """Whether the observation, which may be cut, holds an answer; a system that records none has shown all."""
+    # Inside a JSON string a line break is written \n, and its letter would become part of the next word.
+    return not turn.observation or text.contains_any(turn.observation.replace("\\n", " "), answers)

@@ -16,6 +16,9 @@ class ScoreRow:
         em, f1, subem: exact match, word F1 and substring match of the answer.
         searches, actions, valid_actions: counts; an action that could not be read is not valid.
         recall: share of the gold passages that were retrieved, null where not all gold passages are known.
+        answer_in_passage: whether a passage that a search returned holds a gold answer as whole words, null where
+            that says nothing (see `tasks.text.findable`).
+        answer_shown: the same of what the policy was shown of these passages, which may be cut to a budget.
         status: how the episode ended.
         generated_tokens, prefill_tokens: its cost.
         answer: null without one.
@@ -34,6 +37,8 @@ class ScoreRow:
     actions: Count
     valid_actions: Count
     recall: Share | None
+    answer_in_passage: Match | None
+    answer_shown: Match | None
     status: Status
     generated_tokens: Count
     prefill_tokens: Count

@@ -15,7 +15,7 @@ from tasks.report.table import Results
 from tasks.report.training import TrainingRun
 from tasks.store import Row, replacing, write_json
 
-METRICS = ("em", "f1", "searches")
+METRICS = ("em", "f1", "answer_in_passage", "searches")
 COLUMNS = ("system", "seed", "step", "tokens", "validation_em")
 DECIMALS = 6  # As in results.csv.
 

@@ -28,7 +28,7 @@
   const h = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
   const s = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
-  const WITHOUT_LINK = ["health-table", "signal", "evidence", "variance", "reward-models-turns", "reward-models-later", "audit"];  // They follow the section they belong to.
+  const WITHOUT_LINK = ["parts", "health-table", "signal", "evidence", "variance", "reward-models-turns", "reward-models-later", "audit"];  // They follow the section they belong to.
   function section(id, name, lead, ...children) {
     if (!WITHOUT_LINK.includes(id)) document.getElementById("nav").append(h("a", { href: `#${id}` }, name));
     const node = h("section", { id, "aria-labelledby": `${id}-title` }, h("h2", { id: `${id}-title` }, name), lead && h("p", { class: "lead" }, lead), children);
@@ -117,7 +117,7 @@
   // Provenance
 
   const METRIC = {
-    em: "exact match", f1: "word F1", subem: "substring match", recall: "recall of gold passages", searches: "searches per question",
+    em: "exact match", f1: "word F1", subem: "substring match", recall: "recall of gold passages", answer_in_passage: "answer in a returned passage", searches: "searches per question",
     valid_action_rate: "share of valid actions", answered: "share of questions answered", failed: "share of questions that failed", generated_tokens: "generated tokens", prefill_tokens: "prefilled tokens",
     [data.gain]: `exact match minus ${title(data.reference)}`, steps: "training steps", num_trajectories: "training trajectories",
   };
@@ -193,7 +193,7 @@
 
   // Interval bars
 
-  function intervalBar(cell, seeds, width = 170) {
+  function intervalBar(cell, seeds, width = 140) {
     const x = (value) => 4 + (width - 8) * Math.min(1, Math.max(0, value));
     const label = `${title(cell.policy)} ${metricName(cell.metric)} ${percent(cell.value)} percent, interval ${percent(cell.low)} to ${percent(cell.high)}`;
     return s("svg", { viewBox: `0 0 ${width} 26`, width, height: 26, role: "img", "aria-label": label },
@@ -238,7 +238,7 @@
     main.append(h("ul", { class: "facts" }, Object.entries(facts).map(([key, value]) => h("li", {}, h("b", {}, key), value))));
     data.notes.forEach((line) => main.append(h("p", { class: "warning" }, line)));
 
-    const header = ["policy", h("span", { class: "left" }, "exact match, 0 to 100%"), "EM %", `EM \u2212 ${title(data.reference)}`, "F1 %", "subEM %", "sampled EM %", "searches", "valid %", "gold %", "tokens"];
+    const header = ["policy", h("span", { class: "left" }, "exact match, 0 to 100%"), "EM %", `EM \u2212 ${title(data.reference)}`, "F1 %", "subEM %", "sampled EM\u00a0%", "searches", "valid\u00a0%", "passage\u00a0%", "gold\u00a0%", "tokens"];
     const body = h("tbody");
     function draw(withSeeds) {
       body.replaceChildren();
@@ -252,7 +252,7 @@
             seed === "all" ? [swatch(policy), title(policy)] : `seed ${seed}`,
             h("td", { class: "left wide" }, intervalBar(em, dots)), share(em), difference(get(data.gain)), share(get("f1")), share(get("subem")), share(get("em", "sampled")),
             plain(get("searches"), 2), get("valid_action_rate") && number(get("valid_action_rate"), percent(get("valid_action_rate").value)),
-            get("recall") && number(get("recall"), percent(get("recall").value)), plain(get("generated_tokens"), 0),
+            get("answer_in_passage") && number(get("answer_in_passage"), percent(get("answer_in_passage").value)), get("recall") && number(get("recall"), percent(get("recall").value)), plain(get("generated_tokens"), 0),
           ].map((cell) => cell || h("td", {}, "\u2013")), { class: seed === "all" ? "" : "seedrow" }));
         }
       }
@@ -263,7 +263,7 @@
     whole.querySelectorAll("th")[1].classList.add("left", "wide");
     sortable(whole);
     section("results", "Results", null, h("div", { class: "card" }, whole, h("div", { class: "bar" }, h("p", { class: "note" },
-      `Greedy play. Second line: 95% interval ${data.coverage}.`, h("span", { class: "wide" }, " Ticks below a bar are single seeds."), ` Differences to ${title(data.reference)} are paired on seed and question. Valid: share of actions that could be executed. Gold: share of gold passages found. Select a number to see where it comes from.`), h("span", { class: "space" }), toggle)));
+      `Greedy play. Second line: 95% interval ${data.coverage}.`, h("span", { class: "wide" }, " Ticks below a bar are single seeds."), ` Differences to ${title(data.reference)} are paired on seed and question. Valid: share of actions that could be executed. Passage: share of questions for which a returned passage holds the answer. Gold: share of gold passages found. Select a number to see where it comes from.`), h("span", { class: "space" }), toggle)));
     const failed = order.map((policy) => find(policy, "failed")).filter((cell) => cell && cell.value > 0);
     if (failed.length) main.lastChild.append(h("p", { class: "note down" }, `Failed searches: ${failed.map((cell) => `${title(cell.policy)} ${percent(cell.value, 2)}% of questions`).join(", ")}. They count as wrong.`));
   }
@@ -298,6 +298,91 @@
     const rows = values.map((value) => row([label(value), h("td", { class: "wide" }, String((find(order[0], "em", { [key]: value }) || {}).count ?? "")), ...order.map((policy) => share(find(policy, "em", { [key]: value })) || "\u2013")]));
     section(key, name, lead, h("div", { class: "grid two" }, h("div", { class: "card" }, legend(order), plot), h("div", { class: "card" }, table([key, h("span", { class: "wide" }, "questions"), ...order.map(title)], rows))));
   }
+  // Every dataset and number of hops, in full.
+  function parts() {
+    const isLong = data.parts.length * order.length > 24;
+    const state = { dataset: isLong ? data.parts[0][0] : "", hops: "", policy: "" };
+    const shownName = (dataset) => (dataset === "all" ? data.dataset : dataset);
+    const box = h("div");
+    const header = ["policy", "EM %", "F1 %", "passage %", "gold %", "searches", "written tokens", "read tokens"];
+    function line([dataset, hops], policy) {
+      const get = (metric) => find(policy, metric, { dataset, hops });
+      if (!get("em")) return null;
+      const rest = data.part_metrics.map((metric) => (["em", "f1", "answer_in_passage"].includes(metric) ? share(get(metric)) : metric === "recall" ? get(metric) && number(get(metric), percent(get(metric).value)) : plain(get(metric), metric === "searches" ? 2 : 0)) || "\u2013");
+      return row([[swatch(policy), title(policy)], ...rest]);
+    }
+    function group([dataset, hops]) {
+      const lines = order.filter((policy) => !state.policy || policy === state.policy).map((policy) => line([dataset, hops], policy)).filter(Boolean);
+      const { count } = find(order[0], "em", { dataset, hops }) || { count: 0 };
+      return [h("tr", { class: "part" }, h("th", { colspan: header.length, scope: "colgroup" }, `${shownName(dataset)}, ${hops} ${hops === "1" ? "hop" : "hops"}`, h("span", { class: "range" }, `${count} questions`))), ...lines];
+    }
+    function draw() {
+      const chosen = data.parts.filter(([dataset, hops]) => (!state.dataset || dataset === state.dataset) && (!state.hops || hops === state.hops));
+      box.replaceChildren(table(header, chosen.flatMap(group), { class: "tight" }));
+    }
+    const pick = (key, name, options) => options.length > 1 && h("label", { class: "field" }, name, h("select", { onchange: (event) => { state[key] = event.target.value; draw(); } }, [["", "all"], ...options].map(([value, text]) => h("option", { value, selected: value === state[key] }, text))));
+    const unique = (place) => [...new Set(data.parts.map((part) => part[place]))];
+    draw();
+    section("parts", "By dataset and number of hops", `${data.part_lead} Seconds are known of whole evaluations and stand under Cost.`, h("div", { class: "card" }, h("div", { class: "bar" },
+      pick("dataset", "Dataset", unique(0).map((one) => [one, shownName(one)])), pick("hops", "Hops", unique(1).map((one) => [one, one])), pick("policy", "Policy", order.map((one) => [one, title(one)]))), box));
+  }
+
+  // Wrong answers by kind, and some of them to read.
+
+  const KIND_COLOUR = { failed: "var(--soft)", no_answer: "var(--p0)", near_miss: "var(--p5)", not_found: "var(--p1)", not_shown: "var(--p7)", not_read: "var(--p9)", unclear: "var(--p4)" };
+  const kindName = (kind) => (data.errors.kinds.find((one) => one[0] === kind) || [kind, kind])[1];
+  function errorBar(policy, shown) {
+    const counts = data.errors.counts[policy], wrong = Object.values(counts).reduce((a, b) => a + b, 0), width = 1000, all = data.errors.num_answers;
+    let at = width * (all - wrong) / all;
+    const label = `${title(policy)}: ${wrong} of ${all} answers are wrong; ${shown.map((kind) => `${kindName(kind)} ${counts[kind]}`).join(", ")}`;
+    return s("svg", { class: "errorbar", viewBox: `0 0 ${width} 20`, preserveAspectRatio: "none", role: "img", "aria-label": label },
+      s("rect", { x: 0, y: 0, width: at, height: 20, fill: "var(--faint)" }),
+      shown.map((kind) => {
+        const wide = width * counts[kind] / all, x = at;
+        at += wide;
+        const text = `${title(policy)}, ${kindName(kind)}: ${counts[kind]} of ${wrong} wrong answers (${wrong ? percent(counts[kind] / wrong) : 0}%)`;
+        return wide > 0 && s("rect", { x, y: 0, width: wide, height: 20, fill: KIND_COLOUR[kind], onpointermove: (event) => showTip(text, event.clientX, event.clientY), onpointerleave: hideTip });
+      }));
+  }
+  function errorsSection(read) {
+    const { kinds, counts, num_answers: all, sample } = data.errors;
+    const shown = kinds.map((one) => one[0]).filter((kind) => order.some((policy) => counts[policy][kind]));
+    if (!shown.length) return;
+    const rows = order.map((policy) => {
+      const wrong = Object.values(counts[policy]).reduce((a, b) => a + b, 0);
+      return row([[swatch(policy), title(policy)], wrong.toLocaleString("en"), ...shown.map((kind) => h("td", {}, counts[policy][kind].toLocaleString("en"), h("span", { class: "range" }, wrong ? `${percent(counts[policy][kind] / wrong)}%` : "")))]);
+    });
+    const kindSwatch = (kind) => h("span", { class: "swatch", "--c": KIND_COLOUR[kind] });
+    section("errors", "Errors by kind", `Wrong answers in greedy play, all seeds together: ${all.toLocaleString("en")} answers of each policy. A kind follows from what the searches returned and what was answered; the first that applies counts. Percentages are of the wrong answers.`,
+      h("div", { class: "grid" },
+        h("div", { class: "card" }, h("div", { class: "legend" }, h("span", {}, h("span", { class: "swatch", "--c": "var(--faint)" }), "right"), shown.map((kind) => h("span", {}, kindSwatch(kind), kindName(kind)))),
+          h("div", { class: "errorbars" }, order.map((policy) => [h("span", {}, title(policy)), errorBar(policy, shown)])),
+          sortable(table(["policy", "wrong", ...shown.map(kindName)], rows)),
+          h("details", {}, h("summary", {}, "What the kinds mean"), pairs(kinds.filter(([kind]) => shown.includes(kind)).map(([, name, meaning]) => [name, meaning])))),
+        sample.length > 0 && errorList(sample, kindSwatch, read)));
+  }
+  function errorList(sample, kindSwatch, read) {
+    const policies = order.filter((policy) => sample.some((one) => one.policy === policy));
+    const list = h("ol", { class: "errors" }), lead = h("p", { class: "note" });
+    const said = (one) => (one.answer === null ? h("i", {}, "nothing") : h("q", {}, one.answer));
+    function item(one) {
+      const target = one.is_recorded && data.trajectories.find((t) => t.policy === one.policy && t.seed === one.seed && t.question_id === one.question_id && t.mode === "greedy" && t.step === null);
+      return h("li", {}, h("p", { class: "asked" }, one.question),
+        h("p", {}, "Said ", said(one), ", expected ", one.answers.slice(0, 3).map((answer, i) => [i > 0 && " or ", h("q", {}, answer)]), "."),
+        h("p", { class: "facts-line" }, h("span", {}, kindSwatch(one.kind), kindName(one.kind)), h("span", {}, `${one.searches} ${one.searches === 1 ? "search" : "searches"}`), h("span", {}, one.dataset), h("span", {}, `${one.hops} ${one.hops === 1 ? "hop" : "hops"}`), h("span", {}, `seed ${one.seed}`),
+          target ? h("button", { class: "link", onclick: () => read(target), "aria-label": `Read the trajectory of: ${one.question}` }, "read it") : h("span", {}, "trajectory not recorded")));
+    }
+    function draw(policy) {
+      const own = sample.filter((one) => one.policy === policy);
+      lead.textContent = `${own.length} wrong answers of ${title(policy)}, one of each kind in turn, so their numbers say nothing about shares.`;
+      list.replaceChildren(...own.map(item));
+    }
+    draw(policies[policies.length - 1]);
+    const select = h("select", { onchange: (event) => draw(event.target.value) }, policies.map((policy) => h("option", { value: policy }, title(policy))));
+    select.value = policies[policies.length - 1];
+    return h("details", { class: "card" }, h("summary", {}, "Read wrong answers"), h("div", { class: "bar" }, h("label", { class: "field" }, "Policy", select)), lead, list);
+  }
+
   const legend = (policies, extra) => h("div", { class: "legend" }, policies.map((policy) => h("span", {}, swatch(policy), title(policy))), extra);
 
   // Line charts
@@ -508,6 +593,7 @@
 
   // Evidence beside the passages it came from: words of one that stand in the other are marked.
 
+  const LONG = 240;  // Characters of a passage that is shown whole.
   const EVIDENCE = ["evidence", "original_evidence"];
   const FILLERS = new Set("a an and are as at by for from in into is it its of on or that the their this to was were which with".split(" "));
   const wordsOf = (text) => [...text.matchAll(/[\p{L}\p{N}]+/gu)].map((match) => ({ word: match[0].toLowerCase(), start: match.index, end: match.index + match[0].length })).filter(({ word }) => !FILLERS.has(word));
@@ -516,8 +602,24 @@
   function withMarks(text, places) {
     const parts = [];
     let at = 0;
-    for (const { start, end } of places) { parts.push(text.slice(at, start), h("mark", {}, text.slice(start, end))); at = end; }
+    for (const { start, end, kind } of places) { parts.push(text.slice(at, start), h("mark", { class: kind }, text.slice(start, end))); at = end; }
     return [...parts, text.slice(at)];
+  }
+  // Places of answers as whole words, by the rules of tasks/text.py: without case, ASCII punctuation and articles.
+  const PUNCTUATION = /[!-/:-@[-`{-~]/g, EDGES = /^[!-/:-@[-`{-~]*|[!-/:-@[-`{-~]*$/g;
+  function answerPlaces(text, answers, kind) {
+    if (!answers.length) return [];
+    const words = [...text.matchAll(/\S+/g)].map((match) => {
+      const [before, after] = [...match[0].matchAll(EDGES)].map((edge) => edge[0].length);
+      return { word: match[0].toLowerCase().replace(PUNCTUATION, ""), start: match.index + before, end: match.index + match[0].length - (after || 0) };
+    }).filter(({ word }) => word && !["a", "an", "the"].includes(word));
+    return answers.map((answer) => answer.split(" ")).flatMap((wanted) => words.flatMap((first, i) => (wanted.every((word, k) => words[i + k] && words[i + k].word === word) ? [{ start: first.start, end: words[i + wanted.length - 1].end, kind }] : [])));
+  }
+  // Where gold answers and the given one stand in a text; where two overlap, the first and longest counts.
+  function answersIn(text, t) {
+    const found = [...answerPlaces(text, t.gold_words, "expected"), ...(t.is_right ? [] : answerPlaces(text, t.said_words, "given"))];
+    found.sort((a, b) => a.start - b.start || b.end - a.end);
+    return found.filter((place, i) => place.end > place.start && found.slice(0, i).every((other) => other.end <= place.start));
   }
   const markedText = (text, words) => withMarks(text, placesOf(text, words));
   // What a policy had read before turn k.
@@ -531,7 +633,7 @@
 
   function viewer() {
     const rows = data.trajectories;
-    if (!rows.length) return;
+    if (!rows.length) return () => {};
     for (const t of rows) {
       if (t.step !== null) t.mode = "training";
       // A system without tokens leaves text, which is cut at its tags.
@@ -542,7 +644,7 @@
     const best = order.filter((policy) => find(policy, "em")).sort((a, b) => find(b, "em").value - find(a, "em").value)[0] || order[0];
     const state = { policy: rows.some((t) => t.policy === best) ? best : "", seed: "", mode: modes.includes("greedy") ? "greedy" : modes[0], outcome: "", hops: hops.length ? String(hops[hops.length - 1]) : "", shade: "auto", at: 0 };
     const selects = {};
-    const play = h("div", { class: "play", "aria-live": "polite" });
+    const play = h("div", { class: "play", "aria-live": "polite", tabindex: -1 });
     const count = h("span", { class: "count" });
     const back = h("button", { "aria-label": "Previous question", onclick: () => move(-1) }, "\u2190 Previous");
     const next = h("button", { "aria-label": "Next question", onclick: () => move(1) }, "Next \u2192");
@@ -553,6 +655,17 @@
       selects[key] = h("select", { onchange: (event) => { state[key] = event.target.value; state.at = 0; draw(); } }, options.map(([value, text]) => h("option", { value }, text)));
       selects[key].value = state[key];
       return h("label", { class: "field" }, name, selects[key]);
+    }
+    // What a reader sees first: a right answer that only a later search found, of as many hops as there are.
+    function telling() {
+      const candidates = rows.filter((t) => (!state.policy || t.policy === state.policy) && t.mode === state.mode);
+      const holds = (t, turns) => turns.some((turn) => turn.hits.some((hit) => answerPlaces(`${hit.title} ${hit.text}`, t.gold_words).length));
+      const worth = (t) => {
+        const searches = t.turns.filter((turn) => turn.executed);
+        return [t.is_right, searches.length > 1, holds(t, searches.slice(1)) && !holds(t, searches.slice(0, 1)), t.hops].map(Number);
+      };
+      const ahead = ([x], [y]) => { const i = x.findIndex((value, k) => value !== y[k]); return i < 0 ? 0 : y[i] - x[i]; };
+      return (candidates.map((t) => [worth(t), t]).sort(ahead)[0] || [])[1];
     }
     function move(by) {
       const total = matches().length;
@@ -590,8 +703,9 @@
         if (shade === "surprise" && known(logprob)) background = `rgba(var(--minus), ${(0.72 * Math.min(1, -logprob / 4)).toFixed(3)})`;
         tag = /^\s*<\/?\w+>\s*$/.test(token);
         // A word may be a part of a token or run over several.
-        const inside = tag ? [] : places.filter(({ start, end }) => start < starts[i + 1] && end > starts[i]).map(({ start, end }) => ({ start: Math.max(start - starts[i], 0), end: end - starts[i] }));
-        const span = h("span", { class: tag ? (background ? "tag shaded" : "tag") : null, background, "data-i": i }, withMarks(token, inside));
+        const lead = i === indices[0] ? token.search(/\S|$/) : 0;  // A block does not begin with a blank line.
+        const inside = tag ? [] : places.filter(({ start, end }) => start < starts[i + 1] && end > starts[i]).map(({ start, end }) => ({ start: Math.max(start - starts[i] - lead, 0), end: end - starts[i] - lead }));
+        const span = h("span", { class: tag ? (background ? "tag shaded" : "tag") : null, background, "data-i": i }, withMarks(token.slice(lead), inside));
         box.append(span);
       }
       box.addEventListener("pointermove", (event) => {
@@ -604,10 +718,23 @@
       box.addEventListener("pointerleave", hideTip);
       return box;
     }
-    function retrieved(turn) {
+    // A long passage is folded, unless it holds an answer.
+    function passage(hit, t) {
+      const inTitle = answersIn(hit.title, t), inText = answersIn(hit.text, t), has = (kind) => [...inTitle, ...inText].some((place) => place.kind === kind);
+      const isLong = hit.text.length > LONG, isOpen = !isLong || has("expected");
+      const body = h("p", { class: isOpen ? "" : "folded" }, withMarks(hit.text, inText));
+      const toggle = isLong && h("button", { class: "link", "aria-expanded": String(isOpen), onclick: () => {
+        const folded = body.classList.toggle("folded");
+        toggle.setAttribute("aria-expanded", String(!folded));
+        toggle.textContent = folded ? "whole passage" : "fold";
+      } }, isOpen ? "fold" : "whole passage");
+      return h("div", { class: "doc" }, hit.is_gold && h("span", { class: "gold" }, "gold"), has("expected") && h("span", { class: "holds" }, "holds the answer"), h("b", {}, withMarks(hit.title, inTitle)),
+        h("span", { class: "meta" }, `${hit.passage_id}, score ${short(hit.score)}`), body, toggle);
+    }
+    function retrieved(turn, t) {
       if (turn.hits.length) {
-        return h("div", { class: "block information" }, h("h4", {}, "information"), turn.hits.map((hit) => h("div", { class: "doc" }, hit.is_gold && h("span", { class: "gold" }, "gold"), h("b", {}, hit.title),
-          h("span", { class: "meta" }, `${hit.passage_id}, score ${short(hit.score)}`), h("p", {}, hit.text))));
+        return h("div", { class: "block information" }, h("h4", {}, "information"), turn.hits.map((hit) => passage(hit, t)),
+          turn.observation.trim() && h("details", {}, h("summary", {}, "What the policy was shown of these passages, which is less"), h("p", { class: "plain" }, withMarks(turn.observation.trim(), answersIn(turn.observation.trim(), t)))));
       }
       return turn.observation.trim() ? h("div", { class: `block ${turn.kind === "invalid" ? "invalid" : "information"}` }, h("h4", {}, "environment"), h("p", { class: "plain" }, turn.observation.trim())) : null;
     }
@@ -632,14 +759,15 @@
           h("aside", {}, h("strong", {}, `Turn ${k + 1}`), h("div", {}, turn.kind), h("div", { class: turn.reward > 0 ? "up" : turn.reward < 0 ? "down" : "" }, `reward ${short(turn.reward)}`),
             advantages.length > 0 && h("div", {}, `adv. ${signed((advantages.reduce((a, b) => a + b, 0) / advantages.length).toFixed(2))}`), turn.tokens && h("div", {}, `${turn.tokens.length} tokens`),
             notesAt(t, k).filter(isNumberAlone).map((note) => h("div", {}, `${note.name} ${short(note.value)}`))),
-          h("div", {}, blocksOf(turn).map((block) => written(t, k, block, scale)), noted(t, k), retrieved(turn)));
+          h("div", {}, blocksOf(turn).map((block) => written(t, k, block, scale)), noted(t, k), retrieved(turn, t)));
       });
       const siblings = rows.filter((other) => other !== t && other.question_id === t.question_id).slice(0, 12);
       return h("article", {},
         h("p", { class: "question" }, t.question),
         h("div", { class: "verdict" },
           h("span", { class: `pill ${t.is_right ? "good" : "bad"}` }, `${t.is_right ? "\u2713 right" : "\u2717 wrong"}`), h("span", { class: "pill" }, `outcome ${short(t.outcome)}`),
-          h("span", { class: "pill" }, `said: ${t.answer === null ? "nothing" : t.answer}`), h("span", { class: "pill" }, `expected: ${t.answers.slice(0, 3).join(" / ")}`),
+          h("span", { class: "pill" }, "said: ", t.answer === null ? "nothing" : t.is_right || !t.said_words.length ? t.answer : h("mark", { class: "given" }, t.answer)),
+          h("span", { class: "pill" }, "expected: ", t.gold_words.length ? h("mark", { class: "expected" }, t.answers[0]) : t.answers[0], t.answers.slice(1, 3).map((answer) => ` / ${answer}`), t.answers.length > 3 && ` and ${t.answers.length - 3} more`),
           goldIds.size > 0 && h("span", { class: "pill" }, `found ${seen.size} of ${goldIds.size} gold passages`), t.status !== "answered" && h("span", { class: "pill bad" }, t.status),
           h("span", { class: "range" }, [title(t.policy), `seed ${t.seed}`, t.step !== null ? `step ${t.step}` : t.mode, t.dataset, `${t.hops} ${t.hops === 1 ? "hop" : "hops"}`, t.question_id].join(" \u00b7 "))),
         shade === "advantage" && scale > 0 && h("div", { class: "scale" }, `advantage ${signed((-scale).toFixed(2))}`, h("i", { class: "advantage" }), signed(scale.toFixed(2))),
@@ -649,7 +777,9 @@
           `${title(other.policy)}, seed ${other.seed}, ${other.step !== null ? `step ${other.step}` : other.mode} ${other.is_right ? "\u2713" : "\u2717"}`))));
     }
 
-    state.at = Math.max(0, matches().findIndex((t) => t.is_right));
+    const first = telling();
+    if (first) state.hops = String(first.hops);
+    state.at = Math.max(0, matches().indexOf(first));
     const policies = order.filter((policy) => rows.some((t) => t.policy === policy));
     const node = section("trajectories", "Trajectories", "Read what a policy wrote, turn by turn, and what the search engine answered. Arrow keys step through the questions; choose mode \u201ctraining\u201d to see each token's advantage as colour.",
       h("div", { class: "card viewer", tabindex: -1 }, h("div", { class: "controls" },
@@ -666,6 +796,7 @@
       move(event.key === "ArrowRight" ? 1 : -1);
     });
     draw();
+    return (target) => { jump(target); node.scrollIntoView(); play.focus({ preventScroll: true }); };
   }
 
   // Cost, data, provenance
@@ -775,11 +906,14 @@
   breakdown("hops", hopValues, "By number of hops", "A hop is one fact that must be found before the next can be searched for.", (value) => `${value} ${value === "1" ? "hop" : "hops"}`);
   const datasets = [...new Set(data.cells.filter((c) => c[5] === "em").map((c) => c[2]))].filter((value) => value !== "all");
   if (datasets.length > 1) breakdown("dataset", datasets, "By dataset", null, (value) => value);
+  parts();
   extra("claims");
   if (trained.length) learning();
   extra("budget");
   for (const id of ["reward-models", "reward-models-turns", "reward-models-later", "audit"]) extra(id);
-  viewer();
+  let read = () => {};
+  errorsSection((target) => read(target));
+  read = viewer();
   if (trained.length) health();
   extra("health-table");
   extra("signal");

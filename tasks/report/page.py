@@ -13,22 +13,24 @@ import heapq
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from tasks.data.ingest import fault_lines
+from tasks.evaluate.errors import KINDS
 from tasks.records import schema
 from tasks.records.metrics import MetricRow
 from tasks.records.trajectories import HitRow, NoteRow, TrajectoryRow, TurnRow
-from tasks.report import services
+from tasks.report import breakdown, errors, services
 from tasks.report.artifacts import Run
 from tasks.report.augmentation import augmentation_line, funnel
 from tasks.report.table import (
     ALL,
     COMPARED,
+    Cell,
     Results,
     chosen_on,
     coverage,
@@ -37,7 +39,7 @@ from tasks.report.table import (
     recall_metrics,
 )
 from tasks.store import DataError, Row, digest, replacing
-from tasks.text import exact_match
+from tasks.text import exact_match, findable, normalize
 
 HERE = Path(__file__).parent
 MAX_POINTS = 400  # Points a learning curve keeps; the rest are thinned out evenly.
@@ -114,6 +116,10 @@ def page_data(
     made: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Row:
     """Everything the page shows, as one JSON-ready object."""
+    recorded = {policy: _recorded(results, artifacts, policy) for policy in results.policies}
+    samples = {
+        policy: errors.sample(errors.found(results.runs, policy), recorded[policy]) for policy in results.policies
+    }
     return {
         "facts": dict(facts),
         "policies": [{"name": policy, "title": results.title(policy)} for policy in results.policies],
@@ -128,8 +134,13 @@ def page_data(
         "cells": [
             [c.policy, c.seed, c.dataset, c.hops, c.mode, c.metric, c.value, c.low, c.high, c.num_questions]
             for c in results.cells
-            if ALL in (c.dataset, c.hops)
+            if ALL in (c.dataset, c.hops) or _is_of_a_part(c)
         ],
+        "parts": list(breakdown.parts(results)),
+        "part_metrics": list(breakdown.METRICS),
+        "part_lead": breakdown.LEAD,
+        "dataset": breakdown.only_dataset(results),
+        "errors": _errors(results, samples, artifacts, recorded),
         "curves": {policy: _curves(results, artifacts, policy) for policy in results.policies},
         "start_curves": _start_curves(results, artifacts),
         "costs": [_cost(results, policy, ledger) for policy in results.policies],
@@ -147,9 +158,48 @@ def page_data(
         "provenance": {f"{run.policy}-{run.seed}": _provenance(run, ledger) for run in results.runs},
         "data_stages": _data_stages(results, ledger),
         "trajectories": [
-            row for policy in results.policies for row in _trajectories(results, artifacts, policy, max_trajectories)
+            row
+            for policy in results.policies
+            for row in _trajectories(results, artifacts, policy, max_trajectories, samples[policy])
         ],
     }
+
+
+def _is_of_a_part(cell: Cell) -> bool:
+    return (cell.seed, cell.mode) == (ALL, "greedy") and cell.metric in breakdown.METRICS
+
+
+def _errors(
+    results: Results,
+    samples: Mapping[str, Sequence[errors.Error]],
+    artifacts: Path,
+    recorded: dict[str, set[errors.Played]],
+) -> Row:
+    """Kinds with their meanings, counts by system, and the sampled errors."""
+    drawn = [error for own in samples.values() for error in own]
+    rows = errors.example_rows(drawn, artifacts / "data" / "questions.jsonl", recorded)
+    return {
+        "kinds": [[kind, errors.name(kind), meaning] for kind, meaning in KINDS.items()],
+        "counts": errors.counts(results),
+        "num_answers": len(results.seeds) * len(results.runs[0].scores["greedy"]),
+        "sample": [{**row, **_clipped(row)} for row in rows],
+    }
+
+
+def _clipped(row: Row) -> Row:
+    answer = row["answer"]
+    return {
+        "question": _clip(row["question"]),
+        "answers": [_clip(one) for one in row["answers"]],
+        "answer": None if answer is None else _clip(answer),
+    }
+
+
+def _recorded(results: Results, artifacts: Path, policy: str) -> set[errors.Played]:
+    """The greedy plays of a system whose trajectories are recorded."""
+    paths = {seed: artifacts / "evaluate" / f"{policy}-{seed}" / "trajectories.jsonl" for seed in results.seeds}
+    rows = ((seed, row) for seed, path in paths.items() for _, row in schema.read(TrajectoryRow, path))
+    return {(seed, row.question_id) for seed, row in rows if row.mode == "greedy"}
 
 
 def _data_stages(results: Results, ledger: Mapping[str, Row]) -> list[Row]:
@@ -239,12 +289,21 @@ def _stage(name: str, ledger: Mapping[str, Row], config_sha256: str | None = Non
 # Trajectories
 
 
-def _trajectories(results: Results, artifacts: Path, policy: str, limit: int) -> Iterator[Row]:
+def _trajectories(
+    results: Results, artifacts: Path, policy: str, limit: int, sampled: Sequence[errors.Error]
+) -> Iterator[Row]:
+    listed = {(error.seed, error.score.question_id) for error in sampled}
     trained = [run.seed for run in results.runs if run.policy == policy and run.training is not None]
     for kind, seeds in (("evaluate", results.seeds), ("train", trained)):
         paths = {seed: artifacts / kind / f"{policy}-{seed}" / "trajectories.jsonl" for seed in seeds}
-        for row in sample_trajectories(paths, limit):
-            yield {**schema.plain(row), "is_right": _is_right(row)}
+        for row in sample_trajectories(paths, limit, listed if kind == "evaluate" else ()):
+            said = () if row.answer is None else (row.answer,)
+            yield {
+                **schema.plain(row),
+                "is_right": _is_right(row),
+                "gold_words": findable(row.answers),
+                "said_words": findable(said),
+            }
 
 
 def _is_right(row: TrajectoryRow) -> bool:
@@ -252,8 +311,12 @@ def _is_right(row: TrajectoryRow) -> bool:
     return exact_match(row.answer, row.answers) > 0
 
 
-def sample_trajectories(paths: Mapping[int, Path], limit: int) -> list[TrajectoryRow]:
+def sample_trajectories(
+    paths: Mapping[int, Path], limit: int, listed: Collection[errors.Played] = ()
+) -> list[TrajectoryRow]:
     """At most `limit` trajectories, spread over seed, mode and hops, cut to what the viewer shows.
+
+    The greedy plays in `listed`, to which the list of errors links, have the first places.
 
     The same files give the same trajectories. Questions are ordered by a hash of their id, so that different policies
     show the same ones; the last third of the places goes to right and wrong answers in equal shares, so that a rare one
@@ -262,9 +325,13 @@ def sample_trajectories(paths: Mapping[int, Path], limit: int) -> list[Trajector
     Raises:
         DataError: a file is missing, or a row is not one of `TrajectoryRow`.
     """
+    chosen: dict[tuple[int, int], TrajectoryRow] = {}
     strata: dict[tuple[Any, ...], list[tuple[int, int, TrajectoryRow]]] = {}
     for seed, path in paths.items():
         for number, row in schema.read(TrajectoryRow, path):
+            if row.mode == "greedy" and (seed, row.question_id) in listed:
+                chosen[seed, number] = row
+                continue
             order = -int(digest(row.question_id, row.step), 16)
             heap = strata.setdefault((seed, row.mode, row.hops, _is_right(row)), [])
             push = heapq.heappush if len(heap) < limit else heapq.heappushpop
@@ -272,7 +339,6 @@ def sample_trajectories(paths: Mapping[int, Path], limit: int) -> list[Trajector
     whole: dict[tuple[Any, ...], list[tuple[int, int, TrajectoryRow]]] = {}
     for key, heap in strata.items():
         whole.setdefault(key[:3], []).extend(heap)
-    chosen: dict[tuple[int, int], TrajectoryRow] = {}
     _take(whole, chosen, limit - limit // 3)
     _take(strata, chosen, limit)
     return [_slim(row, f"{paths[seed]}: row {number}") for (seed, number), row in chosen.items()]
@@ -320,9 +386,15 @@ def _slim_turn(turn: TurnRow, where: str) -> TurnRow:
         advantages=_per_token(turn.advantages, turn.tokens, f"{where}: advantages"),
         logprobs=_per_token(turn.logprobs, turn.tokens, f"{where}: logprobs"),
         text=None if turn.text is None else _clip(turn.text),
-        observation="" if turn.hits else _clip(turn.observation),
+        observation="" if turn.hits and not _is_cut(turn) else _clip(turn.observation),
         hits=[_slim_hit(hit) for hit in turn.hits],
     )
+
+
+def _is_cut(turn: TurnRow) -> bool:
+    """Whether the policy was shown less than the words of the passages that were returned."""
+    shown = normalize(turn.observation.replace("\\n", " "))  # A line break inside a JSON string.
+    return bool(shown) and any(normalize(hit.text) not in shown for hit in turn.hits)
 
 
 def _slim_hit(hit: HitRow) -> HitRow:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from tasks.report import claims, curves, health, printed, repeats, tool, variance
+from tasks.report import breakdown, claims, curves, errors, health, printed, repeats, tool, variance
 from tasks.report.table import Results
 from tasks.report.training import read_trainings
 from tasks.tool.gains import Gain
@@ -42,6 +42,8 @@ def complete(
     results = replace(results, cells=(*results.cells, *more))
     sections = (
         claims.section(results, trainings, found, repeated),
+        breakdown.section(results),
+        errors.section(results),
         curves.section(results, trainings),
         health.section(results, trainings),
         health.signal_section(results, trainings),

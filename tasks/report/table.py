@@ -30,9 +30,18 @@ from tasks.report.augmentation import augmentation_line, funnel, read_augmentati
 from tasks.store import Row, read_json, replacing
 from tasks.types import ALL as ALL
 
-SHARES = ("em", "f1", "subem", "recall", "valid_action_rate", "answered", "failed")  # Metrics between 0 and 1.
+SHARES = (
+    "em", "f1", "subem", "recall", "answer_in_passage", "valid_action_rate", "answered", "failed",
+)  # fmt: skip
+"""Metrics between 0 and 1."""
 MINUS = "_minus_"
-PAIRED = ("em", "f1", "subem", "recall")  # Metrics that are also reported as a difference to the reference.
+PAIRED = (
+    "em",
+    "f1",
+    "subem",
+    "recall",
+    "answer_in_passage",
+)  # Metrics that are also reported as a difference to the reference.
 
 
 def _valid_action_rate(row: ScoreRow) -> float | None:
@@ -44,6 +53,7 @@ METRICS: dict[str, Callable[[ScoreRow], float | None]] = {
     "f1": lambda row: row.f1,
     "subem": lambda row: row.subem,
     "recall": lambda row: row.recall,
+    "answer_in_passage": lambda row: row.answer_in_passage,
     "searches": lambda row: row.searches,
     "valid_action_rate": _valid_action_rate,
     "answered": lambda row: float(row.status == "answered"),
@@ -472,7 +482,7 @@ def failed_searches(results: Results) -> list[str]:
 def _headline(results: Results) -> tuple[list[str], list[list[str]]]:
     gain = minus("em", results.reference)
     header = ["policy", "seeds", "questions", "EM", f"EM - {results.title(results.reference)}", "EM, seed by seed"]
-    header += ["F1", "subEM", "EM sampled", "searches", "valid actions", "gold recall", "tokens"]
+    header += ["F1", "subEM", "EM sampled", "searches", "valid actions", "answer in passage", "gold recall", "tokens"]
     rows = []
     for policy in results.policies:
         em = results.find(policy, "em")
@@ -489,6 +499,7 @@ def _headline(results: Results) -> tuple[list[str], list[list[str]]]:
                 show(results.find(policy, "em", mode="sampled")),
                 show(results.find(policy, "searches"), digits=2, interval=False),
                 show(results.find(policy, "valid_action_rate"), interval=False),
+                show(results.find(policy, "answer_in_passage"), interval=False),
                 show(results.find(policy, "recall"), interval=False),
                 show(results.find(policy, "generated_tokens"), digits=1, interval=False),
             ]

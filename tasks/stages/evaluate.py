@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tasks.evaluate.play import Evaluation
     from tasks.generate import GeneratorConf
     from tasks.plan import RunSettings
+    from tasks.records.scores import ScoreRow
 
 MATRIX = ("system", "seed")
 DATA, INDEX, TRAINED = Path("artifacts/data"), Path("artifacts/index"), Path("artifacts/train")
@@ -118,8 +119,7 @@ def body(ctx: Context[Settings]) -> None:
 
     played = _play(ctx, record, questions)
     greedy = [row for row in played.scores if row.mode == "greedy"]
-    metrics = ("em", "f1", "subem", "searches")
-    ctx.log(0, {f"{name}_mean": sum(getattr(row, name) for row in greedy) / len(greedy) for name in metrics})
+    ctx.log(0, {f"{name}_mean": mean for name, mean in _means(greedy).items()})
 
     with replacing_folder(ctx.root / OUT / item) as out:
         schema.write(out / "scores.jsonl", played.scores)
@@ -127,6 +127,16 @@ def body(ctx: Context[Settings]) -> None:
         summary = _summary(ctx, record, len(questions)) | work_of(played.usage, ctx.measured)
         write_json(out / "summary.json", summary)
     ctx.track_outcome(OUT / item, [schema.plain(row) for row in played.trajectories])
+
+
+def _means(rows: list[ScoreRow]) -> dict[str, float]:
+    """The mean of each metric over the questions to which it applies; no mean where it applies to none."""
+    means = {}
+    for name in ("em", "f1", "subem", "answer_in_passage", "searches"):
+        values = [value for row in rows if (value := getattr(row, name)) is not None]
+        if values:
+            means[name] = sum(values) / len(values)
+    return means
 
 
 def _questions(ctx: Context[Settings]) -> list[Question]:

@@ -19,6 +19,7 @@ from tests.data.rows import Row, lines, passage, question
 SCORE: Row = {
     "question_id": "d/1", "dataset": "d", "split": "test", "hops": 2, "type": None, "mode": "greedy", "em": 1.0,
     "f1": 1.0, "subem": 1.0, "searches": 1, "actions": 2, "valid_actions": 2, "recall": 0.5, "status": "answered",
+    "answer_in_passage": 1.0, "answer_shown": 1.0,
     "generated_tokens": 9, "prefill_tokens": 20, "answer": "Name",
 }  # fmt: skip
 TURN: Row = {

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.agent.grammars.tool_call import ToolCallGrammar
 from tasks.agent.rollout import Player
 from tasks.data.sample import choose
 from tasks.evaluate.play import Evaluation, evaluate, score_row
@@ -70,6 +71,8 @@ def test_scores_of_an_answered_question_by_hand() -> None:
         "actions": 2,
         "valid_actions": 2,
         "recall": pytest.approx(1 / 3),  # p1 of p1, p2, p3
+        "answer_in_passage": 0.0,  # "p1 text of p1" and "p7 text of p7"
+        "answer_shown": 0.0,
         "status": "answered",
         "generated_tokens": 6,
         "prefill_tokens": 5,  # 3 of the prompt, 2 of the observation
@@ -108,6 +111,59 @@ def test_invalid_actions_count_as_actions_only() -> None:
 )
 def test_recall_is_null_where_gold_is_not_known(question: Question) -> None:
     assert score_row(_trajectory(), question, "greedy").recall is None
+
+
+def _found(answers: tuple[str, ...], title: str, passage: str, observation: str = "") -> tuple[float | None, ...]:
+    """`answer_in_passage` and `answer_shown` where one search returned this passage."""
+    hit, nothing = Hit("p1", 1.0, title, passage), Hit("p2", 0.5, "Other", "Nothing of interest.")
+    search = Turn(Action("search", "x"), 0, 4, 6, executed=True, hits=(nothing, hit), observation=observation)
+    row = score_row(_trajectory(turns=(search,)), _question(answers=answers), "greedy")
+    return row.answer_in_passage, row.answer_shown
+
+
+@pytest.mark.parametrize(
+    ("answers", "title", "passage", "is_found"),
+    [
+        (("Bristow",), "Avenor", "It is ruled by the Bristow family.", 1.0),
+        (("The U.S.A.",), "Avenor", "A town in the USA, far away.", 1.0),  # Normalised alike.
+        (("Bristow Town",), "BRISTOW, Town", "A river.", 1.0),  # In the title alone.
+        (("Bristow Town",), "Avenor", "A town near Bristow.", 0.0),  # The words, but not in this order.
+        (("Bristow",), "Bristows", "Unbristowed and Bristow-like.", 0.0),  # Parts of words.
+        (("Zürich",), "Schweiz", "Sie liegt bei Zürich.", 1.0),
+        (("Nowhere", "Bristow"), "Avenor", "Ruled by Bristow.", 1.0),  # An alias.
+        (("United States", "US"), "Avenor", "It pleased us.", 0.0),  # An alias of two letters stands anywhere.
+        (("yes",), "Avenor", "yes, yes and no.", None),
+        (("No", "Nope"), "Avenor", "Nope.", None),
+        (("7",), "Avenor", "It has 7 gates.", None),
+        (("---", "Bristow"), "Avenor", "Ruled by Bristow.", None),  # The main answer normalises to nothing.
+    ],
+)
+def test_an_answer_is_in_a_passage_as_whole_words(
+    answers: tuple[str, ...], title: str, passage: str, is_found: float | None
+) -> None:
+    assert _found(answers, title, passage) == (is_found, is_found)
+
+
+def test_an_answer_that_the_observation_cuts_off_is_in_a_passage_and_not_shown() -> None:
+    passage = "It has a river, and is ruled by Bristow."
+    assert _found(("Bristow",), "Avenor", passage, 'Doc 1(Title: "Avenor") It has a river, and') == (1.0, 0.0)
+    assert _found(("Bristow",), "Avenor", passage, f'Doc 1(Title: "Avenor") {passage}') == (1.0, 1.0)
+    # What stands in no passage was not found, whatever else an observation says.
+    assert _found(("Bristow",), "Avenor", "A town.", "Bristow") == (0.0, 0.0)
+
+
+def test_an_answer_behind_a_line_break_inside_json_is_shown() -> None:
+    observation = ToolCallGrammar().body(Action("search", "x"), [[Hit("p", 1.0, "Avenor", "Bristow rules it.")]])
+    assert "\\nBristow" in observation
+    assert _found(("Bristow",), "Avenor", "Bristow rules it.", observation) == (1.0, 1.0)
+
+
+def test_nothing_is_found_without_a_search_or_where_one_failed() -> None:
+    hit = Hit("p1", 1.0, "Bristow", "Bristow.")
+    search = Turn(Action("search", "x"), 0, 4, 6, executed=True, hits=(hit,))
+    for episode in (_trajectory(turns=()), _trajectory(turns=(search,), status="failed", answer=None)):
+        assert score_row(episode, _question(), "greedy").answer_in_passage == 0.0
+    assert score_row(_trajectory(turns=(search,)), _question(), "greedy").answer_in_passage == 1.0
 
 
 def _evaluate(tokenizer: Any, model: Any, scratch: Path, sampled: bool = True, **changes: Any) -> Evaluation:

@@ -21,6 +21,7 @@ HITS = (Hit("p1", 1.23456, "Avenor", "A town."), Hit("p2", 1, "Tes", "Another.")
 SCORE: dict[str, Any] = {
     "question_id": "d/1", "dataset": "d", "split": "test", "hops": 2, "type": None, "mode": "greedy", "em": 1.0,
     "f1": 1.0, "subem": 1.0, "searches": 1, "actions": 2, "valid_actions": 2, "recall": 0.5, "status": "answered",
+    "answer_in_passage": 1.0, "answer_shown": 1.0,
     "generated_tokens": 9, "prefill_tokens": 20, "answer": "Name",
 }  # fmt: skip
 RECORD = SystemRecord(
@@ -134,6 +135,12 @@ def test_an_episode_without_tokens_has_text_in_their_place() -> None:
         (ScoreRow, SCORE | {"searches": True}, "x: searches: found True, expected a whole number"),
         (ScoreRow, SCORE | {"question_id": " "}, "x: question_id: found ' ', expected text that is not blank"),
         (ScoreRow, {k: v for k, v in SCORE.items() if k != "f1"}, "x: field 'f1' is missing"),
+        # A row of an older version: every error would be unclear.
+        (
+            ScoreRow,
+            {k: v for k, v in SCORE.items() if k != "answer_in_passage"},
+            "x: field 'answer_in_passage' is missing",
+        ),
         (MetricRow, {"step": -1, "metrics": {}}, "x: step: found -1 (int), expected 0 or more"),
         (MetricRow, {"step": 1, "metrics": {"loss": float("nan")}}, "x: metrics.loss: found nan (float), expected a f"),
         (MetricRow, {"step": 1, "metrics": {}, "mteric": 1}, "x: unknown field 'mteric'"),

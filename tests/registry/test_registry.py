@@ -95,6 +95,7 @@ def _score(name: str, em: float) -> dict[str, Any]:
     return {
         "question_id": name, "dataset": "world", "split": "test", "hops": 2, "type": None, "mode": "greedy", "em": em,
         "f1": em, "subem": em, "searches": 2, "actions": 3, "valid_actions": 3, "recall": None, "status": "answered",
+        "answer_in_passage": None, "answer_shown": None,
         "generated_tokens": 9, "prefill_tokens": 9, "answer": "x",
     }  # fmt: skip
 

@@ -43,6 +43,7 @@ def write_artifacts(
     artifacts = root / "artifacts"
     questions = [_question(i, datasets[i % len(datasets)], hostile) for i in range(num_questions)]
     write_json(artifacts / "data" / "manifest.json", _manifest(questions))
+    write_jsonl(artifacts / "data" / "questions.jsonl", map(_question_row, questions))
     write_json(artifacts / "recall.json", {"datasets": {name: _recall(i) for i, name in enumerate(datasets)}, **CONFIG})
     write_json(
         artifacts / "retrievers.json",
@@ -123,6 +124,12 @@ def _question(number: int, dataset: str, hostile: bool) -> Row:
     }
 
 
+def _question_row(question: Row) -> Row:
+    names = ("id", "dataset", "question", "hops")
+    more = {"split": "test", "answers": [question["answer"]], "gold_passage_ids": question["gold"]}
+    return {**{name: question[name] for name in names}, **more, "gold_method": "annotated", "gold_complete": True}
+
+
 def _scores(policy: str, seed: int, mode: str, question: Row) -> Row:
     generator = random.Random(f"{policy} {seed} {mode} {question['id']}")
     skill = SKILL.get(policy, 0.6) - 0.09 * (question["hops"] - 2) - (0.05 if mode == "sampled" else 0)
@@ -143,6 +150,8 @@ def _scores(policy: str, seed: int, mode: str, question: Row) -> Row:
         "actions": actions,
         "valid_actions": actions - (generator.random() < 0.1),
         "recall": min(1.0, searches / question["hops"]) if not question["id"].endswith("9") else None,
+        "answer_in_passage": float(right or searches == question["hops"]),
+        "answer_shown": float(right or (searches == question["hops"] and searches > 1)),
         "status": "answered" if right or generator.random() < 0.9 else "open",
         "generated_tokens": 22 * actions + generator.randint(0, 9),
         "prefill_tokens": 40 + 120 * searches,

@@ -90,5 +90,6 @@ def _score(number: int, given: Given) -> Row:
     return {
         "question_id": f"q{number:03d}", "dataset": "world", "split": "test", "hops": hops, "type": None,
         "mode": "greedy", "em": em, "f1": em, "subem": em, "searches": searches, "actions": 1, "valid_actions": 1,
-        "recall": None, "status": "answered", "generated_tokens": 1, "prefill_tokens": 1, "answer": "x",
+        "recall": None, "answer_in_passage": None, "answer_shown": None,
+        "status": "answered", "generated_tokens": 1, "prefill_tokens": 1, "answer": "x",
     }  # fmt: skip

@@ -23,7 +23,7 @@ def test_the_summary_has_the_figures_of_the_table(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "summary.json").read_text())
     assert set(written) == set(SYSTEMS)
     for system, figures in written.items():
-        for metric in ("em", "f1", "searches"):
+        for metric in ("em", "f1", "answer_in_passage", "searches"):
             found = [figures.pop(metric), *figures.pop(f"{metric}_interval")]
             assert found == [float(rows[system, metric][key]) for key in ("value", "low", "high")], (system, metric)
         assert figures == {}

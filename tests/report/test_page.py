@@ -217,7 +217,8 @@ def test_page_draws_everything_without_a_complaint(browser: Browser, page: Path)
     browser.requests.clear()
     browser.open(page)
     sections = browser.run("[...document.querySelectorAll('section')].map(s => s.id)")
-    assert sections == ["results", "hops", "learning", "trajectories", "health", "cost", "data", "provenance-list"]
+    assert sections[:6] == ["results", "hops", "parts", "learning", "errors", "trajectories"]
+    assert sections[6:] == ["health", "cost", "data", "provenance-list"]
     assert browser.run("document.querySelectorAll('svg.plot path.mean').length") > 20
     label = browser.run("document.querySelector('#hops svg.plot').getAttribute('aria-label')")
     assert label.startswith("Exact match by number of hops, with intervals")
@@ -248,8 +249,8 @@ def test_claims_budget_health_and_printed_numbers_are_drawn(browser: Browser, st
     browser.problems.clear()
     browser.open(study_page)
     sections = browser.run("[...document.querySelectorAll('section')].map(s => s.id)")
-    assert sections[2:6] == ["claims", "learning", "budget", "reward-models"]
-    assert sections[6:12] == ["trajectories", "health", "health-table", "signal", "made-later", "printed"]
+    assert sections[2:7] == ["parts", "claims", "learning", "budget", "reward-models"]
+    assert sections[7:14] == ["errors", "trajectories", "health", "health-table", "signal", "made-later", "printed"]
     assert browser.run("document.querySelectorAll('#reward-models .diagonal').length") == 1
     assert browser.run("document.querySelectorAll('#budget .diagonal').length") == 0
     lines = browser.run(
@@ -336,7 +337,7 @@ def test_the_papers_numbers_are_folded_and_the_bar_is_short(browser: Browser, st
     assert browser.run("document.querySelector('#printed details').open") is False
     links = browser.run("[...document.querySelectorAll('#nav a')].map(a => a.getAttribute('href'))")
     sections = browser.run("[...document.querySelectorAll('section')].map(s => s.id)")
-    assert links == [f"#{one}" for one in sections if one not in ("health-table", "signal")]
+    assert links == [f"#{one}" for one in sections if one not in ("parts", "health-table", "signal")]
 
 
 @needs_chromium
@@ -544,6 +545,11 @@ def test_hostile_text_stays_text(browser: Browser, tmp_path: Path):
         choose(browser, MODE, mode)
         assert HOSTILE in text(browser, ".question")
         assert HOSTILE in text(browser, ".doc b")
+        assert HOSTILE in text(browser, ".doc p")
+    assert HOSTILE in text(browser, "ol.errors .asked")
+    assert HOSTILE in text(browser, "ol.errors q:last-of-type")
+    browser.run("document.querySelector('ol.errors button').click()")
+    assert HOSTILE in text(browser, ".verdict mark.expected")
     assert browser.run("window.hacked") is None
     assert browser.run("document.querySelectorAll('img').length") == 0
     assert browser.run("document.querySelectorAll('script').length") == 2

@@ -40,6 +40,8 @@ def row(question: str, em: float, hops: int = 1, mode: str = "greedy", **over: o
         "actions": 4,
         "valid_actions": 3,
         "recall": None,
+        "answer_in_passage": None,
+        "answer_shown": None,
         "status": "answered",
         "generated_tokens": 10,
         "prefill_tokens": 100,
