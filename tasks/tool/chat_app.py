@@ -24,7 +24,7 @@ from tasks.server.origins import Message, Receive, Send
 from tasks.server.settings import Settings
 from tasks.tool.asking import Asker, Played, QuestionError
 from tasks.tool.chat_protocol import ApiError, ChatRequest, Completion, parsed, unknown_model
-from tasks.tool.live import Part, StoppedError
+from tasks.tool.live import Part
 from tasks.tool.script import Script, harmless
 from tasks.types import Question
 
@@ -231,16 +231,16 @@ class _Answer(Response):
             headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send(_event(self._completion.chunk(role="assistant", content="")))
+            fault = None
             try:
                 async for item in items:
                     await self._send_chunks(send, item)
-            except StoppedError:
-                pass
             except Exception as error:
                 await send(_event(_of_play(error).tree))
-                if not isinstance(error, ApiError):
-                    raise
+                fault = None if isinstance(error, ApiError) else error
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+            if fault is not None:
+                raise fault  # For the server's output.
 
     async def _send_chunks(self, send: Send, item: str | Played) -> None:
         if isinstance(item, str):
