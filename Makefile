@@ -11,6 +11,8 @@
 #   make ui                     Prefect, MLflow and the form of a run on this machine (PORT_PREFECT=4200 PORT_MLFLOW=5000)
 #   make serve                  schedules the nightly evaluation of registered policies on that Prefect (conf/nightly)
 #   make nightly                plays such a night now (ACCEPT="why" takes the last night for good in spite of its alarms)
+#   make ask                    POLICY=search_r1_grpo-0 plays QUESTION="..." before your eyes; without one it reads a line each
+#   make chat-server            the same policy behind OpenAI's chat completions, on PORT=8000
 #   make search-server          INDEX=artifacts/index over HTTP on PORT=8000, for RETRIEVER=remote and Search-R1's clients
 #   make evidence-server        POLICY=artifacts/train/r_search-0: a trained agent's evidence in place of passages, likewise
 #   make mcp-server             the same agent as a tool of the Model Context Protocol, on this machine (PORT=8765)
@@ -42,6 +44,8 @@ override TAKES_compare := PARALLEL RUN_NAME STUDY
 override TAKES_nightly := ACCEPT
 override TAKES_serve := NIGHTLY_WEBHOOK
 override TAKES_ui := PORT_PREFECT PORT_MLFLOW
+override TAKES_ask := QUESTION POLICY INDEX RETRIEVER ARGS
+override TAKES_chat-server := POLICY INDEX RETRIEVER PORT ARGS
 override TAKES_search-server := INDEX PORT ARGS
 override TAKES_evidence-server := POLICY INDEX PORT ARGS
 override TAKES_mcp-server := POLICY INDEX PORT ARGS
@@ -95,7 +99,7 @@ override BENCH_STAMP := $(VENV)/.made-from-bench.txt
 export PORT_PREFECT ?= 4200
 export PORT_MLFLOW ?= 5000
 export INDEX ?= artifacts/index
-export POLICY ?= artifacts/train/r_search-0
+export POLICY ?= $(if $(filter ask chat-server,$(GOALS)),search_r1_grpo-0,artifacts/train/r_search-0)
 export READER ?= artifacts/models/tiny_llama-1
 export CHAMPION ?= champion
 
@@ -130,7 +134,7 @@ endef
 export WITH_ARGS
 override RUN_WITH_ARGS := $(BIN)/python -c "$$WITH_ARGS"
 
-.PHONY: help setup run smoke compare test lint check format bench bench-retrieval bench-slate ui serve nightly search-server evidence-server mcp-server measure-tool report experiments upload register evaluate clean
+.PHONY: help setup run smoke compare test lint check format bench bench-retrieval bench-slate ui serve nightly ask chat-server search-server evidence-server mcp-server measure-tool report experiments upload register evaluate clean
 
 help:
 	@sed --quiet -e '/^$$/q' -e 's/^# \{0,1\}//p' Makefile
@@ -230,6 +234,15 @@ serve: $(STAMP)
 
 nightly: $(STAMP)
 	@exec $(BIN)/python -m tasks.registry.nightly $${ACCEPT:+--accept "$$ACCEPT"}
+
+# An empty question is one that was given, and is refused.
+ask: $(STAMP)
+	@exec $(RUN_WITH_ARGS) tasks.tool.ask --policy "$$POLICY" --index "$$INDEX" $${RETRIEVER:+--retriever "$$RETRIEVER"} \
+	  $${QUESTION+--question="$$QUESTION"}
+
+chat-server: $(STAMP)
+	@exec $(RUN_WITH_ARGS) tasks.tool.chat_server --policy "$$POLICY" --index "$$INDEX" \
+	  $${RETRIEVER:+--retriever "$$RETRIEVER"} $${PORT:+--port "$$PORT"}
 
 search-server: $(STAMP)
 	@exec $(RUN_WITH_ARGS) tasks.server --index "$$INDEX" $${PORT:+--port "$$PORT"}

@@ -40,7 +40,7 @@ def main(words: list[str] | None = None) -> int:
 def serve(given: argparse.Namespace, make: Make) -> int:
     """Serve what `make` gives, as the words of the command line want it; returns the exit status."""
     try:
-        settings = _settings(given)
+        settings = settings_of(given)
         key = api_key(settings.host, given.without_key)
         with listening(settings) as listener:
             return _serve(given, settings, key, listener, make)
@@ -98,7 +98,12 @@ def parser(program: str, about: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _settings(given: argparse.Namespace) -> Settings:
+def settings_of(given: argparse.Namespace) -> Settings:
+    """The settings that the command line names and changes.
+
+    Raises:
+        ValueError: an unknown file or key, or a value out of bounds.
+    """
     tree = conf.section("server", given.settings)
     for word in given.set:
         name, equals, text = word.partition("=")
@@ -112,6 +117,12 @@ def _settings(given: argparse.Namespace) -> Settings:
     return conf.fill(Settings, tree, f"{conf.CONF}/server/{given.settings}.yaml")
 
 
+def address_of(settings: Settings, listener: socket.socket) -> str:
+    """The URL of a server on this socket."""
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"http://{host}:{listener.getsockname()[1]}"
+
+
 def _serve(given: argparse.Namespace, settings: Settings, key: str | None, listener: socket.socket, make: Make) -> int:
     threads = settings.encoder_threads or len(os.sched_getaffinity(0))
     for variable in _THREADS:  # Libraries read these variables at import.
@@ -121,8 +132,7 @@ def _serve(given: argparse.Namespace, settings: Settings, key: str | None, liste
     from tasks.server.app import make_app
 
     sys.setswitchinterval(_SWITCH_S)
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    address = f"http://{host}:{listener.getsockname()[1]}"
+    address = address_of(settings, listener)
 
     def changed(service: SearchService) -> None:
         if service.failure is not None:

@@ -50,7 +50,7 @@ class Guard:
         """Wrap `app`; `state()` is `ready` or names another state, `api_key` None lets everybody in."""
         self.in_work = 0
         self._app, self._settings, self._metrics, self._state = app, settings, metrics, state
-        self._key = None if api_key is None else f"Bearer {api_key}".encode()
+        self._key = api_key
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -98,12 +98,21 @@ class Guard:
             self.in_work -= 1
 
     def _check_key(self, path: str, scope: Message) -> None:
-        if self._key is not None and path in WITH_KEY:
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._key):
-                found = "another one" if given else "none"
-                detail = f"header Authorization: found {found}, expected 'Bearer ' and the key of this server"
-                raise RefusedError(401, detail, www_authenticate="Bearer")
+        if path in WITH_KEY:
+            check_key(scope, self._key)
+
+
+def check_key(scope: Message, api_key: str | None) -> None:
+    """Refuse a request without the key of this server; None lets everybody in.
+
+    Raises:
+        RefusedError: 401.
+    """
+    given = dict(scope["headers"]).get(b"authorization", b"")
+    if api_key is not None and not hmac.compare_digest(given, f"Bearer {api_key}".encode()):
+        found = "another one" if given else "none"
+        detail = f"header Authorization: found {found}, expected 'Bearer ' and the key of this server"
+        raise RefusedError(401, detail, www_authenticate="Bearer")
 
 
 async def read_body(scope: Message, receive: Receive, settings: Settings) -> bytes:

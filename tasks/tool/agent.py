@@ -7,16 +7,16 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from tasks import generate, parts, retrieval, store, systems
-from tasks.agent import grammars
 from tasks.generate import Generator
 from tasks.model import weights_sha256
 from tasks.retrieval import RetrievalError, Retriever
 from tasks.rewards.blocks import evidence_of, is_verbatim
 from tasks.store import DataError
 from tasks.systems import System
+from tasks.tool import policies
 from tasks.types import Hit, Question, Trajectory
 
 _SEED = 0  # Greedy play draws nothing.
@@ -118,43 +118,24 @@ def at_play(
 
 @contextlib.contextmanager
 def opened(
-    trained: Path, retriever: Retriever, generator: str = "plain", root: Path = Path(".")
+    trained: str | Path, retriever: Retriever, generator: str = "plain", root: Path = Path(".")
 ) -> Iterator[EvidenceAgent]:
-    """The agent of a folder that stage `train` wrote, such as `artifacts/train/r_search-0`.
+    """The agent of a trained policy, such as `artifacts/train/r_search-0`.
 
     Args:
-        trained: the folder, with `policy/` and `summary.json`.
+        trained: its folder or its name; see `tasks.tool.policies`.
         retriever: the search engine.
         generator: file of `conf/generator/` that writes the policy's text.
         root: root of the clone.
 
     Raises:
-        DataError: no such folder, or a policy that writes no evidence.
+        DataError: no such policy, or one that writes no evidence.
     """
-    kind: systems.Kind = parts.make("systems", _playing(trained), f"{trained}/summary.json")
+    policy = policies.find(trained, root)
+    policy.require_evidence()
     writer = generate.load(generator, root)
-    with at_play(kind, trained / "policy", retriever, lambda folder: writer.start(folder, "float32")) as agent:
+    with at_play(policy.kind(), policy.weights, retriever, lambda folder: writer.start(folder, "float32")) as agent:
         yield agent
-
-
-def _playing(trained: Path) -> dict[str, Any]:
-    """Kind and settings of the system that plays the policy."""
-    path = trained / "summary.json"
-    if not path.is_file():
-        raise DataError(
-            f"{path}: the file is missing. Expected a folder that a run has trained, such as "
-            "artifacts/train/r_search-0; make one with `make run METHODS=r_search`."
-        )
-    settings = store.read_json(path).get("settings", {})
-    method = settings.get("method", {})
-    tree = {parts.KIND: "policy", **{key: method.get(key) for key in ("prompt", "grammar")}}
-    grammar = grammars.make(tree["grammar"], None, f"{path}: settings: method: grammar")
-    if not grammar.shows_evidence:
-        raise DataError(
-            f"{path}: grammar {parts.kind_of(grammar)!r}: this policy writes no evidence. Expected one that was "
-            "trained with R-Search's grammar, such as artifacts/train/r_search-0."
-        )
-    return {**tree, "rollout": settings.get("rollout")}
 
 
 def open_search(index: Path, corpus: Path | None) -> Retriever:

@@ -57,6 +57,7 @@ SCALE = "tests/benchmarks/test_bench_retrieval.py::test_every_step_of_the_scale_
 EVIDENCE = "tests/tool/test_serving.py::test_the_client_of_the_search_server_gets_evidence"
 RESPLIT = "tests/stages/test_data.py::test_a_split_of_our_own_is_told_and_counted"
 MEASURED = "tests/tool/test_agent.py::test_the_command_prints_and_writes_a_table"
+ASKED = "tests/tool/test_ask.py::test_one_question_is_shown_while_it_is_played"
 
 RUN_BY = {
     "make run": PIPELINE,
@@ -120,6 +121,21 @@ RUN_BY = {
     "make measure-tool READER=artifacts/models/tiny_llama-1": MEASURED,
     "make measure-tool POLICY=artifacts/train/r_search-0 READER=artifacts/models/tiny_llama-1": MEASURED,
     "cp -r artifacts/index .scratch/served-index": f"{HERE}::test_a_served_copy_answers",
+    "make ask": ASKED,
+    'make ask QUESTION="Who wrote it?"': ASKED,
+    'make ask QUESTION="Who is Kertas Kenbux\'s rector\'s mentor?" POLICY=search_r1_grpo-0': ASKED,
+    "make ask POLICY=search_r1_grpo-0": "tests/tool/test_ask.py::test_somebody_types",
+    "make ask POLICY=base-0 RETRIEVER=bm25_exact": (
+        "tests/tool/test_ask.py::test_another_retriever_has_an_index_of_its_own"
+    ),
+    "make chat-server POLICY=search_r1_grpo-0 PORT=8001": (
+        "tests/tool/test_chat.py::test_the_client_of_openai_gets_an_answer"
+    ),
+    "curl -sN http://127.0.0.1:8001/v1/chat/completions -H 'content-type: application/json' "
+    """-d '{"model": "search_r1_grpo-0", "stream": true, """
+    """"messages": [{"role": "user", "content": "Who wrote it?"}]}'""": (
+        "tests/tool/test_chat.py::test_events_end_as_clients_expect_it"
+    ),
     "make test": LINTED,
     "make lint": LINTED,
     "make check": LINTED,
@@ -235,6 +251,7 @@ def test_a_dry_run_calls_the_module_that_the_tests_run() -> None:
         "run": "flows.reproduce", "smoke": "flows.reproduce --once --set scale=smoke", "ui": "flows.ui",
         "compare": 'flows.reproduce --compare "${STUDY:-main}"', "serve": "flows.serve nightly",
         "search-server": "tasks.server --index", "evidence-server": "tasks.tool --policy",
+        "ask": "tasks.tool.ask --policy", "chat-server": "tasks.tool.chat_server --policy",
         "mcp-server": "tasks.tool.mcp_server --http --policy", "measure-tool": "tasks.tool.measure --policy",
         "upload": "tasks.runner.upload", "register": "tasks.registry register", "evaluate": "tasks.registry evaluate",
         "bench": "tests.benchmarks.bench_trl", "bench-retrieval": "tests.benchmarks.bench_server", "test": "pytest",

@@ -18,7 +18,7 @@ import pytest
 from tasks.params.edit import VARIABLES
 
 ROOT = Path(__file__).parents[2]
-FURTHER = ("STUDY", "INDEX", "POLICY", "READER", "PORT", "ARGS")
+FURTHER = ("STUDY", "INDEX", "POLICY", "READER", "PORT", "QUESTION", "ARGS")
 """Variables that are no settings and that a recipe reads."""
 
 
@@ -76,6 +76,7 @@ def test_help_lists_every_target_and_every_setting() -> None:
         ("search-server INDX=a", "INDX: search-server has no such variable. Did you mean INDEX?"),
         ("search-server POLICY=a", "POLICY: search-server has no such variable. See `make help`"),
         ("evidence-server POLICYS=a PORT=1", "POLICYS: evidence-server has no such variable. Did you mean POLICY?"),
+        ("ask QUESTON=a", "QUESTON: ask has no such variable. Did you mean QUESTION? See `make help`"),
         ("measure-tool PORT=1", "PORT: measure-tool has no such variable. See `make help`"),
         ("lint x'=1", "found a variable whose name has other characters than letters, digits and _"),
         ("run x;y=1", "found a variable whose name has other characters than letters, digits and _"),
@@ -93,7 +94,8 @@ def test_a_variable_that_a_target_does_not_have_is_refused(words: str, told: str
 TELL = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
 MODULES = (
     "flows.reproduce", "flows.ui", "flows.serve", "tasks.identity", "tasks.server.__main__", "tasks.tool.__main__",
-    "tasks.tool.mcp_server", "tasks.tool.measure", "pytest", "tests.benchmarks.bench_slate",
+    "tasks.tool.mcp_server", "tasks.tool.measure", "tasks.tool.ask", "tasks.tool.chat_server",
+    "pytest", "tests.benchmarks.bench_slate",
     "tests.benchmarks.bench_server", "tests.benchmarks.bench_retrieval",
 )  # fmt: skip
 FILE = "ran_by_a_shell"
@@ -144,6 +146,13 @@ def test_settings_are_handed_on_and_nothing_of_makes_own(told: Path) -> None:
     assert _handed_on(told, "compare")[0] == ["--compare", "main", "--set", "scale=laptop"]
     assert _handed_on(told, "compare", "SCALE=smoke", "STUDY=b")[0] == ["--compare", "b", "--set", "SCALE=smoke"]
     assert _handed_on(told, "search-server")[0] == ["--index", "artifacts/index"]
+    asked = ["--policy", "search_r1_grpo-0", "--index", "artifacts/index"]
+    assert _handed_on(told, "ask")[0] == _handed_on(told, "chat-server")[0] == asked
+    assert _handed_on(told, "ask", "QUESTION=")[0] == [*asked, "--question="], "an empty one is refused, not left out"
+    assert _handed_on(told, "ask", "RETRIEVER=bm25", "QUESTION=-x y?")[0] == [
+        *asked, "--retriever", "bm25", "--question=-x y?"
+    ]  # fmt: skip
+    assert _handed_on(told, "evidence-server")[0][1] == "artifacts/train/r_search-0"
     assert _handed_on(told, "test", "ARGS=-k 'a or b' -x", "PYTEST=-n 0")[0] == ["-n", "0", "-k", "a or b", "-x"]
 
 
@@ -162,6 +171,9 @@ def test_settings_are_handed_on_and_nothing_of_makes_own(told: Path) -> None:
         ("search-server", "PORT", ["--port", "{}"]),
         ("evidence-server", "POLICY", ["--policy", "{}", "--index", "artifacts/index"]),
         ("mcp-server", "PORT", ["--port", "{}"]),
+        ("ask", "QUESTION", ["--index", "artifacts/index", "--question={}"]),
+        ("ask", "POLICY", ["--policy", "{}", "--index", "artifacts/index"]),
+        ("chat-server", "RETRIEVER", ["--retriever", "{}"]),
         ("measure-tool", "READER", ["--reader", "{}", "--index", "artifacts/index"]),
         ("ui", "PORT_PREFECT", []),
         ("ui", "PORT_MLFLOW", []),

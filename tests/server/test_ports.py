@@ -8,15 +8,16 @@ import pytest
 
 from tasks.reward_model import __main__ as reward_model
 from tasks.server.__main__ import main as server_main
-from tasks.tool import mcp_server
+from tasks.tool import chat_server, mcp_server
 
 
-@pytest.mark.parametrize("main", [reward_model.main, mcp_server.main, server_main])
+@pytest.mark.parametrize("main", [reward_model.main, mcp_server.main, chat_server.main, server_main])
 @pytest.mark.parametrize("port", ["65536", "99999", "-1", "8e3", "1" * 5000, "\u0668"])
 def test_what_is_no_port_is_told_by_the_command_line(main: Any, port: str, capsys: Any) -> None:
     words = {
         reward_model.main: ["--model", "small", "--seed", "3"],
         mcp_server.main: ["--policy", "none", "--index", "none", "--http"],
+        chat_server.main: ["--policy", "none", "--index", "none"],
         server_main: ["--index", "none"],
     }
     with pytest.raises(SystemExit) as ended:

@@ -1,0 +1,156 @@
+"""Finds the policy that a command names, and how it plays: one definition for every command that lets a policy play.
+
+A policy is named as the folders of `artifacts/train/` are, such as `search_r1_grpo-0`, or `base-0` for the start
+policy; or by the path of such a folder, of this clone or another. A trained policy plays with the prompt, grammar and
+budgets that it was trained with, the start policy with those of its evaluation.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks import conf, parts, planned, store, systems
+from tasks.agent import grammars
+from tasks.records import systems as records
+from tasks.store import DataError
+
+FOLDER = Path("artifacts/train")
+SUMMARY = "summary.json"
+_MODEL = "policy"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A policy that can play.
+
+    Attributes:
+        name: of its folder, such as `search_r1_grpo-0`.
+        weights: folder of the model.
+        where: the file that says how it plays, for messages.
+        playing: kind and settings of the system that plays it.
+    """
+
+    name: str
+    weights: Path
+    where: str
+    playing: dict[str, Any]
+
+    def kind(self) -> systems.Kind:
+        """The system that plays it.
+
+        Raises:
+            ValueError: settings of another version of the code.
+        """
+        made: systems.Kind = parts.make("systems", self.playing, self.where)
+        return made
+
+    def require_evidence(self) -> None:
+        """Refuse a policy that writes no evidence.
+
+        Raises:
+            DataError: its grammar has none.
+        """
+        grammar = grammars.make(self.playing["grammar"], None, f"{self.where}: grammar")
+        if not grammar.shows_evidence:
+            raise DataError(
+                f"{self.where}: grammar {parts.kind_of(grammar)!r}: this policy writes no evidence. Expected one that "
+                "was trained with R-Search's grammar, such as artifacts/train/r_search-0."
+            )
+
+
+def find(named: str | Path, root: Path = Path(".")) -> Policy:
+    """The policy of a name or of a folder.
+
+    Args:
+        named: a folder, or a name of `artifacts/train/`.
+        root: of the clone.
+
+    Raises:
+        DataError: there is no such policy, or what is there plays none.
+    """
+    text, folder = str(named), Path(named)
+    if not text or (not folder.is_dir() and (os.sep not in text or folder.parent == FOLDER)):
+        name = _name_known(folder.name, root)
+        return _described(root / FOLDER / name, name)
+    return _described(folder, folder.resolve().name)
+
+
+def _name_known(name: str, root: Path) -> str:
+    known = names(root)
+    if not known:
+        raise DataError(
+            f"POLICY={conf.shown(name)}: nothing is trained yet, {FOLDER} has no policy. Train with `make run`, or "
+            "with `make smoke` at the smallest size."
+        )
+    if name not in known:
+        close = difflib.get_close_matches(name, known, 1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise DataError(f"POLICY={conf.shown(name)}: there is no such policy.{hint} {conf.known(known)}")
+    return name
+
+
+def names(root: Path) -> list[str]:
+    """The policies that a run has left in `artifacts/train/`, in the order of their names."""
+    folder = root / FOLDER
+    files = (records.FILE, SUMMARY)
+    found = (
+        [one for one in folder.iterdir() if any((one / file).is_file() for file in files)] if folder.is_dir() else []
+    )
+    return sorted(one.name for one in found if _has_weights(one))
+
+
+def _has_weights(folder: Path) -> bool:
+    return (folder / SUMMARY).is_file() or records.read(folder).policy is not None
+
+
+def _described(folder: Path, name: str) -> Policy:
+    if (folder / SUMMARY).is_file():
+        where, playing = _as_trained(folder / SUMMARY)
+        return Policy(name, folder / _MODEL, where, playing)
+    if not (folder / records.FILE).is_file():
+        inside = (folder.parent / SUMMARY).is_file()
+        hint = f"Name {folder.parent}, the folder above" if inside else "Make one with `make run METHODS=r_search`"
+        raise DataError(
+            f"{folder / SUMMARY}: the file is missing. Expected a folder that a run has trained, such as "
+            f"artifacts/train/r_search-0. {hint}."
+        )
+    return _untrained(folder, name)
+
+
+def _as_trained(path: Path) -> tuple[str, dict[str, Any]]:
+    """What a summary of training says of prompt, grammar and budgets."""
+    settings = _mapping(_mapping(store.read_json(path), path).get("settings"), path)
+    method = _mapping(settings.get("method"), path)
+    playing = {key: method.get(key) for key in ("prompt", "grammar")} | {"rollout": settings.get("rollout")}
+    return f"{path}: settings", {parts.KIND: "policy", **playing}
+
+
+def _mapping(found: Any, path: Path) -> Mapping[str, Any]:
+    if not isinstance(found, Mapping):
+        raise DataError(
+            f"{path}: found no settings of a training, expected `settings: method` and `settings: rollout`. Train the "
+            "policy again."
+        )
+    return found
+
+
+def _untrained(folder: Path, name: str) -> Policy:
+    """A start policy. Its folder names its weights, and the plan of its evaluation says how it plays."""
+    record = records.read(folder)
+    if record.policy is None:
+        raise DataError(f"{folder}: {record.name!r} plays no policy, it asks a server. Name a trained policy.")
+    root = folder.resolve().parents[len(FOLDER.parts)]
+    stage = f"evaluate@{name}"
+    playing = planned.read(root, stage).settings.get("playing")
+    where = f"{planned.path_of(stage)}: settings: playing"
+    if not isinstance(playing, Mapping):
+        raise DataError(f"{where}: found none. Run `make run`, which plans anew.")
+    # The services of a policy are none: only prompted systems call any.
+    return Policy(
+        name, root / record.policy, where, {key: value for key, value in playing.items() if key != "services"}
+    )

@@ -1,0 +1,102 @@
+"""Which policy a command means, and what it says of one that is not there."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks import conf, parts, planned, store
+from tasks.agent.grammars.r_search import RSearchGrammar
+from tasks.records import systems
+from tasks.records.systems import SystemRecord
+from tasks.store import DataError
+from tasks.tool import policies
+from tests.tiny import PROMPT
+from tests.tool.conftest import BUDGET, write_summary
+
+BASE = SystemRecord(
+    name="base", seed=1, kind="policy", policy="artifacts/base/1/policy", policy_sha256="a" * 64, made_by="base@1",
+    is_trained=False,
+)  # fmt: skip
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """What a run leaves of two trained policies, a start policy and a prompted system."""
+    for name in ("r_search-0", "search_r1_grpo-0"):
+        (tmp_path / policies.FOLDER / name).mkdir(parents=True)
+        write_summary(tmp_path / policies.FOLDER / name, RSearchGrammar())
+    for record in (BASE, replace(BASE, name="chat", kind="chat_agent", policy=None)):
+        folder = tmp_path / policies.FOLDER / f"{record.name}-1"
+        folder.mkdir()
+        systems.write(folder, record)
+    grammar, rollout = parts.plain(RSearchGrammar()), conf.plain(replace(BUDGET, max_turns=1))
+    playing = {"kind": "policy", "prompt": conf.plain(PROMPT), "grammar": grammar, "rollout": rollout, "services": {}}
+    plan = planned.Plan({"playing": playing}, {}, "")
+    planned.write(tmp_path / planned.FOLDER, "evaluate@base-1", plan)
+    return tmp_path
+
+
+def test_a_name_and_a_folder_are_the_same_policy(clone: Path) -> None:
+    by_name = policies.find("r_search-0", clone)
+    assert by_name.weights == clone / "artifacts/train/r_search-0/policy"
+    assert (by_name.name, by_name.kind().rollout) == ("r_search-0", BUDGET)  # type: ignore[attr-defined]
+    assert policies.find(clone / "artifacts/train/r_search-0") == by_name
+
+
+def test_a_start_policy_plays_as_in_its_evaluation_also_from_another_clone(clone: Path) -> None:
+    for found in (policies.find("base-1", clone), policies.find(clone / "artifacts/train/base-1", Path("elsewhere"))):
+        assert found.weights == clone / "artifacts/base/1/policy"
+        assert found.kind().rollout.max_turns == 1  # type: ignore[attr-defined]
+    (clone / planned.path_of("evaluate@base-1")).unlink()
+    with pytest.raises(ValueError, match=r"artifacts/plan/evaluate/base-1\.json: the stage needs its plan"):
+        policies.find("base-1", clone)
+
+
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [
+        ("serch_r1_grpo-0", "Did you mean 'search_r1_grpo-0'? Known: base-1, r_search-0, search_r1_grpo-0."),
+        ("artifacts/train/r_search-9", "POLICY='r_search-9': there is no such policy. Did you mean 'r_search-0'?"),
+        ("", "POLICY='': there is no such policy. Known: base-1"),
+        ("chat-1", "POLICY='chat-1': there is no such policy."),
+        ("\x1b[2J", r"POLICY='\x1b[2J': there is no such policy."),
+        ("no/such/folder", "no/such/folder/summary.json: the file is missing. Expected a folder that a run has"),
+    ],
+)
+def test_what_is_no_policy(clone: Path, named: str, told: str) -> None:
+    with pytest.raises(DataError) as refused:
+        policies.find(named, clone)
+    assert told in str(refused.value)
+
+
+def test_a_folder_that_holds_no_policy(clone: Path) -> None:
+    (clone / "artifacts/train/r_search-0/policy").mkdir()
+    with pytest.raises(DataError, match=r"Name \S+/artifacts/train/r_search-0, the folder above"):
+        policies.find(clone / "artifacts/train/r_search-0/policy")
+    with pytest.raises(DataError, match="'chat' plays no policy, it asks a server"):
+        policies.find(clone / "artifacts/train/chat-1")
+    for broken in ([], {"settings": None}, {"settings": {"method": 7}}):
+        store.write_json(clone / "artifacts/train/r_search-0/summary.json", broken)
+        with pytest.raises(DataError, match="found no settings of a training"):
+            policies.find("r_search-0", clone)
+
+
+def test_a_clone_where_nothing_is_trained(clone: Path, tmp_path: Path) -> None:
+    shutil.rmtree(clone / "artifacts/train")
+    for _ in range(2):
+        with pytest.raises(DataError, match="nothing is trained yet, artifacts/train has no policy"):
+            policies.find("r_search-0", clone)
+        (clone / "artifacts/train").mkdir(exist_ok=True)
+
+
+def test_a_policy_without_evidence_is_named(clone: Path) -> None:
+    policies.find("r_search-0", clone).require_evidence()
+    write_summary(clone / "artifacts/train/r_search-0", RSearchGrammar(evidence=False))
+    without: Any = policies.find("r_search-0", clone)
+    with pytest.raises(DataError, match="this policy writes no evidence"):
+        without.require_evidence()
