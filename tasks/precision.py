@@ -7,8 +7,6 @@ rounded weight as soon as the backward pass of a micro-batch has made it, and is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MethodType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +28,6 @@ class FullWeights:
         if dtype != torch.float32:
             copies = {name: parameter.detach().clone() for name, parameter in trained.items()}
             body.to(dtype)
-            ease_norms(body)
         self._rounded = {name: parameter for name, parameter in trained.items() if parameter.dtype == torch.bfloat16}
         self.weights = {
             name: nn.Parameter(copies[name]) if name in self._rounded else parameter
@@ -56,42 +53,3 @@ def _moving_gradient_to(weight: nn.Parameter) -> Callable[[Tensor], None]:
         parameter.grad = None
 
     return move
-
-
-def ease_norms(module: nn.Module) -> None:
-    """Let the RMS norms of a module of transformers take `RmsNorm`, whose forward pass has the same bits.
-
-    Torch's own backward pass of the norm's eight operations takes ten times as long on a CPU.
-    """
-    for norm in module.modules():
-        if type(norm).__name__ in ("LlamaRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "MistralRMSNorm"):
-            norm.forward = MethodType(_rms_norm, norm)  # type: ignore[method-assign]
-
-
-def _rms_norm(norm: nn.Module, states: Tensor) -> Tensor:
-    normed: Tensor = RmsNorm.apply(states, norm.weight, norm.variance_epsilon)  # type: ignore[no-untyped-call]
-    return normed
-
-
-class RmsNorm(torch.autograd.Function):
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in float32 and rounded before the weight.
-
-    Root Mean Square Layer Normalization (arXiv 1910.07467), Eq. 4
-    """
-
-    @staticmethod
-    def forward(ctx: Any, states: Tensor, weight: Tensor, eps: float) -> Tensor:
-        wide = states.float()
-        inverse = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-        normed = (wide * inverse).to(states.dtype)
-        ctx.save_for_backward(normed, inverse, weight)
-        return weight * normed
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        normed, inverse, weight = ctx.saved_tensors
-        of_weight = (gradient * normed).flatten(0, -2).sum(0, dtype=torch.float32)
-        of_normed = gradient * weight
-        along = (of_normed * normed).sum(-1, keepdim=True, dtype=torch.float32) / normed.shape[-1]
-        of_states = (of_normed - normed * along) * inverse
-        return of_states.to(gradient.dtype), of_weight.to(weight.dtype), None
