@@ -183,8 +183,8 @@ class Player:
             while playing := [row for row in rows if not row.is_over]:
                 actions = self.act(playing)
                 self.observe(playing, actions)
+                progress(len(trajectories) + sum(row.is_over for row in rows))
             trajectories.extend(self.finish(rows))
-            progress(len(trajectories))
         return trajectories
 
     def batches(self, num_questions: int, copies: int) -> list[range]:

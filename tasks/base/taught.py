@@ -19,6 +19,7 @@ from tasks.base.demonstrations import Example, Renderer, ScriptedTurn
 from tasks.base.fit import Fit
 from tasks.base.settings import FormatConf
 from tasks.data.decomposition import hops_of
+from tasks.records.start_policy import FormatRecord
 from tasks.text import substring_match
 from tasks.types import Action, Hit, Question
 
@@ -118,8 +119,8 @@ def demonstrations(questions: Sequence[Question], renderer: Renderer, conf: Form
 
 def teach_format(
     model: Any, fit: Fit, renderer: Renderer, chosen: Sequence[Question], conf: FormatConf, seed: str
-) -> int:
-    """Train the model on demonstrations from the chosen questions; returns how many were kept.
+) -> FormatRecord:
+    """Train the model on demonstrations from the chosen questions.
 
     Raises:
         ValueError: no plan found what it looked for.
@@ -131,10 +132,19 @@ def teach_format(
             "artifacts/recall.json, raise top_k or the token budgets in conf/scale, or set `format: null` there, which "
             "takes the model as it comes."
         )
+    steps, batch = conf.fit.max_steps, conf.fit.batch
     order = random.Random(f"{seed}/order")
-    examples = made.examples
-    passes = -(-conf.fit.max_steps * conf.fit.batch // len(examples))
-    queue = [example for _ in range(passes) for example in order.sample(examples, len(examples))]
-    fit.run("format", conf.fit, lambda step: queue[step * conf.fit.batch : (step + 1) * conf.fit.batch])
+    passes = -(-steps * batch // len(made.examples))
+    queue = [one for _ in range(passes) for one in order.sample(made.examples, len(made.examples))]
+    fit.run("format", conf.fit, lambda step: queue[step * batch : (step + 1) * batch])
     model.eval()
-    return len(examples)
+
+    trained = queue[: fit.step * batch]
+    return FormatRecord(
+        num_weights=sum(parameter.numel() for parameter in model.parameters()),
+        plans=made.tried,
+        demonstrations=len(made.examples),
+        trained=len(trained),
+        tokens=sum(len(one.prompt_ids) + len(one.response_ids) for one in trained),
+        written_tokens=sum(sum(one.loss_mask) for one in trained),
+    )

@@ -44,3 +44,20 @@ class Bar:
         self.show(step)
         if metrics:
             self._on_metrics(step, metrics)
+
+
+class Watch:
+    """Shows the progress of work that is done again and again, each time from the beginning."""
+
+    def __init__(self, desc: str) -> None:
+        self._desc = desc
+        self._bar: Any = None
+
+    def __call__(self, done: int, total: int) -> None:
+        """So many items of this round are done; the last one ends it."""
+        if self._bar is None:
+            self._bar = progress(None, total, self._desc)
+        self._bar.update(done - self._bar.n)
+        if done >= total:
+            self._bar.close()
+            self._bar = None

@@ -14,8 +14,10 @@ from tasks.agent.rollout import RolloutConf
 from tasks.base.settings import BaseConf, FormatConf, PretrainedConf, TinyConf
 from tasks.data.records import read_passages, read_questions
 from tasks.model_source import ensure
+from tasks.records import schema, start_policy
+from tasks.records.start_policy import FormatRecord
 from tasks.runner import Context, main
-from tasks.store import Row, replacing_folder, write_jsonl
+from tasks.store import Row, replacing_folder, write_json, write_jsonl
 
 if TYPE_CHECKING:
     from tasks.base.make import Lessons, TinyPolicy
@@ -115,6 +117,7 @@ def body(ctx: Context[Settings]) -> None:
     from tasks.model import export_folder, load_policy
 
     history: list[Row] = []
+    record = None
     if ctx.settings.made is not None:
         made = _made(ctx, ctx.settings.made)
         model, tokenizer, history = made.model, made.tokenizer, made.history
@@ -123,18 +126,22 @@ def body(ctx: Context[Settings]) -> None:
         ensure(ctx.root, ctx.settings.pretrained.folder, ctx.settings.pretrained.source)
         model, tokenizer = load_policy(ctx.root / ctx.settings.pretrained.folder)
         if ctx.settings.format is not None:
-            history = _teach_format(ctx, ctx.settings.format, model, tokenizer)
+            history, record = _teach_format(ctx, ctx.settings.format, model, tokenizer)
 
     folder = OUT / str(ctx.settings.seed)
     with replacing_folder(ctx.root / folder) as out:
         (out / "policy").mkdir()
         export_folder(model, tokenizer, out / "policy")
         write_jsonl(out / "metrics.jsonl", history)
+        if record is not None:
+            write_json(out / start_policy.FILE, schema.plain(record))
     ctx.track_outcome(folder, ())
 
 
-def _teach_format(ctx: Context[Settings], taught: Taught[FormatConf], model: Any, tokenizer: Any) -> list[Row]:
-    """Teach a given model, and return the record of its training."""
+def _teach_format(
+    ctx: Context[Settings], taught: Taught[FormatConf], model: Any, tokenizer: Any
+) -> tuple[list[Row], FormatRecord]:
+    """Teach a given model; returns the metrics of its training, and what it was taught with."""
     from tasks.base.taught import teach_format
     from tasks.model import computes_in
 
@@ -142,9 +149,9 @@ def _teach_format(ctx: Context[Settings], taught: Taught[FormatConf], model: Any
     lessons: Lessons[FormatConf] = lessons_of(ctx, taught, ctx.settings.seed, conf.fit.max_steps)
     fit = lessons.fit(model, computes_in(conf.dtype, model.device))
     chosen, seed = lessons.chosen(), f"{ctx.settings.seed}/format"
-    kept = teach_format(model, fit, lessons.renderer(tokenizer), chosen, conf, seed)
-    print(f"taught on {kept} demonstrations of {len(chosen)} training questions that were tried", flush=True)
-    return fit.history
+    record = teach_format(model, fit, lessons.renderer(tokenizer), chosen, conf, seed)
+    print(f"{record.demonstrations} of {record.plans} plans were kept; {record.tokens} tokens were read", flush=True)
+    return fit.history, record
 
 
 def _made(ctx: Context[Settings], settings: Made) -> TinyPolicy:

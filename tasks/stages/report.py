@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tasks import planned
 from tasks.records import systems
-from tasks.report import compared, page, printed, reward_models, study, table, tool, training
+from tasks.report import compared, page, printed, reward_models, start_policy, study, table, tool, training
 from tasks.runner import Context, ledger, main
 
 if TYPE_CHECKING:
@@ -92,7 +92,10 @@ def results(settings: Settings, root: Path = Path()) -> table.Results:
     tools = tool.read(artifacts, settings.tools, settings.seeds, settings.num_bootstrap)
     found = study.complete(found, artifacts, settings.num_bootstrap, printed.read(root / PAPERS), tools)
     models = reward_models.read(artifacts, list(settings.reward_models), settings.seeds)
-    return replace(found, sections=(*found.sections, *reward_models.sections(found, models, settings.reward_models)))
+    taught = start_policy.sections(artifacts, settings.seeds)
+    return replace(
+        found, sections=(*found.sections, *taught, *reward_models.sections(found, models, settings.reward_models))
+    )
 
 
 def write(settings: Settings, root: Path = Path()) -> table.Results:

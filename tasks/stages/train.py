@@ -26,6 +26,7 @@ from tasks.records.systems import SystemRecord
 from tasks.records.usage import work_of
 from tasks.rl.method import Method
 from tasks.runner import Context, main
+from tasks.runner.progress import Watch
 from tasks.services import Resources, opened
 from tasks.store import digest, replacing_folder, write_json, write_jsonl
 from tasks.systems import Named, Prompted, build
@@ -245,6 +246,7 @@ def train(ctx: Context[Settings], learning: Learning) -> None:
                 scratch=ctx.scratch,
                 log=ctx.bar(settings.num_steps).log,
                 services=services,
+                watch=Watch(f"{ctx.name}: validation"),
             )
             trainer.run()
         _publish(ctx, trainer, _used(learning), given.missing)

@@ -50,6 +50,7 @@ class Trainer:
         scratch: folder of checkpoints, the best policy and recorded trajectories.
         log: receives (step, metrics).
         services: what the method's parts call, by role.
+        watch: receives the number of validation questions that have been played, of how many.
     """
 
     conf: TrainConf
@@ -66,6 +67,7 @@ class Trainer:
     log: Log
     services: Services = field(default_factory=lambda: NO_SERVICES)
     progress: Progress = field(default_factory=Progress)
+    watch: Callable[[int, int], object] = lambda done, total: None
 
     def run(self) -> Progress:
         """Train to the last step, from the newest sound checkpoint if there is one.
@@ -172,7 +174,8 @@ class Trainer:
 
     def _validate(self, step: int) -> dict[str, float]:
         """Validation metrics; the policy is saved if it is the best so far."""
-        metrics = validate(self.validator, self.validation)
+        total = len(self.validation)
+        metrics = validate(self.validator, self.validation, lambda done: self.watch(done, total))
         is_selecting = metrics and self.conf.select == "best"
         if is_selecting and self._best.offer(step, metrics["validation_em"], self.progress.history):
             self.progress.selected_step = step

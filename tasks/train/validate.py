@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,17 @@ from tasks.retrieval import RetrievalError
 from tasks.types import Question
 
 
-def validate(player: Player, questions: Sequence[Question]) -> dict[str, float]:
-    """Play the validation questions greedily; nothing where there are none.
+def validate(
+    player: Player, questions: Sequence[Question], progress: Callable[[int], object] = lambda done: None
+) -> dict[str, float]:
+    """Play the validation questions greedily; nothing where there are none. `progress` gets the number played.
 
     Raises:
         RetrievalError: every trajectory failed.
     """
     if not questions:
         return {}
-    played = player.play(questions, 1, Sampling(0.0, 1.0, (), seed=0))
+    played = player.play(questions, 1, Sampling(0.0, 1.0, (), seed=0), progress)
     # A failed search says nothing about the policy, so its trajectory counts neither as right nor as wrong.
     sound = [(t, q) for t, q in zip(played, questions, strict=True) if t.status != "failed"]
     if not sound:
