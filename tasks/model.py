@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from pydantic import Field, PositiveFloat
+from safetensors import safe_open
 
 from tasks import device
 from tasks.store import DataError, digest, sha256
@@ -70,6 +71,29 @@ def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, 
     options = {"dtype": dtype, "local_files_only": True, "use_safetensors": True}
     model = loaded(folder, "configuration and weights", lambda: AutoModelForCausalLM.from_pretrained(folder, **options))
     return model.eval(), tokenizer
+
+
+def stored_weights(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Dtype, as safetensors spells it (`F32`, `BF16`), and shape of every weight in the files of a model folder."""
+    weights: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                piece = file.get_slice(name)
+                weights[name] = (piece.get_dtype(), tuple(piece.get_shape()))
+    return weights
+
+
+def stored_dtype(folder: Path) -> torch.dtype:
+    """The dtype in which a model can be loaded and saved again without a change: that of its files, if it is one.
+
+    Raises:
+        DataError: as `load_policy`.
+    """
+    _check_folder(folder)
+    found = loaded(folder, "the weights", lambda: {dtype for dtype, _ in stored_weights(folder).values()})
+    halves = {"BF16": torch.bfloat16, "F16": torch.float16}
+    return halves.get(found.pop(), torch.float32) if len(found) == 1 else torch.float32
 
 
 def load_tokenizer(folder: Path) -> Any:

@@ -378,8 +378,9 @@ class PlainEngine:
     @contextmanager
     def open(self, folder: Path, training: Training) -> Iterator[tuple[PlainPolicy, PlainCritic | None]]:
         """See `Engine.open`."""
+        device = pick_device()  # First: a process that waits for its GPU holds no model in memory meanwhile.
         model, tokenizer = load_policy(folder)
-        model = model.to(pick_device())
+        model = model.to(device)
         critic = None
         # The critic comes first: later its copy of the decoder would contain the policy's adapters.
         if training.critic is not None:

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
+
+from tasks.model import stored_weights
 
 Shapes = Mapping[str, tuple[int, ...]]
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
@@ -20,11 +21,7 @@ _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 
 def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Name and shape of every weight in the safetensors files of a model folder."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    return shapes
+    return {name: shape for name, (_, shape) in stored_weights(folder).items()}
 
 
 @contextmanager

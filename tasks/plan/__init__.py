@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tasks import conf, identity, planned, store
-from tasks.plan import model_folders
+from tasks.plan import model_folders, preflight
 from tasks.plan.run_settings import RunSettings as RunSettings
 from tasks.planned import Plan
 
@@ -53,10 +53,11 @@ def write(out: Path, run: RunSettings, stages: Mapping[str, ModuleType]) -> list
     """Write all plans into `out`, which appears only when every setting is right; returns the names of the stages.
 
     Raises:
-        ValueError: a wrong setting, or a model folder that is not there.
+        ValueError: a wrong setting, a model folder that is not there, or more memory or disk than there is.
     """
     run.check_models()
     model_folders.check(run)
+    preflight.check(run)
     if differing := identity.differing(run.root):
         told = ", ".join(f"{name} {pin} (installed: {found})" for name, (pin, found) in differing.items())
         print(f"warning: other versions are installed than {identity.REQUIREMENTS}/ pins: {told}. Results may differ; "

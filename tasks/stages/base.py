@@ -114,7 +114,9 @@ def parts_of(taught: Taught[Any]) -> tuple[SearchGrammar, Any]:
 
 def body(ctx: Context[Settings]) -> None:
     """Train the tiny policy, teach a given model, or copy it."""
-    from tasks.model import export_folder, load_policy
+    import torch
+
+    from tasks.model import export_folder, load_policy, stored_dtype
 
     history: list[Row] = []
     record = None
@@ -124,7 +126,9 @@ def body(ctx: Context[Settings]) -> None:
     else:
         assert ctx.settings.pretrained is not None
         ensure(ctx.root, ctx.settings.pretrained.folder, ctx.settings.pretrained.source)
-        model, tokenizer = load_policy(ctx.root / ctx.settings.pretrained.folder)
+        given = ctx.root / ctx.settings.pretrained.folder
+        # A model that is only copied keeps the dtype of its files: in float32 each seed would take twice the disk.
+        model, tokenizer = load_policy(given, torch.float32 if ctx.settings.format else stored_dtype(given))
         if ctx.settings.format is not None:
             history, record = _teach_format(ctx, ctx.settings.format, model, tokenizer)
 

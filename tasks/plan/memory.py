@@ -1,0 +1,269 @@
+"""How much memory a run takes at most, phase by phase, as a sum of items.
+
+The sums follow what the code holds: the engine (`tasks/engine/plain.py`, `tasks/precision.py`), the generators, the
+checkpoints (`tasks/checkpoint.py`) and supervised training (`tasks/base/fit.py`). Activations are those of the decoders
+of Llama and Qwen2, at the longest row that the budgets allow, so most steps take less. Not counted: services that load
+models, and the training of reward models and readers.
+
+Compared with measured peaks on two processor cores, SmolLM2-135M, scale small (see `tests/plan/test_memory.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from tasks.agent.rollout import RolloutConf
+from tasks.base.settings import BaseConf, FormatConf
+from tasks.engine.plain import LOGIT_CHUNK
+from tasks.generate.vllm import VllmConf
+from tasks.model import Dtype, LoraConf
+from tasks.plan.machine import Machine
+from tasks.plan.model_size import ModelSize
+from tasks.train.settings import TrainConf
+
+Place = Literal["GPU", "memory"]
+FLOAT, HALF = 4, 2
+ADAM, MOMENTS_AND_WEIGHTS = 2 * FLOAT, 3 * FLOAT
+
+PROCESS = 600_000_000
+"""Python, torch, transformers, the data and the index of a small run."""
+GPU_PROCESS = 1_000_000_000
+"""CUDA's context and kernels; also what vLLM keeps of a GPU in its sleep."""
+VLLM_PROCESS = 2_000_000_000
+"""vLLM's own process on a CPU, without weights and cache."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something that takes memory: its name, bytes, and where they lie."""
+
+    name: str
+    size: int
+    place: Place
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What is in memory at the same time."""
+
+    name: str
+    items: tuple[Item, ...]
+
+    def size(self, place: Place) -> int:
+        """Bytes at a place."""
+        return sum(item.size for item in self.items if item.place == place)
+
+    def largest(self, place: Place, count: int) -> list[Item]:
+        """The largest items at a place."""
+        there = [item for item in self.items if item.place == place]
+        return sorted(there, key=lambda item: -item.size)[:count]
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What a method adds.
+
+    Attributes:
+        has_critic: a critic is trained beside the policy.
+        has_reference: a frozen copy of the start policy is held.
+        plays_start: a second generator plays the start policy.
+        rows: trajectories of a step and those of a validation, the greater number.
+    """
+
+    has_critic: bool
+    has_reference: bool
+    plays_start: bool
+    rows: int
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Everything that the memory of a run depends on.
+
+    Attributes:
+        model: of the policy.
+        machine: where it runs.
+        train, rollout, lora: as the stage `train` gets them.
+        learner: of the method; None where nothing is trained.
+        teaching: of the start policy; None where it is taken as it comes.
+        vllm: the generator's options; None for the plain generator.
+    """
+
+    model: ModelSize
+    machine: Machine
+    train: TrainConf
+    rollout: RolloutConf
+    lora: LoraConf
+    learner: Learner | None
+    teaching: BaseConf | FormatConf | None
+    vllm: VllmConf | None
+
+    @property
+    def place(self) -> Place:
+        """Where the policy is trained and plays."""
+        return "memory" if self.machine.gpu is None else "GPU"
+
+    @property
+    def bytes_of(self) -> int:
+        """Of a number in the forward passes of training and play."""
+        return _bytes_of(self.train.dtype, self.machine.trains_in_bfloat16)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row that the budgets allow."""
+        play = self.rollout
+        written = (play.max_turns + 1) * play.max_call_tokens
+        read = play.max_turns * play.max_observation_tokens
+        return min(play.max_total_tokens, play.max_prompt_tokens + written + read)
+
+    @property
+    def trained(self) -> int:
+        """Weights of the policy that the optimizer changes."""
+        return self.model.adapters(self.lora) if self.lora.rank else self.model.num_weights
+
+
+def _bytes_of(dtype: Dtype, has_bfloat16: bool) -> int:
+    return FLOAT if dtype == "float32" or not has_bfloat16 else HALF
+
+
+def phases(demand: Demand) -> list[Phase]:
+    """The phases of a run in order."""
+    found = [Phase("start policy", (*_process(demand, on_gpu=False), *_teaching(demand)))]
+    if demand.learner is not None:
+        held = (*_process(demand), *_held(demand, demand.learner))
+        found += [
+            Phase("play", (*held, *_playing(demand, demand.learner.rows))),
+            Phase("update", (*held, *_updating(demand, demand.learner))),
+            Phase("checkpoint", (*held, *_saving(demand, demand.learner))),
+        ]
+    rows = demand.rollout.batch_rows
+    return [*found, Phase("evaluation", (*_process(demand), *_evaluating(demand), *_playing(demand, rows)))]
+
+
+def _process(demand: Demand, on_gpu: bool = True) -> Iterator[Item]:
+    yield Item("Python and its libraries", PROCESS, "memory")
+    if on_gpu and demand.place == "GPU":
+        yield Item("CUDA", GPU_PROCESS, "GPU")
+
+
+def _teaching(demand: Demand) -> Iterator[Item]:
+    """Supervised training of the start policy, which runs on the processor; or its copy."""
+    model, teaching = demand.model, demand.teaching
+    if teaching is None:
+        yield Item("weights", model.stored, "memory")
+        return
+    dtype: Dtype = teaching.dtype if isinstance(teaching, FormatConf) else "float32"
+    size = _bytes_of(dtype, demand.machine.host_has_bfloat16)
+    yield from _trained("policy", model.num_weights, model.num_weights, size, "memory")
+    yield Item("gradients", FLOAT * model.num_weights, "memory")
+
+    tokens = max(teaching.max_batch_tokens, demand.longest)
+    yield Item(
+        f"activations of {tokens} tokens", _activations(model, tokens, demand.longest, size, True, True), "memory"
+    )
+    written = (demand.rollout.max_turns + 1) * demand.rollout.max_call_tokens
+    logits = min(tokens, tokens * written // demand.longest) * model.vocab
+    yield Item("logits", logits * (size + 3 * FLOAT), "memory")
+
+
+def _trained(name: str, num_weights: int, num_trained: int, size: int, place: Place) -> Iterator[Item]:
+    """A model under training, without its gradients."""
+    yield Item(f"{name}: weights", size * num_weights, place)
+    if size == HALF:
+        yield Item(f"{name}: float32 copy", FLOAT * num_trained, place)
+    yield Item(f"{name}: Adam", ADAM * num_trained, place)
+
+
+def _held(demand: Demand, learner: Learner) -> Iterator[Item]:
+    """What training holds in all of its phases."""
+    model, size, place = demand.model, demand.bytes_of, demand.place
+    own = demand.trained if demand.lora.rank else 0
+    yield from _trained("policy", model.num_weights + own, demand.trained, size, place)
+    if learner.has_critic:
+        yield from _trained("critic", model.decoder_weights, model.decoder_weights, size, place)
+    if learner.has_reference and not demand.lora.rank:
+        yield Item("reference", size * model.num_weights, place)
+    if learner.plays_start:
+        yield from _generator(demand, "start policy that plays")
+    if demand.vllm is not None and demand.place == "memory":
+        yield from _generator(demand, "vLLM")
+
+
+def _generator(demand: Demand, name: str) -> Iterator[Item]:
+    """A generator with weights of its own."""
+    weights = demand.bytes_of * demand.model.num_weights
+    if demand.vllm is None:
+        yield Item(f"{name}: weights", weights, demand.place)
+    elif demand.machine.gpu is not None:
+        yield Item(name, int(demand.vllm.gpu_memory_utilization * demand.machine.gpu.size), "GPU")
+    else:
+        yield Item(f"{name}: weights", weights, "memory")
+        yield Item(f"{name}: keys and values", int(demand.vllm.cpu_kv_cache_gib * 2**30), "memory")
+        yield Item(f"{name}: its process", VLLM_PROCESS, "memory")
+
+
+def _playing(demand: Demand, rows: int) -> Iterator[Item]:
+    """What a generator takes besides weights while these rows play, `batch_rows` at most at once."""
+    if demand.vllm is not None:
+        if demand.place == "GPU":  # On a processor it does not sleep, so it is among what is held.
+            yield from _generator(demand, "vLLM")
+        return
+    model, play, size = demand.model, demand.rollout, demand.bytes_of
+    rows = min(rows, play.batch_rows)
+    numbers = rows * demand.longest * 2 * model.layers * model.keys
+    yield Item(f"keys and values of {rows} rows of {demand.longest} tokens", numbers * size, demand.place)
+
+    read = max(play.max_prompt_tokens, min(play.max_observation_tokens, demand.longest))
+    per_token = size * (3 * model.intermediate + 4 * model.hidden)
+    mask = model.heads // model.kv_heads * demand.longest * (1 + size)
+    yield Item("reading of prompts and documents", rows * read * (per_token + mask), demand.place)
+    yield Item("logits", rows * model.vocab * (size + 3 * FLOAT), demand.place)
+
+
+def _updating(demand: Demand, learner: Learner) -> Iterator[Item]:
+    """Forward and backward pass of the largest micro-batch; policy and critic learn one after the other."""
+    model, size, place, train = demand.model, demand.bytes_of, demand.place, demand.train
+    critic = model.decoder_weights if learner.has_critic else 0
+    yield Item("gradients", FLOAT * max(demand.trained, critic), place)
+
+    tokens = max(train.max_batch_tokens, demand.longest)
+    activations = _activations(model, tokens, demand.longest, size, train.keep_activations, place == "memory")
+    yield Item(f"activations of {tokens} tokens", activations, place)
+    chunk = LOGIT_CHUNK["cuda" if place == "GPU" else "cpu"] // model.vocab
+    yield Item("logits", min(tokens, max(1, chunk)) * model.vocab * (size + 4 * FLOAT), place)
+    if demand.vllm is not None and place == "GPU":
+        yield Item("vLLM, asleep", GPU_PROCESS, place)
+
+
+def _activations(model: ModelSize, tokens: int, longest: int, size: int, keeps_all: bool, on_cpu: bool) -> int:
+    """Bytes that the backward pass needs of a micro-batch.
+
+    Of each token a layer keeps: for its two norms the input in float32, the normalised input and the output; queries,
+    keys, values and what attention read, twice; gate, up, their activation and product. In bfloat16 on a CPU it also
+    keeps all attention scores (`tasks/attention.py`).
+    """
+    norms = 2 * model.hidden * (FLOAT + 2 * size)
+    of_token = norms + size * (3 * model.query + 2 * model.keys + 4 * model.intermediate)
+    scores = model.heads * tokens * longest * size if size == HALF and on_cpu else 0
+    layer = tokens * of_token + scores
+    if keeps_all:
+        return (model.layers + 1) * layer  # One more for the gradients of the layer that is worked on.
+    return model.layers * tokens * model.hidden * size + 2 * layer
+
+
+def _saving(demand: Demand, learner: Learner) -> Iterator[Item]:
+    """A checkpoint copies weights and moments of one model after the other; an export with adapters, the model."""
+    critic = demand.model.decoder_weights if learner.has_critic else 0
+    yield Item("copies of weights and moments", MOMENTS_AND_WEIGHTS * max(demand.trained, critic), "memory")
+    if demand.lora.rank:
+        yield Item("merged copy", demand.bytes_of * demand.model.num_weights, demand.place)
+
+
+def _evaluating(demand: Demand) -> Iterator[Item]:
+    """The generator's weights; vLLM on a GPU has them within its share."""
+    if demand.vllm is None or demand.place == "memory":
+        yield from _generator(demand, "vLLM" if demand.vllm else "policy")
+    if demand.vllm is not None:  # It is compared with transformers in float32.
+        yield Item("comparison with float32", FLOAT * demand.model.num_weights, "memory")

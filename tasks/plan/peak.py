@@ -1,0 +1,150 @@
+"""The peak of a run's memory, and the settings that lower it until it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from tasks.base.settings import FormatConf
+from tasks.model import LoraConf
+from tasks.plan.machine import Machine, Memory
+from tasks.plan.memory import Demand, Phase, Place, phases
+
+LORA_RANK = 16
+VLLM_SHARES = (0.4, 0.3, 0.2)
+FEWEST_ROWS = 4
+
+Systems = Sequence[tuple[str, Demand]]
+"""Every system that is trained, with what its memory depends on."""
+Level = tuple[str, Callable[[Demand], Demand]]
+"""A setting as a person writes it, and a demand with it."""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The phase of a system that takes the largest share of the memory at its place."""
+
+    system: str
+    phase: Phase
+    place: Place
+    memory: Memory
+
+    @property
+    def size(self) -> int:
+        """Bytes that the phase takes at most."""
+        return self.phase.size(self.place)
+
+    @property
+    def share(self) -> float:
+        """Of the memory that there is."""
+        return self.size / max(1, self.memory.size)
+
+
+def worst(systems: Systems) -> Peak:
+    """The peak of a run; of equal ones the first."""
+    peaks = [
+        Peak(name, phase, place, memory)
+        for name, demand in systems
+        for phase in phases(demand)
+        for place, memory in _places(demand.machine)
+    ]
+    return max(peaks, key=lambda peak: peak.share)
+
+
+def _places(machine: Machine) -> Iterator[tuple[Place, Memory]]:
+    yield "memory", machine.host
+    if machine.gpu is not None:
+        yield "GPU", machine.gpu
+
+
+def helping(systems: Systems) -> list[tuple[str, Peak]]:
+    """Settings that together make a run fit, each with the peak that it leaves; if none is enough, all that help.
+
+    They are tried in the order of what they cost: time, then other last bits of results, then another experiment. Of
+    one kind the mildest level that is enough is taken, else the strongest. A setting that lowers another phase than the
+    peak's helps only after others, so all are tried again after each.
+    """
+    kinds = dict(enumerate(_kinds(systems)))
+    steps: list[tuple[str, Peak]] = []
+    now = worst(systems)
+    while now.share > 1:
+        for number, levels in kinds.items():
+            tried = [(text, changed, worst(changed)) for text, changed in _applied(levels, systems)]
+            better = [one for one in tried if one[2].share < now.share]
+            if better:
+                text, systems, now = next((one for one in better if one[2].share <= 1), better[-1])
+                steps.append((text, now))
+                del kinds[number]
+                break
+        else:
+            break
+    return steps
+
+
+def _applied(levels: Sequence[Level], systems: Systems) -> Iterator[tuple[str, Systems]]:
+    for text, change in levels:
+        yield text, [(name, change(demand)) for name, demand in systems]
+
+
+def _kinds(systems: Systems) -> list[list[Level]]:
+    """Kinds of settings, each from mild to strong."""
+    demands = [demand for _, demand in systems]
+    tokens = max(demand.train.max_batch_tokens for demand in demands)
+    rows = max(demand.rollout.batch_rows for demand in demands)
+    longest = max(demand.longest for demand in demands)
+    teaching = demands[0].teaching
+    taught = teaching.max_batch_tokens if teaching is not None else 0
+    section = "format" if isinstance(teaching, FormatConf) else "base"
+
+    return [
+        [("`train: keep_activations: false`", _recomputing)],
+        [(f"`train: max_batch_tokens: {n}`", partial(_with_tokens, n=n)) for n in _halves(tokens, longest)],
+        [(f"`{section}: max_batch_tokens: {n}`", partial(_taught_with, n=n)) for n in _halves(taught, longest)],
+        [(f"`rollout: batch_rows: {n}`", partial(_with_rows, n=n)) for n in _halves(rows, FEWEST_ROWS)],
+        [("`train: dtype: bfloat16`", _in_bfloat16)],
+        [(f"`gpu_memory_utilization: {s}` in conf/generator", partial(_with_share, share=s)) for s in VLLM_SHARES],
+        [("`generator: plain` in params.yaml", lambda demand: replace(demand, vllm=None))],
+        [(f"`lora: {{rank: {LORA_RANK}}}` in conf/model", _with_adapters)],
+    ]
+
+
+def _halves(value: int, least: int) -> list[int]:
+    """Half of a value, a quarter and so on, down to the least; the last is the least itself if it is smaller."""
+    found = []
+    while value > least:
+        value = max(value // 2, least)
+        found.append(value)
+    return found
+
+
+def _recomputing(demand: Demand) -> Demand:
+    return replace(demand, train=replace(demand.train, keep_activations=False))
+
+
+def _with_tokens(demand: Demand, n: int) -> Demand:
+    return replace(demand, train=replace(demand.train, max_batch_tokens=min(n, demand.train.max_batch_tokens)))
+
+
+def _taught_with(demand: Demand, n: int) -> Demand:
+    teaching = demand.teaching
+    return demand if teaching is None else replace(demand, teaching=replace(teaching, max_batch_tokens=n))
+
+
+def _with_rows(demand: Demand, n: int) -> Demand:
+    return replace(demand, rollout=replace(demand.rollout, batch_rows=min(n, demand.rollout.batch_rows)))
+
+
+def _in_bfloat16(demand: Demand) -> Demand:
+    return replace(demand, train=replace(demand.train, dtype="bfloat16"))
+
+
+def _with_share(demand: Demand, share: float) -> Demand:
+    vllm = demand.vllm
+    if vllm is None or vllm.gpu_memory_utilization <= share:
+        return demand
+    return replace(demand, vllm=replace(vllm, gpu_memory_utilization=share))
+
+
+def _with_adapters(demand: Demand) -> Demand:
+    return demand if demand.lora.rank else replace(demand, lora=LoraConf(rank=LORA_RANK))

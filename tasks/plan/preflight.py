@@ -1,0 +1,170 @@
+"""Adds up memory and disk of a run before its first step, and says what does not fit and which setting helps.
+
+The sums are upper bounds for planning (`memory.py`, `disk.py`): they take the longest rows that the budgets allow. So a
+run that fits does not end in the middle because a longer row came.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+from tasks import conf, generate, methods
+from tasks.base.settings import BaseConf, FormatConf
+from tasks.conf import require
+from tasks.generate.vllm import VllmConf
+from tasks.plan import disk
+from tasks.plan.machine import Machine, free_disk, this_machine
+from tasks.plan.memory import Demand, Learner
+from tasks.plan.model_size import ModelSize, of_folder, of_tiny
+from tasks.plan.peak import Peak, Systems, helping, worst
+from tasks.plan.run_settings import RunSettings
+
+VARIABLE = "BREADCRUMB_PREFLIGHT"
+CLOSE = 0.9
+SMALL = 50_000_000
+"""Weights of a model below which nothing is printed where all fits."""
+NO_SETTING = "take a smaller model, or a machine with more memory"
+
+
+def check(run: RunSettings, machine: Callable[[], Machine] = this_machine) -> None:
+    """Compare what the run takes with what there is; prints both for a large model, and a warning where it is close.
+
+    A model folder that is missing or of an unknown kind is left to those who read it.
+
+    Raises:
+        ValueError: something does not fit, and the environment does not ask for a warning only.
+    """
+    asked = os.environ.get(VARIABLE, "")
+    require(asked in ("", "warn"), VARIABLE, asked, "warn, which starts although something does not fit, or nothing")
+    if (model := _size(run)) is None:
+        return
+    systems = systems_of(run, model, machine())
+    peak, room = worst(systems), _Room(run, systems)
+
+    problems = list(filter(None, (_of_memory(run, peak, systems), room.problem())))
+    if problems and not asked:
+        raise ValueError(f"{' '.join(problems)} {VARIABLE}=warn starts in spite of it.")
+    for problem in problems:
+        print(f"warning: {problem}", file=sys.stderr)
+    if not problems:
+        _say(model, peak, room)
+
+
+def _size(run: RunSettings) -> ModelSize | None:
+    if run.model.pretrained is not None:
+        return of_folder(run.root / run.model.pretrained.folder)
+    return None if run.model.tiny is None else of_tiny(run.model.tiny)
+
+
+def systems_of(run: RunSettings, model: ModelSize, machine: Machine) -> Systems:
+    """The demand of every system that trains; of the first one if none does."""
+    generator = generate.load(run.params.generator, run.root)
+    teaching: BaseConf | FormatConf | None = None
+    if run.model.tiny is not None:
+        teaching = run.scale(BaseConf, "base")
+    elif run.teaches_format:
+        teaching = run.scale(FormatConf, "format")
+
+    vllm = generator if isinstance(generator, VllmConf) else None
+    plain = Demand(model, machine, run.training(), run.rollout(), run.model.lora, None, teaching, vllm)
+    trained = [(name, _learning(run, name, plain)) for name in run.params.systems if run.is_method(name)]
+    return trained or [(run.params.systems[0], plain)]
+
+
+def _learning(run: RunSettings, system: str, plain: Demand) -> Demand:
+    """The demand of a method: its own budgets, critic and reference."""
+    tree, where = run.method(system), f"{conf.CONF}/method/{system}.yaml"
+    method = methods.build(tree, None, where)
+    train, rollout = run.training(tree["train"], where), run.rollout(tree["rollout"], where)
+    # A sampler that chooses among candidates also holds the row that they continue.
+    rows = train.num_questions(method.sampler.size) * (method.sampler.size + 1)
+    learner = Learner(
+        method.advantage.needs_values,
+        method.needs_reference,
+        method.sampler.from_start,
+        max(rows, train.validate_questions),
+    )
+    return replace(plain, train=train, rollout=rollout, learner=learner)
+
+
+def _of_memory(run: RunSettings, peak: Peak, systems: Systems) -> str:
+    """One line where the peak is more than there is, else nothing."""
+    if peak.share <= 1:
+        return ""
+    items = ", ".join(f"{item.name} {gb(item.size)}" for item in peak.phase.largest(peak.place, 3))
+    return (
+        f"{conf.CONF}/scale/{run.params.scale}.yaml, {conf.CONF}/model/{run.params.model}.yaml: {peak.system} takes up "
+        f"to {gb(peak.size)} of memory ({peak.phase.name}), and there are {gb(peak.memory.size)} "
+        f"({peak.memory.source}). Most of it: {items}. {_advice(systems)}"
+    )
+
+
+def _advice(systems: Systems) -> str:
+    steps = helping(systems)
+    if not steps:
+        return f"No setting helps: {NO_SETTING}."
+    told = ", then ".join(f"{setting} (up to {gb(left.size)}, {left.phase.name})" for setting, left in steps)
+    is_enough = steps[-1][1].share <= 1
+    return f"Set {told}." if is_enough else f"All that helps is not enough, {told}: {NO_SETTING}."
+
+
+class _Room:
+    """What a run writes to the disk of its clone, beside what is free there."""
+
+    def __init__(self, run: RunSettings, systems: Systems) -> None:
+        self._run = run
+        self._demands = [demand for _, demand in systems]
+        self._data = _data(run)
+        self._copies = disk.copies_of(run.root)
+        self.room = self._with()
+        self.needed = max(0, self.room.size - disk.there(run.root, self._copies))
+        self.free = free_disk(run.root)
+
+    def _with(self, seeds: int = 0, copies: int = 0) -> disk.Room:
+        seeds, copies = seeds or len(self._run.params.seeds), copies or self._copies
+        return disk.room(self._demands, seeds, copies, self._data)
+
+    def problem(self) -> str:
+        """One line where more is written than is free, else nothing."""
+        if self.needed <= self.free:
+            return ""
+        items = ", ".join(f"{name} {gb(size)}" for name, size in self.room.largest(3))
+        helps = []
+        if (work := disk.size_of(self._run.root / disk.WORK)) > 0:
+            helps.append(f"delete resume folders of runs that have ended in {disk.WORK} ({gb(work)} in all)")
+        if self._copies > 1:
+            saved = self.room.size - self._with(copies=1).size
+            helps.append(f"`dvc config --local cache.type hardlink,symlink` ({gb(saved)} less)")
+        if (seeds := len(self._run.params.seeds)) > 1:
+            helps.append(f"one seed in place of {seeds} ({gb(self.room.size - self._with(seeds=1).size)} less)")
+        helps.append("fewer systems at once, or a larger disk")
+        return (
+            f"{conf.PARAMS}: the run writes up to {gb(self.needed)}, and {gb(self.free)} are free on the disk of the "
+            f"clone. Most of it: {items}. Helps: {'; '.join(helps)}."
+        )
+
+
+def _data(run: RunSettings) -> int:
+    """Bytes of data that are read; those of a generated world are few."""
+    folder = run.root / run.params.data_folder
+    return disk.size_of(folder, "*.jsonl") if run.data.kind == "folder" and folder.is_dir() else 0
+
+
+def _say(model: ModelSize, peak: Peak, room: _Room) -> None:
+    """One line where it is close, or the model is large."""
+    told = (
+        f"memory up to {gb(peak.size)} of {gb(peak.memory.size)} ({peak.system}, {peak.phase.name}), "
+        f"disk up to {gb(room.needed)} of {gb(room.free)}"
+    )
+    if peak.share > CLOSE or room.needed > CLOSE * room.free:
+        print(f"warning: this run nearly fills the machine: {told}", file=sys.stderr)
+    elif model.num_weights >= SMALL:
+        print(f"this run takes {told}", flush=True)
+
+
+def gb(size: int) -> str:
+    """Bytes as a person reads them: 10^9 bytes are 1 GB."""
+    return f"{size / 1e9:.1f} GB" if size < 100e9 else f"{size / 1e9:.0f} GB"
