@@ -161,9 +161,7 @@ class PlainSession:
         max_total_tokens: int,
     ) -> None:
         require_prompts(prompts, max_total_tokens)
-        self.model = owner.model
-        self.tokenizer = owner.tokenizer
-        self.eos_ids = owner.eos_ids
+        self.model, self.tokenizer, self.eos_ids = owner.model, owner.tokenizer, owner.eos_ids
         self.sampling = sampling
         self.max_total_tokens = max_total_tokens
         self.attending = owner.attending
