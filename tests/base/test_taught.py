@@ -1,0 +1,160 @@
+"""Demonstrations for a pretrained model: what is searched, what is kept, and that a rollout would record the same."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tasks.base.demonstrations import Renderer
+from tasks.base.fit import Fit, PhaseConf
+from tasks.base.settings import FormatConf
+from tasks.base.taught import Search, demonstrations, has_come_back, script, searches_of, teach_format
+from tasks.data.decomposition import hops_of
+from tasks.types import Hit, Hop, Question
+from tests.base.conftest import SmallWorld
+from tests.base.test_demonstrations import CONF, _play, _renderer
+from tests.tiny import make_model
+
+FORMAT = FormatConf(
+    num_threads=1,
+    dtype="float32",
+    checkpoint_every=2,
+    max_batch_tokens=2048,
+    max_questions=50,
+    shortcut=0.0,
+    repeat=0.0,
+    fit=PhaseConf(max_steps=5, batch=2, lr=1e-3, decay=True, stop_loss=0.0),
+)
+CHAIN = Question(
+    "q", "d", "train", "Where was the writer of Emma born?", ("Steventon",), 2, gold_passage_ids=("p1", "p2"),
+    gold_complete=True, decomposition=(Hop("Emma >> writer", "Jane Austen"), Hop("Where was #1 born?", "Steventon")),
+)  # fmt: skip
+
+
+def _hit(passage: str, text: str, title: str = "") -> Hit:
+    return Hit(passage, 1.0, title, text)
+
+
+def test_a_decomposition_is_searched_hop_by_hop_with_its_answers_filled_in() -> None:
+    assert searches_of(CHAIN, FORMAT, 4, random.Random(0)) == [
+        Search("Emma writer", ("Jane Austen",)),
+        Search("Where was Jane Austen born?", ("Steventon",)),
+    ]
+    whole = [Search(CHAIN.question, CHAIN.answers)]
+    assert searches_of(CHAIN, replace(FORMAT, shortcut=1.0), 4, random.Random(0)) == whole
+    assert searches_of(CHAIN, FORMAT, 1, random.Random(0)) == whole  # The chain is longer than a play.
+    assert searches_of(replace(CHAIN, decomposition=()), FORMAT, 4, random.Random(0)) == whole
+
+
+def test_a_plan_is_kept_if_what_it_looked_for_came_back() -> None:
+    search = Search("Emma writer", ("Jane Austen",))
+    assert has_come_back(search, [_hit("x", "by JANE  Austen, 1815")], CHAIN)
+    assert has_come_back(search, [_hit("x", "a novel", title="Jane Austen")], CHAIN)
+    assert not has_come_back(search, [_hit("x", "a novel")], CHAIN)
+    assert not has_come_back(search, [], CHAIN)
+
+
+def test_yes_and_no_need_every_gold_passage() -> None:
+    asked, search = replace(CHAIN, answers=("yes",)), Search("q", ("yes",))
+    assert not has_come_back(search, [_hit("p1", "yes")], asked)
+    assert has_come_back(search, [_hit("p1", "-"), _hit("p2", "-")], asked)
+    assert not has_come_back(search, [_hit("p1", "-"), _hit("p2", "-")], replace(asked, gold_complete=False))
+    assert not has_come_back(search, [_hit("p1", "-")], replace(asked, gold_passage_ids=()))
+
+
+def test_a_thought_says_what_the_last_search_found() -> None:
+    searches = searches_of(CHAIN, FORMAT, 4, random.Random(0))
+    hits = [
+        [_hit("p0", "nothing", "Noise"), _hit("p1", "by Jane Austen", "Emma")],
+        [_hit("p2", "Steventon", "Jane Austen")],
+    ]
+    turns, found = script(CHAIN, searches, hits, repeats=True)
+    assert [(turn.think, turn.action.kind, turn.action.content) for turn in turns] == [
+        ("I need to search.", "search", "Emma writer"),
+        ("Emma: Jane Austen.", "search", "Where was Jane Austen born?"),
+        ("I search again.", "search", "Where was Jane Austen born?"),
+        ("Jane Austen: Steventon.", "answer", "Steventon"),
+    ]
+    assert found == [hits[0], hits[1], hits[1], None]
+
+
+def _train(small: SmallWorld) -> list[Question]:
+    return [question for question in small.questions if question.split == "train"]
+
+
+@pytest.mark.parametrize("repeat", [0.0, 1.0])
+def test_a_demonstration_is_what_a_rollout_records(small_world: SmallWorld, repeat: float) -> None:
+    conf, questions = replace(FORMAT, repeat=repeat), _train(small_world)
+    renderer = _renderer(small_world)
+    made = demonstrations(questions, renderer, conf, "seed")
+    assert made.tried == len(questions)
+    assert len(made.examples) > 20
+    by_prompt = {example.prompt_ids: example for example in made.examples}
+    assert len(by_prompt) == len(made.examples)
+
+    plans, kept = [], []
+    for question in questions:
+        searches = searches_of(question, conf, CONF.max_turns, random.Random(0))
+        hits = small_world.retriever.search([search.query for search in searches], CONF.top_k)
+        plan, _ = script(question, searches, hits, repeats=bool(repeat) and len(searches) < CONF.max_turns)
+        plans.append(plan)
+    for question, trajectory in zip(questions, _play(small_world, questions, plans), strict=True):
+        example = by_prompt.get(trajectory.prompt_ids)
+        if example is not None:
+            kept.append(question)
+            assert (example.response_ids, example.loss_mask) == (trajectory.response_ids, trajectory.loss_mask)
+            assert trajectory.answer == question.answers[0]
+            assert example.loss_mask[-1]
+    assert len(kept) == len(made.examples)
+    assert {len(hops_of(question)) for question in kept} >= {1, 2}
+
+
+def test_the_same_seed_gives_the_same_demonstrations(small_world: SmallWorld) -> None:
+    conf = replace(FORMAT, shortcut=0.5, repeat=0.5)
+    first, again, other = (
+        demonstrations(_train(small_world), _renderer(small_world), conf, seed) for seed in ("a", "a", "b")
+    )
+    assert first == again
+    assert first != other
+
+
+def _teach(small: SmallWorld, renderer: Renderer, scratch: Path) -> tuple[Any, Any]:
+    model = make_model(small.tokenizer)
+    fit = Fit(model, scratch, FORMAT.checkpoint_every, FORMAT.max_batch_tokens, lambda step, metrics: None)
+    return model, teach_format(model, fit, renderer, _train(small), FORMAT, "0")
+
+
+def test_a_killed_training_ends_as_an_undisturbed_one(small_world: SmallWorld, tmp_path: Path) -> None:
+    renderer = _renderer(small_world)
+    whole, record = _teach(small_world, renderer, tmp_path / "whole")
+    assert record.trained == 10
+    assert 0 < record.written_tokens < record.tokens
+    assert record.demonstrations <= record.plans == len(_train(small_world))
+
+    model = make_model(small_world.tokenizer)
+
+    class KilledError(Exception):
+        pass
+
+    def kill(step: int, metrics: dict[str, float]) -> None:
+        if step == 3:
+            raise KilledError
+
+    fit = Fit(model, tmp_path / "killed", FORMAT.checkpoint_every, FORMAT.max_batch_tokens, kill)
+    with pytest.raises(KilledError):
+        teach_format(model, fit, renderer, _train(small_world), FORMAT, "0")
+    resumed, again = _teach(small_world, renderer, tmp_path / "killed")
+    assert again == record
+    for (name, own), (_, other) in zip(resumed.named_parameters(), whole.named_parameters(), strict=True):
+        assert torch.equal(own, other), name
+
+
+def test_plans_that_find_nothing_end_with_what_helps(small_world: SmallWorld, tmp_path: Path) -> None:
+    renderer = replace(_renderer(small_world), conf=replace(CONF, max_call_tokens=2))
+    with pytest.raises(ValueError, match=r"of \d+ plans none brought back what it looked for.*format: null"):
+        _teach(small_world, renderer, tmp_path)
