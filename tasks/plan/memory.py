@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tasks.agent.rollout import RolloutConf
+from tasks.attention import LONGEST_BY_MATRICES
 from tasks.base.settings import BaseConf, FormatConf
 from tasks.engine.plain import LOGIT_CHUNK
 from tasks.generate.vllm import VllmConf
@@ -27,8 +28,11 @@ Place = Literal["GPU", "memory"]
 FLOAT, HALF = 4, 2
 ADAM, MOMENTS_AND_WEIGHTS = 2 * FLOAT, 3 * FLOAT
 
-PROCESS = 600_000_000
+PROCESS = 700_000_000
 """Python, torch, transformers, the data and the index of a small run."""
+HEAP = {FLOAT: 1.5, HALF: 3.3}
+"""On a CPU, bytes that the process keeps for each byte of activations, by the bytes of a number: micro-batches differ in
+length, so freed blocks do not fit the next ones, and the process keeps them (`tasks/device.py`)."""
 GPU_PROCESS = 1_000_000_000
 """CUDA's context and kernels; also what vLLM keeps of a GPU in its sleep."""
 VLLM_PROCESS = 2_000_000_000
@@ -160,12 +164,13 @@ def _teaching(demand: Demand) -> Iterator[Item]:
     yield Item("gradients", FLOAT * model.num_weights, "memory")
 
     tokens = max(teaching.max_batch_tokens, demand.longest)
-    yield Item(
-        f"activations of {tokens} tokens", _activations(model, tokens, demand.longest, size, True, True), "memory"
-    )
+    scores = 0 if size == FLOAT else min(demand.longest, LONGEST_BY_MATRICES)
+    activations = _activations(model, tokens, size, scores, keeps_all=True)
+    yield Item(f"activations of {tokens} tokens", int(HEAP[size] * activations), "memory")
+    # Segments that teach a tiny policy to copy have a loss on every token.
     written = (demand.rollout.max_turns + 1) * demand.rollout.max_call_tokens
-    logits = min(tokens, tokens * written // demand.longest) * model.vocab
-    yield Item("logits", logits * (size + 3 * FLOAT), "memory")
+    share = min(1.0, written / demand.longest) if isinstance(teaching, FormatConf) else 1.0
+    yield Item("logits", int(HEAP[size] * share * tokens * model.vocab * (size + 3 * FLOAT)), "memory")
 
 
 def _trained(name: str, num_weights: int, num_trained: int, size: int, place: Place) -> Iterator[Item]:
@@ -229,25 +234,38 @@ def _updating(demand: Demand, learner: Learner) -> Iterator[Item]:
     yield Item("gradients", FLOAT * max(demand.trained, critic), place)
 
     tokens = max(train.max_batch_tokens, demand.longest)
-    activations = _activations(model, tokens, demand.longest, size, train.keep_activations, place == "memory")
-    yield Item(f"activations of {tokens} tokens", activations, place)
+    activations = _activations(model, tokens, size, _scores(demand), train.keep_activations)
+    kept = HEAP[size] if place == "memory" else 1.0
+    yield Item(f"activations of {tokens} tokens", int(kept * activations), place)
     chunk = LOGIT_CHUNK["cuda" if place == "GPU" else "cpu"] // model.vocab
     yield Item("logits", min(tokens, max(1, chunk)) * model.vocab * (size + 4 * FLOAT), place)
     if demand.vllm is not None and place == "GPU":
         yield Item("vLLM, asleep", GPU_PROCESS, place)
 
 
-def _activations(model: ModelSize, tokens: int, longest: int, size: int, keeps_all: bool, on_cpu: bool) -> int:
+def _scores(demand: Demand) -> int:
+    """Most attention scores of a token and a head that training keeps; see `tasks/attention.py`."""
+    if demand.bytes_of == FLOAT or demand.place == "GPU":
+        return 0
+    return demand.longest if demand.train.share_prefixes else min(demand.longest, LONGEST_BY_MATRICES)
+
+
+def _activations(model: ModelSize, tokens: int, size: int, scores: int, keeps_all: bool) -> int:
     """Bytes that the backward pass needs of a micro-batch.
 
     Of each token a layer keeps: for its two norms the input in float32, the normalised input and the output; queries,
-    keys, values and what attention read, twice; gate, up, their activation and product. In bfloat16 on a CPU it also
-    keeps all attention scores (`tasks/attention.py`).
+    keys, values and what attention read, twice; gate, up, their activation and product; attention scores.
+
+    Args:
+        model: sizes.
+        tokens: of the micro-batch.
+        size: bytes of a number.
+        scores: of a token and a head.
+        keeps_all: False keeps the inputs of layers, and computes one layer after the other again.
     """
     norms = 2 * model.hidden * (FLOAT + 2 * size)
-    of_token = norms + size * (3 * model.query + 2 * model.keys + 4 * model.intermediate)
-    scores = model.heads * tokens * longest * size if size == HALF and on_cpu else 0
-    layer = tokens * of_token + scores
+    numbers = 3 * model.query + 2 * model.keys + 4 * model.intermediate + model.heads * scores
+    layer = tokens * (norms + size * numbers)
     if keeps_all:
         return (model.layers + 1) * layer  # One more for the gradients of the layer that is worked on.
     return model.layers * tokens * model.hidden * size + 2 * layer

@@ -62,20 +62,20 @@ def helping(systems: Systems) -> list[tuple[str, Peak]]:
     """Settings that together make a run fit, each with the peak that it leaves; if none is enough, all that help.
 
     They are tried in the order of what they cost: time, then other last bits of results, then another experiment. Of
-    one kind the mildest level that is enough is taken, else the strongest. A setting that lowers another phase than the
-    peak's helps only after others, so all are tried again after each.
+    one kind the mildest level that is enough is taken, else the one that helps most. A setting that lowers another
+    phase than the peak's helps only after others, so all are tried again after each.
     """
-    kinds = dict(enumerate(_kinds(systems)))
     steps: list[tuple[str, Peak]] = []
-    now = worst(systems)
+    now, used = worst(systems), set[int]()
     while now.share > 1:
-        for number, levels in kinds.items():
+        for number, levels in enumerate(_kinds(systems)):
             tried = [(text, changed, worst(changed)) for text, changed in _applied(levels, systems)]
-            better = [one for one in tried if one[2].share < now.share]
+            better = [one for one in tried if one[2].share < now.share and number not in used]
             if better:
-                text, systems, now = next((one for one in better if one[2].share <= 1), better[-1])
+                enough = [one for one in better if one[2].share <= 1]
+                text, systems, now = enough[0] if enough else min(better, key=lambda one: one[2].share)
                 steps.append((text, now))
-                del kinds[number]
+                used.add(number)
                 break
         else:
             break
@@ -93,6 +93,8 @@ def _kinds(systems: Systems) -> list[list[Level]]:
     tokens = max(demand.train.max_batch_tokens for demand in demands)
     rows = max(demand.rollout.batch_rows for demand in demands)
     longest = max(demand.longest for demand in demands)
+    prompt = max(demand.rollout.max_prompt_tokens for demand in demands)
+
     teaching = demands[0].teaching
     taught = teaching.max_batch_tokens if teaching is not None else 0
     section = "format" if isinstance(teaching, FormatConf) else "base"
@@ -105,7 +107,9 @@ def _kinds(systems: Systems) -> list[list[Level]]:
         [("`train: dtype: bfloat16`", _in_bfloat16)],
         [(f"`gpu_memory_utilization: {s}` in conf/generator", partial(_with_share, share=s)) for s in VLLM_SHARES],
         [("`generator: plain` in params.yaml", lambda demand: replace(demand, vllm=None))],
+        [(f"`rollout: max_total_tokens: {n}`", partial(_no_longer_than, n=n)) for n in _halves(longest, 2 * prompt)],
         [(f"`lora: {{rank: {LORA_RANK}}}` in conf/model", _with_adapters)],
+        [("`format: null`", lambda demand: replace(demand, teaching=None))] if section == "format" else [],
     ]
 
 
@@ -133,6 +137,10 @@ def _taught_with(demand: Demand, n: int) -> Demand:
 
 def _with_rows(demand: Demand, n: int) -> Demand:
     return replace(demand, rollout=replace(demand.rollout, batch_rows=min(n, demand.rollout.batch_rows)))
+
+
+def _no_longer_than(demand: Demand, n: int) -> Demand:
+    return replace(demand, rollout=replace(demand.rollout, max_total_tokens=min(n, demand.rollout.max_total_tokens)))
 
 
 def _in_bfloat16(demand: Demand) -> Demand:

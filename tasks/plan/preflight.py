@@ -26,7 +26,8 @@ VARIABLE = "BREADCRUMB_PREFLIGHT"
 CLOSE = 0.9
 SMALL = 50_000_000
 """Weights of a model below which nothing is printed where all fits."""
-NO_SETTING = "take a smaller model, or a machine with more memory"
+NO_SETTING = "take a smaller model or a machine with more memory"
+NO_CRITIC = ", or a method without a critic, such as search_r1_grpo"
 
 
 def check(run: RunSettings, machine: Callable[[], Machine] = this_machine) -> None:
@@ -104,11 +105,11 @@ def _of_memory(run: RunSettings, peak: Peak, systems: Systems) -> str:
 
 def _advice(systems: Systems) -> str:
     steps = helping(systems)
-    if not steps:
-        return f"No setting helps: {NO_SETTING}."
     told = ", then ".join(f"{setting} (up to {gb(left.size)}, {left.phase.name})" for setting, left in steps)
-    is_enough = steps[-1][1].share <= 1
-    return f"Set {told}." if is_enough else f"All that helps is not enough, {told}: {NO_SETTING}."
+    if steps and steps[-1][1].share <= 1:
+        return f"Set {told}."
+    critic = NO_CRITIC if any(demand.learner and demand.learner.has_critic for _, demand in systems) else ""
+    return f"{f'Not enough: {told}' if told else 'No setting helps'}; {NO_SETTING}{critic}."
 
 
 class _Room:
