@@ -31,8 +31,8 @@ ADAM, MOMENTS_AND_WEIGHTS = 2 * FLOAT, 3 * FLOAT
 PROCESS = 700_000_000
 """Python, torch, transformers, the data and the index of a small run."""
 HEAP = {FLOAT: 1.5, HALF: 3.3}
-"""On a CPU, bytes that the process keeps for each byte of activations, by the bytes of a number: micro-batches differ in
-length, so freed blocks do not fit the next ones, and the process keeps them (`tasks/device.py`)."""
+"""On a CPU, bytes that the process keeps for each byte of activations, by the bytes of a number: micro-batches differ
+in length, so freed blocks do not fit the next ones, and the process keeps them (`tasks/device.py`)."""
 GPU_PROCESS = 1_000_000_000
 """CUDA's context and kernels; also what vLLM keeps of a GPU in its sleep."""
 VLLM_PROCESS = 2_000_000_000

@@ -1,0 +1,199 @@
+"""What a person is told about memory and disk before the first step."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks import params, plan
+from tasks.plan import RunSettings, disk, preflight
+from tasks.plan.machine import Machine, Memory
+from tasks.plan.model_size import ModelSize
+from tasks.plan.peak import helping, worst
+
+ROOT = Path(__file__).parents[2]
+SMOL = ModelSize(576, 1536, 30, 49_152, 9, 3, 64, is_tied=True, num_weights=134_515_008, stored=538_090_408)
+QWEN_3B = ModelSize(2048, 11_008, 36, 151_936, 16, 2, 128, is_tied=True, num_weights=3_085_938_688, stored=6 * 10**9)
+LARGE = 10**15
+
+
+def _here(host: int, gpu: int = 0) -> Machine:
+    return Machine(Memory(host, "a test"), Memory(gpu, "GPU of a test") if gpu else None, True, True)
+
+
+def _run(root: Path = ROOT, **changes: Any) -> RunSettings:
+    return RunSettings(root, params.with_models(replace(params.read(ROOT), **changes), ROOT))
+
+
+def _smol(*systems: str) -> RunSettings:
+    return _run(model="smollm2-135m", scale="small", systems=("base", *systems), seeds=(0,))
+
+
+@pytest.fixture(autouse=True)
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting of the environment, and a large disk."""
+    monkeypatch.delenv(preflight.VARIABLE, raising=False)
+    monkeypatch.setattr(preflight, "free_disk", lambda folder: LARGE)
+
+
+def _given(monkeypatch: pytest.MonkeyPatch, size: ModelSize | None) -> None:
+    monkeypatch.setattr(preflight, "of_folder", lambda folder: size)
+
+
+def test_too_little_memory_names_what_is_largest_and_settings_that_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    _given(monkeypatch, SMOL)
+    with pytest.raises(ValueError, match="search_r1_grpo takes up to") as caught:
+        preflight.check(_smol("search_r1_grpo"), lambda: _here(4 << 30))
+    message = str(caught.value)
+    assert message.startswith("conf/scale/small.yaml, conf/model/smollm2-135m.yaml: search_r1_grpo takes up to ")
+    assert "GB of memory (update), and there are 4.3 GB (a test). Most of it: activations of 2048 tokens " in message
+    assert "Set `train: keep_activations: false` (up to " in message
+    assert message.endswith("BREADCRUMB_PREFLIGHT=warn starts in spite of it.")
+    assert "\n" not in message
+
+
+def test_the_settings_that_are_named_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each lowers the peak, the last one to what there is, and one less would not do."""
+    run = _smol("search_r1_grpo")
+    systems = preflight.systems_of(run, SMOL, _here(4 << 30))
+    peaks = [worst(systems), *(peak for _, peak in helping(systems))]
+    assert [peak.share for peak in peaks] == sorted((peak.share for peak in peaks), reverse=True)
+    assert peaks[-2].share > 1 >= peaks[-1].share
+    assert helping(preflight.systems_of(run, SMOL, _here(64 << 30))) == []
+
+
+def test_a_larger_machine_needs_fewer_settings_and_milder_ones() -> None:
+    run = _smol("search_r1_grpo")
+    settings = [text for text, _ in helping(preflight.systems_of(run, SMOL, _here(14 * 10**9)))]
+    assert settings == ["`train: keep_activations: false`"]
+
+
+def test_where_nothing_is_enough_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    _given(monkeypatch, SMOL)
+    with pytest.raises(ValueError, match=r"Not enough: .*; take a smaller model or .*without a critic"):
+        preflight.check(_smol("search_r1_ppo"), lambda: _here(2 << 30))
+    with pytest.raises(ValueError, match="a machine with more memory") as caught:
+        preflight.check(_smol("search_r1_grpo"), lambda: _here(1 << 20))
+    assert "critic" not in str(caught.value)
+
+
+def test_it_can_be_asked_to_warn_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    _given(monkeypatch, SMOL)
+    monkeypatch.setenv(preflight.VARIABLE, "warn")
+    preflight.check(_smol("search_r1_grpo"), lambda: _here(4 << 30))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("warning: conf/scale/small.yaml, ")
+    assert len(err.splitlines()) == 1
+    monkeypatch.setenv(preflight.VARIABLE, "never")
+    with pytest.raises(ValueError, match="BREADCRUMB_PREFLIGHT='never': expected warn"):
+        preflight.check(_smol("search_r1_grpo"), lambda: _here(4 << 30))
+
+
+def test_one_line_where_it_fits_and_a_warning_where_it_is_close(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _given(monkeypatch, SMOL)
+    run = _smol("search_r1_grpo")
+    preflight.check(run, lambda: _here(200 * 10**9))
+    out, err = capsys.readouterr()
+    said = (
+        r"this run takes memory up to [\d.]+ GB of 200 GB \(search_r1_grpo, update\), disk up to [\d.]+ GB of .* GB\n"
+    )
+    assert re.fullmatch(said, out), out
+    assert err == ""
+
+    peak = worst(preflight.systems_of(run, SMOL, _here(LARGE)))
+    preflight.check(run, lambda: _here(int(peak.size / 0.95)))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("warning: this run nearly fills the machine: memory up to ")
+
+
+def test_nothing_is_said_of_a_tiny_model_and_of_one_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    preflight.check(_run(), lambda: _here(16 << 30))
+    _given(monkeypatch, None)
+    preflight.check(_smol("search_r1_grpo"), lambda: _here(1))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_gpu_that_is_too_small_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three billion weights with a critic, and vLLM with half of 85.5 GB."""
+    _given(monkeypatch, QWEN_3B)
+    run = _run(model="qwen2.5-3b", scale="paper", generator="vllm", systems=("base", "search_r1_ppo"))
+    with pytest.raises(ValueError, match=r"search_r1_ppo takes up to 136 GB of memory \(play\)") as caught:
+        preflight.check(run, lambda: _here(256 * 10**9, 85_500_000_000))
+    assert "there are 85.5 GB (GPU of a test). Most of it: vLLM 42.8 GB" in str(caught.value)
+    assert "`lora: {rank: 16}` in conf/model" in str(caught.value)
+
+
+def test_a_plan_that_does_not_fit_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        preflight, "worst", lambda systems: worst([(n, replace(d, machine=_here(1))) for n, d in systems])
+    )
+    with pytest.raises(ValueError, match=r"conf/scale/laptop\.yaml, conf/model/tiny\.yaml: "):
+        plan.write(tmp_path / "plan", _run(), {})
+    assert not (tmp_path / "plan").exists()
+
+
+def _clone(root: Path, config: str = "") -> RunSettings:
+    shutil.copytree(ROOT / "conf", root / "conf")
+    (root / ".dvc").mkdir()
+    (root / ".dvc/config").write_text(config)
+    return _run(root, model="smollm2-135m", scale="small", systems=("base", "search_r1_grpo"), seeds=(0, 1))
+
+
+def test_too_little_disk_names_what_is_largest_and_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand, with N weights: two seeds x (start 4N and trained 2N, both twice; two checkpoints of 12N of teaching and
+    of training; best policy 2N) + 14N in writing = 2 x (12N + 48N + 2N) + 14N = 138N."""
+    _given(monkeypatch, SMOL)
+    monkeypatch.setattr(preflight, "free_disk", lambda folder: 10**9)
+    run = _clone(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"^params\.yaml: the run writes up to 18\.6 GB, and 1\.0 GB are free"
+    ) as caught:
+        preflight.check(run, lambda: _here(LARGE))
+    assert round(138 * SMOL.num_weights / 1e9, 1) == 18.6
+    message = str(caught.value)
+    assert "Most of it: checkpoints 12.9 GB" in message
+    assert "one seed in place of 2 (8.3 GB less)" in message
+    assert "`dvc config --local cache.type hardlink,symlink` (1.6 GB less)" in message
+    assert ".scratch/work" not in message
+
+    old = tmp_path / ".scratch/work/train@x-0-1/checkpoints"
+    old.mkdir(parents=True)
+    (old / "tensors.safetensors").write_bytes(bytes(10**6))
+    with pytest.raises(ValueError, match=r"delete resume folders of runs that have ended in \.scratch/work"):
+        preflight.check(run, lambda: _here(LARGE))
+
+
+@pytest.mark.parametrize(
+    ("config", "copies"),
+    [
+        ("", 2),
+        ("[core]\n    analytics = false\n", 2),
+        ('[cache]\n    type = "hardlink,symlink"\n', 1),
+        ("[cache]\n    type = copy\n", 2),
+        ("[cache]\n    dir = /proc/elsewhere\n", 1),
+    ],
+)
+def test_the_cache_of_dvc_is_a_second_copy_unless_it_links_or_is_elsewhere(
+    tmp_path: Path, config: str, copies: int
+) -> None:
+    _clone(tmp_path, config)
+    assert disk.copies_of(tmp_path) == copies
+
+
+def test_weights_that_are_there_take_no_further_room(tmp_path: Path) -> None:
+    (tmp_path / "artifacts/train/x-0/policy").mkdir(parents=True)
+    (tmp_path / "artifacts/train/x-0/policy/model.safetensors").write_bytes(bytes(1000))
+    (tmp_path / "artifacts/index").mkdir()
+    (tmp_path / "artifacts/index/other").write_bytes(bytes(70))
+    assert disk.there(tmp_path, 2) == 2000
