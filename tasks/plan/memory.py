@@ -33,6 +33,8 @@ PROCESS = 700_000_000
 HEAP = {FLOAT: 1.5, HALF: 3.3}
 """On a CPU, bytes that the process keeps for each byte of activations, by the bytes of a number: micro-batches differ
 in length, so freed blocks do not fit the next ones, and the process keeps them (`tasks/device.py`)."""
+HEAP_OF_CACHE = 1.5
+"""Likewise for keys and values, whose buffers grow with the rows."""
 GPU_PROCESS = 1_000_000_000
 """CUDA's context and kernels; also what vLLM keeps of a GPU in its sleep."""
 VLLM_PROCESS = 2_000_000_000
@@ -217,8 +219,9 @@ def _playing(demand: Demand, rows: int) -> Iterator[Item]:
         return
     model, play, size = demand.model, demand.rollout, demand.bytes_of
     rows = min(rows, play.batch_rows)
-    numbers = rows * demand.longest * 2 * model.layers * model.keys
-    yield Item(f"keys and values of {rows} rows of {demand.longest} tokens", numbers * size, demand.place)
+    cache = rows * demand.longest * 2 * model.layers * model.keys * size
+    kept = HEAP_OF_CACHE if demand.place == "memory" else 1.0
+    yield Item(f"keys and values of {rows} rows of {demand.longest} tokens", int(kept * cache), demand.place)
 
     read = max(play.max_prompt_tokens, min(play.max_observation_tokens, demand.longest))
     per_token = size * (3 * model.intermediate + 4 * model.hidden)
@@ -247,7 +250,8 @@ def _scores(demand: Demand) -> int:
     """Most attention scores of a token and a head that training keeps; see `tasks/attention.py`."""
     if demand.bytes_of == FLOAT or demand.place == "GPU":
         return 0
-    return demand.longest if demand.train.share_prefixes else min(demand.longest, LONGEST_BY_MATRICES)
+    prefix = demand.rollout.max_prompt_tokens if demand.train.share_prefixes else 0
+    return min(demand.longest, prefix + LONGEST_BY_MATRICES)
 
 
 def _activations(model: ModelSize, tokens: int, size: int, scores: int, keeps_all: bool) -> int:

@@ -210,7 +210,7 @@ def test_the_cache_of_the_plain_generator_holds_what_is_predicted(folder: Path, 
     session.generate(range(6), [24] * 6)
     held = sum(buffer[:, :, :, : demand.longest].nbytes for buffer in session.cache.buffers if buffer is not None)
     (item,) = (one for one in phases(demand)[1].items if one.name.startswith("keys and values"))
-    assert item.size == held
+    assert item.size == int(memory.HEAP_OF_CACHE * held)
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -238,7 +238,7 @@ def test_a_backward_pass_keeps_about_what_is_predicted(folder: Path, half: bool,
     assert found == pytest.approx(predicted * size.layers / (size.layers + 1), rel=0.1)
 
 
-MEASURED = {"start policy": 13.75}
+MEASURED = {"start policy": 13.75, "evaluation": 6.44}
 """GB at the peak of `peak_rss_mb`, SmolLM2-135M at scale small in bfloat16 on two cores, GRPO."""
 
 
