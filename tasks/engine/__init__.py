@@ -22,6 +22,8 @@ from tasks.model import Dtype, LoraConf
 from tasks.rl.experience import Experience
 from tasks.rl.losses import Normalizer
 
+LOGIT_CHUNK = {"cpu": 2**24, "cuda": 2**28}
+"""Most logits that an engine holds at once, by device; on a GPU each chunk casts the head, so chunks are large."""
 Plan = Sequence[Sequence[int]]  # Micro-batches, each a list of rows of the experience.
 
 

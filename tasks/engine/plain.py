@@ -20,15 +20,22 @@ from torch.utils.checkpoint import checkpoint as recompute
 
 from tasks import checkpoint
 from tasks.attention import IN_TRAINING, attend_in_training, attending
-from tasks.engine import DivergedError, Objective, OptimizerConf, Plan, PolicyLoss, Training, Update, ValueLoss
+from tasks.engine import (
+    LOGIT_CHUNK,
+    DivergedError,
+    Objective,
+    OptimizerConf,
+    Plan,
+    PolicyLoss,
+    Training,
+    Update,
+    ValueLoss,
+)
 from tasks.engine.shared_prefix import attention_to_prefixes, hidden_states, require_supported
 from tasks.model import Dtype, LoraConf, computes_in, export_folder, load_policy, pick_device
 from tasks.precision import FullWeights
 from tasks.rl.experience import Experience
 from tasks.store import replacing_folder
-
-# Most logits held at once while gradients are on. On a GPU each chunk casts the head again, so chunks are large there.
-LOGIT_CHUNK = {"cpu": 2**24, "cuda": 2**28}
 
 
 class _Trainee:

@@ -17,8 +17,7 @@ from typing import Literal
 from tasks.agent.rollout import RolloutConf
 from tasks.attention import LONGEST_BY_MATRICES
 from tasks.base.settings import BaseConf, FormatConf
-from tasks.engine.plain import LOGIT_CHUNK
-from tasks.generate.vllm import VllmConf
+from tasks.engine import LOGIT_CHUNK
 from tasks.model import Dtype, LoraConf
 from tasks.plan.machine import Machine
 from tasks.plan.model_size import ModelSize
@@ -85,6 +84,19 @@ class Learner:
 
 
 @dataclass(frozen=True)
+class Served:
+    """A generator in processes of its own, vLLM.
+
+    Attributes:
+        gpu_share: of the GPU's memory that it takes, weights included.
+        cpu_cache: bytes of its keys and values where it runs on a CPU.
+    """
+
+    gpu_share: float
+    cpu_cache: int
+
+
+@dataclass(frozen=True)
 class Demand:
     """Everything that the memory of a run depends on.
 
@@ -94,7 +106,7 @@ class Demand:
         train, rollout, lora: as the stage `train` gets them.
         learner: of the method; None where nothing is trained.
         teaching: of the start policy; None where it is taken as it comes.
-        vllm: the generator's options; None for the plain generator.
+        vllm: the generator in processes of its own; None for the plain generator.
     """
 
     model: ModelSize
@@ -104,7 +116,7 @@ class Demand:
     lora: LoraConf
     learner: Learner | None
     teaching: BaseConf | FormatConf | None
-    vllm: VllmConf | None
+    vllm: Served | None
 
     @property
     def place(self) -> Place:
@@ -204,10 +216,10 @@ def _generator(demand: Demand, name: str) -> Iterator[Item]:
     if demand.vllm is None:
         yield Item(f"{name}: weights", weights, demand.place)
     elif demand.machine.gpu is not None:
-        yield Item(name, int(demand.vllm.gpu_memory_utilization * demand.machine.gpu.size), "GPU")
+        yield Item(name, int(demand.vllm.gpu_share * demand.machine.gpu.size), "GPU")
     else:
         yield Item(f"{name}: weights", weights, "memory")
-        yield Item(f"{name}: keys and values", int(demand.vllm.cpu_kv_cache_gib * 2**30), "memory")
+        yield Item(f"{name}: keys and values", demand.vllm.cpu_cache, "memory")
         yield Item(f"{name}: its process", VLLM_PROCESS, "memory")
 
 

@@ -149,9 +149,9 @@ def _in_bfloat16(demand: Demand) -> Demand:
 
 def _with_share(demand: Demand, share: float) -> Demand:
     vllm = demand.vllm
-    if vllm is None or vllm.gpu_memory_utilization <= share:
+    if vllm is None or vllm.gpu_share <= share:
         return demand
-    return replace(demand, vllm=replace(vllm, gpu_memory_utilization=share))
+    return replace(demand, vllm=replace(vllm, gpu_share=share))
 
 
 def _with_adapters(demand: Demand) -> Demand:

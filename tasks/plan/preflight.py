@@ -11,13 +11,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 
-from tasks import conf, generate, methods
+from tasks import conf, methods
 from tasks.base.settings import BaseConf, FormatConf
 from tasks.conf import require
-from tasks.generate.vllm import VllmConf
 from tasks.plan import disk
 from tasks.plan.machine import Machine, free_disk, this_machine
-from tasks.plan.memory import Demand, Learner
+from tasks.plan.memory import Demand, Learner, Served
 from tasks.plan.model_size import ModelSize, of_folder, of_tiny
 from tasks.plan.peak import Peak, Systems, helping, worst
 from tasks.plan.run_settings import RunSettings
@@ -62,17 +61,23 @@ def _size(run: RunSettings) -> ModelSize | None:
 
 def systems_of(run: RunSettings, model: ModelSize, machine: Machine) -> Systems:
     """The demand of every system that trains; of the first one if none does."""
-    generator = generate.load(run.params.generator, run.root)
     teaching: BaseConf | FormatConf | None = None
     if run.model.tiny is not None:
         teaching = run.scale(BaseConf, "base")
     elif run.teaches_format:
         teaching = run.scale(FormatConf, "format")
 
-    vllm = generator if isinstance(generator, VllmConf) else None
-    plain = Demand(model, machine, run.training(), run.rollout(), run.model.lora, None, teaching, vllm)
+    plain = Demand(model, machine, run.training(), run.rollout(), run.model.lora, None, teaching, _served(run))
     trained = [(name, _learning(run, name, plain)) for name in run.params.systems if run.is_method(name)]
     return trained or [(run.params.systems[0], plain)]
+
+
+def _served(run: RunSettings) -> Served | None:
+    """The run's generator if it takes a share of memory for itself."""
+    tree = run.generator()
+    if "gpu_memory_utilization" not in tree:
+        return None
+    return Served(tree["gpu_memory_utilization"], int(tree["cpu_kv_cache_gib"] * 2**30))
 
 
 def _learning(run: RunSettings, system: str, plain: Demand) -> Demand:

@@ -20,11 +20,10 @@ from tasks.engine import OptimizerConf, Training
 from tasks.engine.plain import PlainEngine
 from tasks.generate import Sampling
 from tasks.generate.plain import PlainGenerator
-from tasks.generate.vllm import VllmConf
 from tasks.model import LoraConf, export_folder, stored_dtype
 from tasks.plan import memory
 from tasks.plan.machine import Machine, Memory
-from tasks.plan.memory import Demand, Learner, phases
+from tasks.plan.memory import Demand, Learner, Served, phases
 from tasks.plan.model_size import ModelSize, of_folder, of_tiny
 from tasks.pretrained import Qwen2Config, Qwen2ForCausalLM
 from tasks.train.settings import TrainConf
@@ -50,7 +49,7 @@ TRAIN = TrainConf(
 )
 ROLLOUT = RolloutConf(4, 2048, 500, 500, 4096, 3, 2560)
 H100 = Machine(Memory(128 * 10**9, "memory"), Memory(85_500_000_000, "GPU H100"), True, True)
-VLLM = VllmConf(8192, 0.5, 1.0, 1, True, 32)
+VLLM = Served(0.5, 2**30)
 QWEN_3B = ModelSize(2048, 11_008, 36, 151_936, 16, 2, 128, is_tied=True, num_weights=3_085_938_688)
 PPO = Demand(QWEN_3B, H100, TRAIN, ROLLOUT, LoraConf(), Learner(True, True, False, 2560), None, VLLM)
 GRPO = replace(PPO, learner=Learner(False, True, False, 2560))
