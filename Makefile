@@ -211,8 +211,8 @@ format: $(STAMP)
 	@$(BIN)/ruff check --quiet --fix .
 
 bench: $(BENCH_STAMP)
-	@if [ -n "$$MODEL" ]; then exec $(RUN_WITH_ARGS) tests.benchmarks.bench_model --model="$$MODEL"; \
-	else exec $(RUN_WITH_ARGS) tests.benchmarks.bench_trl; fi
+	@if [ -n "$$MODEL" ]; then exec $(RUN_WITH_ARGS) tests.benchmarks.bench_model --model="$$MODEL"; fi; \
+	exec $(RUN_WITH_ARGS) tests.benchmarks.bench_trl
 
 bench-slate: $(STAMP)
 	@$(RUN_WITH_ARGS) tests.benchmarks.bench_slate

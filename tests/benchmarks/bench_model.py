@@ -70,6 +70,7 @@ FULL = Sizes(
     step=Workload(
         questions=4, group_size=8, updates=2, warm_up=0, measured=1, max_searches=3, top_k=5, call_tokens=96,
         response_tokens=1800, batch_tokens=4096, micro_rollouts=4, threads=2, fit_steps=0, dtype="auto",
+        peer_keeps_memory=True,
     ),
     rollouts=Shape(2, 8, 256, turns=3, written=32, observed=300),
     batch_tokens=4096,
@@ -81,6 +82,7 @@ QUICK = Sizes(
     step=Workload(
         questions=2, group_size=2, updates=1, warm_up=0, measured=1, max_searches=2, top_k=1, call_tokens=96,
         response_tokens=600, batch_tokens=2048, micro_rollouts=2, threads=1, fit_steps=0, dtype="auto",
+        peer_keeps_memory=True,
     ),
     rollouts=Shape(2, 2, 16, turns=2, written=4, observed=9),
     batch_tokens=64,

@@ -246,9 +246,12 @@ def run_trl(folder: Path, workload: Workload) -> Measured:
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
+    from tasks.device import use_threads
     from tasks.model import computes_in
     from tests.benchmarks.scripted import Script
 
+    if workload.peer_keeps_memory:
+        use_threads(workload.threads)
     torch.set_num_threads(workload.threads)
     model: Any = AutoModelForCausalLM.from_pretrained(folder / "policy", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder / "policy")

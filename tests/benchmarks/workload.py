@@ -51,6 +51,7 @@ class Workload:
         fit_steps: optimizer steps on demonstrations, before anything is measured.
         share_prefixes: whether ours reads a prompt once for all rollouts of a group in training, too.
         dtype: of forward and backward passes; TRL's `bf16` is mixed precision, as ours is.
+        peer_keeps_memory: whether TRL's process keeps freed memory, too, as our train stage does (`tasks/device.py`).
         micro_rollouts: rollouts of one forward and backward pass of TRL; None: all of an update.
     """
 
@@ -71,6 +72,7 @@ class Workload:
     share_prefixes: bool = True
     dtype: Dtype = "float32"
     micro_rollouts: int | None = None
+    peer_keeps_memory: bool = False
 
     @property
     def rollouts(self) -> int:
