@@ -95,16 +95,21 @@ def model_folder(name: str, root: Path = ROOT) -> Path:
 
     Raises:
         ValueError: there is no such model, or it is no pretrained one.
+        DataError: its folder is missing and has no source, or is no model folder.
         OutageError: its source cannot be reached.
     """
     from tasks import conf, model_source
     from tasks.base.settings import ModelConf
+    from tasks.model import load_tokenizer
 
+    conf.path_of("model", name, root, "--model")
     settings = conf.load(ModelConf, "model", name, root=root)
     if settings.pretrained is None:
         raise ValueError(f"conf/model/{name}.yaml: found kind {settings.kind!r}, expected 'pretrained'.")
     model_source.ensure(root, settings.pretrained.folder, settings.pretrained.source)
-    return root / settings.pretrained.folder
+    folder = root / settings.pretrained.folder
+    load_tokenizer(folder)  # A folder that is none is refused here and not by every part.
+    return folder
 
 
 def tiny_llama(folder: Path) -> Path:

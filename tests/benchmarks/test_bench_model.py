@@ -14,6 +14,7 @@ import torch
 from tasks.generate import Sampling
 from tasks.generate.plain import PlainGenerator
 from tasks.rl.experience import shared_microbatches
+from tasks.store import DataError
 from tests.benchmarks import step, training
 from tests.benchmarks.bench_model import QUICK, chosen, decoding_table, model_folder, tiny_llama, training_table
 from tests.benchmarks.bench_trl import Meter, positions_counted, run_ours
@@ -205,10 +206,16 @@ def test_parts_are_checked() -> None:
 
 
 def test_the_model_is_one_that_has_a_folder() -> None:
-    with pytest.raises(ValueError, match=r"unknown model 'smollm'\. Did you mean"):
+    with pytest.raises(ValueError, match=r"--model: unknown model 'smollm'\. Did you mean"):
         model_folder("smollm")
     with pytest.raises(ValueError, match=r"conf/model/tiny\.yaml: found kind 'tiny', expected 'pretrained'"):
         model_folder("tiny")
+
+
+def test_a_model_folder_that_is_missing_is_refused_before_any_part(tmp_path: Path) -> None:
+    (tmp_path / "conf").symlink_to(ROOT / "conf")
+    with pytest.raises(DataError, match=r"models/Qwen2\.5-7B-Instruct: the model folder is missing"):
+        model_folder("qwen2.5-7b", tmp_path)
 
 
 def test_the_processor_has_a_name(tmp_path: Path) -> None:
