@@ -19,6 +19,8 @@ once per group, in play and in training (`share_prefixes`), keep the KV cache, s
 finished rows. So an update of ours has all rollouts of two prompts, one of TRL's has rollouts of several.
 TRL 1.16.0 can also generate with vLLM; both sides generate with transformers here, which runs on any machine.
 
+`bench_model.py` lets the same two sides play a given model by a script of calls, in bfloat16 where there is any.
+
 An RL step is one rollout batch and all optimizer steps on it. Tokens are counted where the model reads
 them, padding left out; "positions" are all places the model computed while generating, padding included.
 """
