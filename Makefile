@@ -23,6 +23,7 @@
 #   make test | check | lint    every test | lint and the fast tests | format, lint and types (ARGS= goes to pytest)
 #   make format                 what ruff can mend
 #   make bench | bench-retrieval | bench-slate  measurements
+#   make bench MODEL=smollm2-135m  a real language model on the CPU, beside transformers, vLLM and TRL
 #   make setup | clean | help   .venv alone | remove what can be made again | this text
 #
 # METHODS=a,b trains these and sets them beside the system they are compared with, PARALLEL=2 runs so many stages at once,
@@ -54,6 +55,7 @@ override TAKES_evaluate := CHAMPION ARGS
 override TAKES_experiments := ARGS
 override TAKES_test := ARGS
 override TAKES_check := ARGS
+override TAKES_bench := MODEL ARGS
 override TAKES_bench-slate := ARGS
 override TAKES_bench-retrieval := ARGS
 
@@ -209,7 +211,8 @@ format: $(STAMP)
 	@$(BIN)/ruff check --quiet --fix .
 
 bench: $(BENCH_STAMP)
-	@$(BIN)/python -m tests.benchmarks.bench_trl
+	@if [ -n "$$MODEL" ]; then exec $(RUN_WITH_ARGS) tests.benchmarks.bench_model --model="$$MODEL"; fi; \
+	exec $(RUN_WITH_ARGS) tests.benchmarks.bench_trl
 
 bench-slate: $(STAMP)
 	@$(RUN_WITH_ARGS) tests.benchmarks.bench_slate

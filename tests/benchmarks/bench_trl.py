@@ -19,6 +19,8 @@ once per group, in play and in training (`share_prefixes`), keep the KV cache, s
 finished rows. So an update of ours has all rollouts of two prompts, one of TRL's has rollouts of several.
 TRL 1.16.0 can also generate with vLLM; both sides generate with transformers here, which runs on any machine.
 
+`bench_model.py` lets the same two sides play a given model by a script of calls, in bfloat16 where there is any.
+
 An RL step is one rollout batch and all optimizer steps on it. Tokens are counted where the model reads
 them, padding left out; "positions" are all places the model computed while generating, padding included.
 """
@@ -30,7 +32,6 @@ import json
 import os
 import resource
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -42,6 +43,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.rewards import EachReward, on_last_token
 from tasks.store import digest, read_jsonl
 from tasks.types import Question, Scores, Trajectory
+from tests.benchmarks.machine import ROOT, aligned, run_alone
 from tests.benchmarks.workload import (
     SMALLEST,
     WORLD,
@@ -58,12 +60,14 @@ if TYPE_CHECKING:
     from tasks.engine import OptimizerConf
     from tasks.rl.method import Method
     from tasks.train.settings import TrainConf
+    from tests.benchmarks.scripted import Script
 
-MOST_CPU, MOST_PREFILL, MOST_DIFFERENCE = 0.43, 0.25, 0.1
+BOUNDS = {"cpu_s": 0.43, "prefilled": 0.25}
+"""Of ours over TRL's."""
+MOST_DIFFERENCE = 0.1
 SEPARATE_BATCH_TOKENS = 2048
 SIDES = ("ours", "trl")
 ORDER = ("ours", "trl", "trl", "ours")
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass
@@ -136,6 +140,7 @@ def run_ours(folder: Path, workload: Workload) -> Measured:
     from tasks.generate.plain import PlainGenerator
     from tasks.model import LoraConf, load_policy
     from tasks.train.loop import Trainer
+    from tests.benchmarks.scripted import Script, ScriptedGenerator
 
     use_threads(workload.threads)  # as the train stage does
     model, tokenizer = load_policy(folder / "policy")
@@ -153,10 +158,13 @@ def run_ours(folder: Path, workload: Workload) -> Measured:
         batch_rows=workload.rollouts,
     )  # fmt: skip
     policy = PlainPolicy(
-        model, tokenizer, optimizer, LoraConf(), "float32", needs_reference=False,
+        model, tokenizer, optimizer, LoraConf(), workload.dtype, needs_reference=False,
         share_prefixes=workload.share_prefixes,
     )  # fmt: skip
-    generator = PlainGenerator(model, tokenizer, shares_weights=True)
+    script = Script.read(folder)
+    generator = (ScriptedGenerator if script else PlainGenerator)(model, tokenizer, shares_weights=True)
+    if isinstance(generator, ScriptedGenerator) and script:
+        generator.script = script
     retriever = retrieval.open_retriever(folder / "index")
     player = Player(conf, generator, tokenizer, retriever, method.grammar, method.prompt)
     meter = Meter()
@@ -203,7 +211,7 @@ def _budget(workload: Workload, optimizer: OptimizerConf) -> TrainConf:
     return TrainConf(
         num_steps=workload.steps, prompts_per_step=workload.questions, rollouts_per_step=None,
         minibatches=workload.updates, epochs=1, max_batch_tokens=workload.batch_tokens, policy=optimizer,
-        critic=optimizer, old_logprobs="sampler", dtype="float32", keep_activations=True,
+        critic=optimizer, old_logprobs="sampler", dtype=workload.dtype, keep_activations=True,
         share_prefixes=workload.share_prefixes, num_threads=workload.threads, checkpoint_every=10**6,
         validate_every=10**6, validate_questions=0, record_trajectories=0,
     )  # fmt: skip
@@ -240,11 +248,17 @@ def run_trl(folder: Path, workload: Workload) -> Measured:
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
+    from tasks.device import use_threads
+    from tasks.model import computes_in
+    from tests.benchmarks.scripted import Script
+
+    if workload.peer_keeps_memory:
+        use_threads(workload.threads)
     torch.set_num_threads(workload.threads)
     model: Any = AutoModelForCausalLM.from_pretrained(folder / "policy", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder / "policy")
     meter = Meter()
-    _count_trl(model, meter)
+    _count_trl(model, meter, Script.read(folder))
     rows = [{"prompt": [{"role": "user", "content": q}]} for q in _texts(folder)]
 
     class SearchEnvironment(SearchTool):
@@ -259,11 +273,12 @@ def run_trl(folder: Path, workload: Workload) -> Measured:
                 meter.mark()
 
     share = workload.rollouts // workload.updates
+    micro = workload.micro_rollouts or share
     settings = GRPOConfig(
         output_dir=str(folder / "trl"),
-        per_device_train_batch_size=share,
-        steps_per_generation=workload.updates,
-        gradient_accumulation_steps=1,
+        per_device_train_batch_size=micro,
+        steps_per_generation=workload.rollouts // micro,
+        gradient_accumulation_steps=share // micro,
         num_generations=workload.group_size,
         max_steps=workload.steps * workload.updates,
         max_tool_calling_iterations=workload.max_searches,
@@ -275,7 +290,7 @@ def run_trl(folder: Path, workload: Workload) -> Measured:
         lr_scheduler_type="constant",
         max_grad_norm=1.0,
         shuffle_dataset=False,
-        bf16=False,
+        bf16=computes_in(workload.dtype, torch.device("cpu")) == torch.bfloat16,
         use_cpu=True,
         gradient_checkpointing=False,
         report_to="none",
@@ -293,14 +308,22 @@ def run_trl(folder: Path, workload: Workload) -> Measured:
     return meter.measured(workload)
 
 
-def _count_trl(model: Any, meter: Meter) -> None:
-    """Wrap `generate`: real tokens that enter it are prefilled, real tokens that leave it beyond them generated."""
+def _count_trl(model: Any, meter: Meter, script: Script | None) -> None:
+    """Wrap `generate`: real tokens that enter it are prefilled, real tokens that leave it beyond them generated.
+
+    With a script, it decides what is written.
+    """
+    from tests.benchmarks.scripted import Prompter
+
     generate, ends = model.generate, [model.config.eos_token_id]
+    prompter = Prompter(script) if script else None
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         import torch
 
         meter.prefilled += int(kwargs["attention_mask"].sum())
+        if prompter:
+            kwargs["logits_processor"] = [prompter.processor(kwargs["input_ids"], kwargs["attention_mask"])]
         with positions_counted(model, meter, lambda: True):
             output = generate(*args, **kwargs)
         written = output[:, kwargs["input_ids"].shape[1] :]  # [B, T], padded after the end-of-turn token
@@ -330,13 +353,12 @@ def _texts(folder: Path) -> list[str]:
     return [row["question"] for _, row in read_jsonl(folder / "questions.jsonl")]
 
 
-def table(runs: list[tuple[str, Measured]]) -> tuple[str, bool]:
+def table(runs: list[tuple[str, Measured]], bounds: dict[str, float] = BOUNDS) -> tuple[str, bool]:
     """Both orders side by side, and whether ours met the bounds in the less favourable one."""
     found = {side: [m for name, m in runs if name == side] for side in SIDES}
     pairs = list(zip(found["ours"], found["trl"], strict=True))
     sides = ["ours, first", "TRL, second", "ours, last", "TRL, first"][: 2 * len(pairs)]
     lines, met = [["per RL step", *sides, "ratio, worse order", "bound"]], True
-    bounds = {"cpu_s": MOST_CPU, "prefilled": MOST_PREFILL}
     rows = (
         ("CPU-seconds", "cpu_s"), ("prefilled tokens", "prefilled"), ("generated tokens", "generated"),
         ("searches", "searches"), ("positions in generation", "positions"),
@@ -348,14 +370,7 @@ def table(runs: list[tuple[str, Measured]]) -> tuple[str, bool]:
         met = met and (bound is None or ratio <= bound)
         shown = f"at most {bound:g}" if bound else "within 10%" if name in ("generated", "searches") else ""
         lines.append([label, *(f"{v:,.{digits}f}" for v in values), f"{ratio:.3f}", shown])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = "\n".join(
-        "  ".join(
-            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    )
-    return text, met and all(same_work(ours, peer) for ours, peer in pairs)
+    return aligned(lines), met and all(same_work(ours, peer) for ours, peer in pairs)
 
 
 def same_work(ours: Measured, peer: Measured) -> bool:
@@ -367,17 +382,11 @@ def same_work(ours: Measured, peer: Measured) -> bool:
 
 
 def _in_process(role: str, folder: Path, out: Path, workload: Workload) -> None:
-    """This file again, in a fresh interpreter with a fixed number of threads."""
-    threads = str(workload.threads)
-    fixed = {
-        "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "true", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT),
-    }  # fmt: skip
-    command = [sys.executable, "-m", "tests.benchmarks.bench_trl", "--role", role]
-    command += ["--folder", str(folder), "--out", str(out)]
-    command += ["--smallest"] if workload.steps == SMALLEST.steps else []
-    command += [] if workload.share_prefixes else ["--separate-prefixes"]
-    subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, **fixed})
+    """This file again, in a process of its own."""
+    words = ["--role", role, "--folder", str(folder), "--out", str(out)]
+    words += ["--smallest"] if workload.steps == SMALLEST.steps else []
+    words += [] if workload.share_prefixes else ["--separate-prefixes"]
+    run_alone("tests.benchmarks.bench_trl", words, workload.threads)
 
 
 def main() -> int:

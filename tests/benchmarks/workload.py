@@ -19,6 +19,7 @@ from tasks.agent.grammar import documents
 from tasks.agent.grammars.search_r1 import SearchR1Grammar
 from tasks.data.records import question_row
 from tasks.data.world import WorldConf, passages, questions, write_world
+from tasks.model import Dtype
 from tasks.retrieval import Retriever
 from tasks.store import replacing_folder, write_json, write_jsonl
 from tasks.types import Action, Hit, Question, Trajectory
@@ -49,6 +50,9 @@ class Workload:
         batch_tokens: of one forward and backward pass of ours; enough for an update's rollouts, as TRL takes them.
         fit_steps: optimizer steps on demonstrations, before anything is measured.
         share_prefixes: whether ours reads a prompt once for all rollouts of a group in training, too.
+        dtype: of forward and backward passes; TRL's `bf16` is mixed precision, as ours is.
+        peer_keeps_memory: whether TRL's process keeps freed memory, too, as our train stage does (`tasks/device.py`).
+        micro_rollouts: rollouts of one forward and backward pass of TRL; None: all of an update.
     """
 
     questions: int = 8
@@ -66,6 +70,9 @@ class Workload:
     seed: int = 0
     fit_steps: int = 120
     share_prefixes: bool = True
+    dtype: Dtype = "float32"
+    micro_rollouts: int | None = None
+    peer_keeps_memory: bool = False
 
     @property
     def rollouts(self) -> int:
@@ -187,8 +194,8 @@ def prepare(folder: Path, workload: Workload, chat_template: str) -> None:
         write_world(WORLD, work)
         retrieval.build(work / "corpus.jsonl", work / "index", retrieval.load_settings("bm25"))
         retriever = retrieval.open_retriever(work / "index")
-        template = _template(_tokenizer(chat_template, []))
-        tokenizer = _tokenizer(chat_template, [template, ToolCallGrammar().render(Action("search", ""))])
+        template = prompt_template(make_tokenizer(chat_template, []))
+        tokenizer = make_tokenizer(chat_template, [template, ToolCallGrammar().render(Action("search", ""))])
         model = _fitted(tokenizer, template, retriever, workload)
         model.save_pretrained(work / "policy")
         tokenizer.save_pretrained(work / "policy")
@@ -202,7 +209,7 @@ def training_questions(workload: Workload) -> list[Question]:
     return [q for q, _ in zip(train, range(workload.questions * workload.steps), strict=False)]
 
 
-def _template(tokenizer: Any) -> str:
+def prompt_template(tokenizer: Any) -> str:
     """The prompt as the chat template renders it, tool schema included, with a placeholder for the question."""
     conversation = [{"role": "user", "content": "{question}"}]
     return str(
@@ -212,7 +219,7 @@ def _template(tokenizer: Any) -> str:
     )
 
 
-def _tokenizer(chat_template: str, frames: list[str]) -> Any:
+def make_tokenizer(chat_template: str, frames: list[str]) -> Any:
     """Words of the world and of the conversation's frame are single tokens, so that neither is long by accident."""
     from tokenizers import AddedToken
 
@@ -288,7 +295,7 @@ def _demonstrations(
         mask = [False] * len(ids)
         found = [hop.answer for hop in question.decomposition]
         for hop in question.decomposition[: workload.max_searches]:
-            query = _resolved(hop.queries[0], found)
+            query = resolved(hop.queries[0], found)
             own = encode(grammar.render(Action("search", query)) + END)
             (hits,) = retriever.search([query], workload.top_k)
             seen = encode((grammar.opening + observation_text(hits) + grammar.closing).removeprefix(END))
@@ -298,6 +305,6 @@ def _demonstrations(
         yield ids + own, mask + [True] * len(own)
 
 
-def _resolved(query: str, answers: list[str]) -> str:
+def resolved(query: str, answers: list[str]) -> str:
     """`#1` is the first hop's answer, and so on."""
     return re.sub(r"#(\d)", lambda match: answers[int(match[1]) - 1], query)

@@ -37,6 +37,7 @@ LINTED = f"{HERE}::test_ci_runs_what_the_documents_say"
 SHARED = "tests/pipeline/test_sharing.py::test_what_one_clone_pushed_another_one_pulls_and_has_nothing_to_run"
 DIFFERENT = "tests/stages/test_smoke_pipeline.py::test_dvc_compares_two_settings_by_their_results"
 COMPOSED = f"{HERE}::test_the_compose_file_has_the_services"
+GIVEN_MODEL = "tests/benchmarks/test_bench_model.py::test_the_parts_run_to_their_tables"
 MADE = f"{HERE}::test_small_targets"
 REAL = "tests/stages/test_real_data.py::test_real_data_goes_through_every_stage"
 GIVEN_MODEL = "tests/stages/test_bad_input.py::test_a_whole_model_folder_is_taken_over_as_it_is"
@@ -141,6 +142,9 @@ RUN_BY = {
     "make check": LINTED,
     "make format": LINTED,
     "make bench": "tests/benchmarks/test_bench.py::test_our_side_runs",
+    "make bench MODEL=smollm2-135m": GIVEN_MODEL,
+    'make bench MODEL=smollm2-135m ARGS="--parts decode,training"': GIVEN_MODEL,
+    "make bench MODEL=smollm2-135m ARGS=--quick": GIVEN_MODEL,
     "python -m tests.benchmarks.bench_trl --smallest": PEER,
     "python -m tests.benchmarks.bench_trl --separate-prefixes": PEER,
     "make bench-slate": "tests/benchmarks/test_bench_slate.py::test_it_says_what_it_needs",
@@ -256,9 +260,10 @@ def test_a_dry_run_calls_the_module_that_the_tests_run() -> None:
         "upload": "tasks.runner.upload", "register": "tasks.registry register", "evaluate": "tasks.registry evaluate",
         "bench": "tests.benchmarks.bench_trl", "bench-retrieval": "tests.benchmarks.bench_server", "test": "pytest",
         "bench-slate": "tests.benchmarks.bench_slate", "nightly": "tasks.registry.nightly",
+        "bench MODEL=smollm2-135m": 'tests.benchmarks.bench_model --model="$MODEL";',
     }  # fmt: skip
     for target, module in calls.items():
-        done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, env=_plain())
+        done = subprocess.run(["make", "-n", *target.split()], cwd=ROOT, capture_output=True, text=True, env=_plain())
         assert re.search(rf"python (-m|-c .*) {re.escape(module)}( |$)", done.stdout, re.MULTILINE), (target, done)
 
 

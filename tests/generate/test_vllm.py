@@ -39,7 +39,7 @@ CONF = VllmConf(
 TEXT = ["<think> who wrote it </think> <search> the author of the book </search>", "<answer> Paris </answer>"]
 
 
-def make_policy(folder: Path, seed: int, tied: bool) -> Path:
+def make_policy(folder: Path, seed: int, tied: bool, **sizes: Any) -> Path:
     """A random Qwen2 with a byte-level BPE tokenizer; weights large enough that logprobs differ clearly."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -54,17 +54,13 @@ def make_policy(folder: Path, seed: int, tied: bool) -> Path:
     raw.train_from_iterator(TEXT * 4, trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
     torch.manual_seed(seed)
+    small = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = Qwen2Config(
         vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
         max_position_embeddings=256,
         tie_word_embeddings=tied,
-        initializer_range=0.12,
         eos_token_id=tokenizer.eos_token_id,
+        **(small | {"num_key_value_heads": 1, "initializer_range": 0.12} | sizes),
     )
     Qwen2ForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -340,6 +336,34 @@ def test_three_rl_steps_with_vllm(
     probes = generator._probes
     ours, theirs = trained.sequence_logprobs(probes), folder_logprobs(tmp_path / "now", probes)
     assert all(a == pytest.approx(b, abs=1e-5) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_ten_rl_steps_in_bfloat16_of_a_model_with_a_hundred_million_weights(tmp_path: Path) -> None:
+    """Qwen2.5's shape at the size of the small scale: bfloat16 on both sides, weights proved after each update."""
+    sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
+    folder = make_policy(tmp_path / "start", 0, True, **sizes, num_key_value_heads=3, initializer_range=0.02)
+    model, tokenizer = load_policy(folder)
+    assert sum(weight.numel() for weight in model.parameters()) > 100_000_000
+    trained = tiny.make_policy(model, tokenizer, conf=tiny.optimizer(lr=1e-4), dtype="auto")
+    conf = tiny.train_conf(num_steps=10, rollouts_per_step=8, old_logprobs="sampler", dtype="auto", checkpoint_every=99)
+    generator = dataclasses.replace(CONF, cpu_kv_cache_gib=0.25).start(folder, "auto", trained)
+    try:
+        assert generator.precision == ("bfloat16" if trained.dtype == torch.bfloat16 else "float32")
+        budgets = {"max_turns": 1, "max_call_tokens": 6, "max_prompt_tokens": 120, "max_total_tokens": 150}
+        trainer = Trainer(
+            conf=conf, method=dataclasses.replace(tiny.make_method("grpo", tokenizer), rewards=(tiny.EvenFirst(),)),
+            policy=trained, critic=None, generator=generator,
+            player=tiny.make_player(generator, tokenizer, **budgets),
+            validator=tiny.make_player(generator, tokenizer, **budgets),
+            questions=[tiny.question(i) for i in range(16)], validation=[], seed=0, scratch=tmp_path / "scratch",
+            log=lambda step, metrics: None,
+        )  # fmt: skip
+        history = [row["metrics"] for row in trainer.run().history]
+        assert len(history) == 10
+        assert max(row["logprob_gap_mean"] for row in history) < 0.02
+        assert generator.parity_gap() <= generator._tolerance
+    finally:
+        generator.shutdown()
 
 
 def test_an_update_without_effect_is_caught(

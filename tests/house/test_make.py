@@ -18,7 +18,7 @@ import pytest
 from tasks.params.edit import VARIABLES
 
 ROOT = Path(__file__).parents[2]
-FURTHER = ("STUDY", "INDEX", "POLICY", "READER", "PORT", "QUESTION", "ARGS")
+FURTHER = ("STUDY", "MODEL", "INDEX", "POLICY", "READER", "PORT", "QUESTION", "ARGS")
 """Variables that are no settings and that a recipe reads."""
 
 
@@ -97,7 +97,9 @@ MODULES = (
     "tasks.tool.mcp_server", "tasks.tool.measure", "tasks.tool.ask", "tasks.tool.chat_server",
     "pytest", "tests.benchmarks.bench_slate",
     "tests.benchmarks.bench_server", "tests.benchmarks.bench_retrieval",
+    "tests.benchmarks.bench_trl", "tests.benchmarks.bench_model",
 )  # fmt: skip
+STAMPS = (".venv/.made-from-cpu.txt", ".venv/.made-from-bench.txt")
 FILE = "ran_by_a_shell"
 ATTACKS = (
     f"it's \"; touch {FILE}; ' ; touch {FILE}; $(touch {FILE}) `touch {FILE}` && touch {FILE} #",
@@ -123,13 +125,15 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / ".venv/bin/python").symlink_to(sys.executable)
     for name in ("ruff", "mypy"):
         (root / ".venv/bin" / name).symlink_to("/bin/true")
-    (root / ".venv/.made-from-cpu.txt").touch()
+    for stamp in STAMPS:
+        (root / stamp).touch()
     return root
 
 
 def _handed_on(root: Path, target: str, *given: str, **environment: str) -> tuple[list[str], dict[str, str]]:
     """The words and the environment of the last module that a target starts."""
-    words = ("--silent", "--old-file=.venv/.made-from-cpu.txt", "REQUIREMENTS=requirements/cpu.txt", target, *given)
+    old = (f"--old-file={stamp}" for stamp in STAMPS)
+    words = ("--silent", *old, "REQUIREMENTS=requirements/cpu.txt", target, *given)
     done = _make(*words, cwd=root, **environment)
     assert done.returncode == 0, done.stderr
     last, variables = json.loads(done.stdout.splitlines()[-1])
@@ -152,6 +156,8 @@ def test_settings_are_handed_on_and_nothing_of_makes_own(told: Path) -> None:
     assert _handed_on(told, "ask", "RETRIEVER=bm25", "QUESTION=-x y?")[0] == [
         *asked, "--retriever", "bm25", "--question=-x y?"
     ]  # fmt: skip
+    assert _handed_on(told, "bench")[0] == _handed_on(told, "bench", "MODEL=")[0] == []
+    assert _handed_on(told, "bench", "MODEL=a b", "ARGS=--quick")[0] == ["--model=a b", "--quick"]
     assert _handed_on(told, "evidence-server")[0][1] == "artifacts/train/r_search-0"
     assert _handed_on(told, "test", "ARGS=-k 'a or b' -x", "PYTEST=-n 0")[0] == ["-n", "0", "-k", "a or b", "-x"]
 
@@ -174,6 +180,7 @@ def test_settings_are_handed_on_and_nothing_of_makes_own(told: Path) -> None:
         ("ask", "QUESTION", ["--index", "artifacts/index", "--question={}"]),
         ("ask", "POLICY", ["--policy", "{}", "--index", "artifacts/index"]),
         ("chat-server", "RETRIEVER", ["--retriever", "{}"]),
+        ("bench", "MODEL", ["--model={}"]),
         ("measure-tool", "READER", ["--reader", "{}", "--index", "artifacts/index"]),
         ("ui", "PORT_PREFECT", []),
         ("ui", "PORT_MLFLOW", []),
@@ -193,7 +200,7 @@ def test_no_value_runs_as_code(told: Path, target: str, name: str, expected: lis
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_words_of_the_user_are_split_and_not_run(told: Path, attack: str) -> None:
-    for target in ("test", "check", "search-server", "bench-slate", "bench-retrieval"):
+    for target in ("test", "check", "search-server", "bench", "bench-slate", "bench-retrieval"):
         for given, environment in (((f"ARGS={attack}",), {}), ((), {"ARGS": attack})):
             words, _ = _handed_on(told, target, *given, **environment)
             split = shlex.split(attack)

@@ -129,6 +129,15 @@ def test_every_setting_has_a_variable_of_the_makefile(root: Path) -> None:
     assert len(edit.VARIABLES) == len(edit.SETTINGS)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_methods_of_a_model_that_is_taught_stand_beside_the_model_as_it_comes(order: int) -> None:
+    words = ["METHODS=dspo", "MODEL=smollm2-135m", "SCALE=small"][::order]
+    assert edit.parse(words, HOUSE)["systems"] == ["as_it_comes", "base", "dspo"]
+    for other in (["METHODS=dspo"], ["METHODS=dspo", "MODEL=smollm2-135m"], ["METHODS=dspo", "SCALE=small"]):
+        assert edit.parse(other, HOUSE)["systems"] == ["base", "dspo"]
+    assert "systems" not in edit.parse(["MODEL=smollm2-135m", "SCALE=small"], HOUSE)
+
+
 def test_the_comments_of_params_are_the_descriptions() -> None:
     """One description serves the file, the form and the command line."""
     lines = (HOUSE / conf.PARAMS).read_text(encoding="utf-8").splitlines()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tasks import conf, identity, params, plan, planned, services, systems
+from tasks import conf, extends, identity, params, plan, planned, services, systems
 from tasks.params import Params
 from tasks.plan import RunSettings
 from tasks.planned import Plan
@@ -36,10 +36,16 @@ def _files(plan: Plan, folder: str) -> set[str]:
     return {path.removeprefix(f"tasks/{folder}/") for path in plan.files if path.startswith(f"tasks/{folder}/")}
 
 
-@pytest.mark.parametrize(("scale", "model"), [("smoke", "tiny"), ("laptop", "tiny"), ("paper", "qwen2.5-3b")])
+@pytest.mark.parametrize(
+    ("scale", "model"), [("smoke", "tiny"), ("laptop", "tiny"), ("small", "smollm2-135m"), ("paper", "qwen2.5-3b")]
+)
 def test_every_method_can_be_planned_and_its_settings_survive_the_file(scale: str, model: str, tmp_path: Path) -> None:
-    found = _planned(scale=scale, model=model, systems=("base", *METHODS), seeds=(0,))
-    assert {f"train@{name}-0" for name in METHODS} < found.keys()
+    # A given model that is taught knows one grammar; methods with tags of their own begin with a tiny policy.
+    names = [
+        name for name in METHODS if scale != "small" or "start" not in extends.read("method", name, "laptop", ROOT)
+    ]
+    found = _planned(scale=scale, model=model, systems=("base", *names), seeds=(0,))
+    assert {f"train@{name}-0" for name in names} < found.keys()
     for name, made in found.items():
         planned.write(tmp_path / planned.FOLDER, name, made)
         read = planned.read(tmp_path, name)
@@ -86,6 +92,37 @@ def test_order_is_kept_where_it_is_part_of_the_result() -> None:
 
 def test_the_report_knows_which_questions_were_played_during_training() -> None:
     assert stages()["report"].settings(RunSettings(ROOT, params.read(ROOT))).validation_split == "dev"
+
+
+SMALL = {"scale": "small", "model": "smollm2-135m", "seeds": (0,)}
+
+
+def test_a_scale_teaches_a_pretrained_model_and_another_takes_it_as_it_comes() -> None:
+    systems = ("as_it_comes", "base", "search_r1_grpo")
+    found = _planned("base", "train", "evaluate", systems=systems, **SMALL)
+    taught = found["base@0"].settings
+    assert taught["made"] is None
+    assert taught["format"]["prompt"] == found["train@search_r1_grpo-0"].settings["learning"]["method"]["prompt"]
+    assert found["train@as_it_comes-0"].settings["given"] == taught["pretrained"]["folder"]
+    assert found["train@base-0"].settings["given"] is None
+    assert "base/taught.py" in {path.removeprefix("tasks/") for path in found["base@0"].files}
+    assert _planned("base", **SMALL | {"scale": "laptop"})["base@0"].settings["format"] is None
+
+
+def test_a_tiny_policy_does_not_come_from_anywhere() -> None:
+    with pytest.raises(
+        ValueError, match=r"conf/system/as_it_comes\.yaml: weights='given': model 'tiny' begins with ran"
+    ):
+        _planned("train", systems=("base", "as_it_comes"))
+
+
+@pytest.mark.parametrize(("asked", "played"), [(0, 600), (50, 50)])
+def test_a_scale_plays_a_sample_unless_another_number_is_asked_for(asked: int, played: int) -> None:
+    evaluate = replace(params.read(ROOT).evaluate, max_questions=asked)
+    found = _planned("evaluate", systems=("base",), evaluate=evaluate, **SMALL)["evaluate@base-0"].settings
+    assert (found["max_questions"], found["sampled"]) == (played, False)
+    laptop = _planned("evaluate", systems=("base",), evaluate=evaluate, seeds=(0,))["evaluate@base-0"].settings
+    assert (laptop["max_questions"], laptop["sampled"]) == (asked, True)
 
 
 def test_plans_of_the_frame_and_of_planning_are_nobodys() -> None:

@@ -71,6 +71,8 @@ def test_a_larger_machine_needs_fewer_settings_and_milder_ones() -> None:
     run = _smol("search_r1_grpo")
     settings = [text for text, _ in helping(preflight.systems_of(run, SMOL, _here(14 * 10**9)))]
     assert settings == ["`train: keep_activations: false`"]
+    settings = [text for text, _ in helping(preflight.systems_of(run, SMOL, _here(64 * 10**8)))]
+    assert settings[-1] == "`rollout: batch_rows: 32`"  # 64 are too many; 16 fit as well.
 
 
 def test_where_nothing_is_enough_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
