@@ -5,9 +5,10 @@ checkpoints (`tasks/checkpoint.py`) and supervised training (`tasks/base/fit.py`
 of Llama and Qwen2, at the longest row that the budgets allow, so most steps take less. Not counted: services that load
 models, and the training of reward models and readers.
 
-Estimate over measured peak (`peak_rss_mb`) on a CPU. SmolLM2-135M at scale small in bfloat16: start policy 1.0, evaluation
-1.0; four micro-batches of training 2.9, because the heap grows over many. Tiny policy at scale laptop in float32: start
-policy 1.1, training 1.9 to 2.4, evaluation 1.2 to 2.6, whose rows rarely reach their budgets. No GPU was measured.
+Estimate over measured peak (`peak_rss_mb`) on a CPU. SmolLM2-135M at scale small in bfloat16: start policy 1.0,
+evaluation 1.0; four micro-batches of training 2.9, because the heap grows over many. Tiny policy at scale laptop in
+float32: start policy 1.1, training 1.9 to 2.4, evaluation 1.2 to 2.6, whose rows rarely reach their budgets. No GPU was
+measured.
 """
 
 from __future__ import annotations

@@ -87,6 +87,7 @@ RUN_BY = {
         "tests/stages/test_additions.py::test_the_engine_trained_and_the_generator_took_its_weights"
     ),
     "HF_HUB_OFFLINE=0 make run": PIPELINE,
+    "BREADCRUMB_PREFLIGHT=warn make run": "tests/plan/test_preflight.py::test_it_can_be_asked_to_warn_only",
     "make compare": COMPARED,
     "make compare STUDY=penalty": COMPARED,
     "make compare STUDY=learned": COMPARED,
