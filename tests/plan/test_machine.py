@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -68,3 +69,19 @@ def test_this_machine_has_memory_and_a_disk(tmp_path: Path) -> None:
     assert 0 < machine.this_machine().host.size < machine.UNLIMITED
     assert machine.free_disk(tmp_path) > 0
     assert machine.on_one_disk(tmp_path, tmp_path / "not/there/yet")
+
+
+def test_all_memory_of_the_first_gpu_counts_and_none_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may hold the GPU while this one plans, and end before training begins."""
+    import torch
+
+    from tasks import device
+
+    found = SimpleNamespace(total_memory=85_500_000_000, name="H100")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: found)
+    monkeypatch.setattr(device, "hold", lambda ids: pytest.fail("the plan holds a GPU"))
+    here = machine.this_machine()
+    assert here.gpu == Memory(85_500_000_000, "GPU H100")
+    assert here.trains_in_bfloat16
