@@ -37,7 +37,7 @@ LINTED = f"{HERE}::test_ci_runs_what_the_documents_say"
 SHARED = "tests/pipeline/test_sharing.py::test_what_one_clone_pushed_another_one_pulls_and_has_nothing_to_run"
 DIFFERENT = "tests/stages/test_smoke_pipeline.py::test_dvc_compares_two_settings_by_their_results"
 COMPOSED = f"{HERE}::test_the_compose_file_has_the_services"
-GIVEN_MODEL = "tests/benchmarks/test_bench_model.py::test_the_parts_run_to_their_tables"
+MEASURED_MODEL = "tests/benchmarks/test_bench_model.py::test_the_parts_run_to_their_tables"
 MADE = f"{HERE}::test_small_targets"
 REAL = "tests/stages/test_real_data.py::test_real_data_goes_through_every_stage"
 GIVEN_MODEL = "tests/stages/test_bad_input.py::test_a_whole_model_folder_is_taken_over_as_it_is"
@@ -82,6 +82,9 @@ RUN_BY = {
     "make run AUGMENT=openai": "tests/stages/test_augment.py::test_a_model_killed_in_a_clone_and_asked_for_the_rest",
     "make smoke MODEL=smollm2-135m": "tests/test_model_source.py::test_the_model_of_the_package",
     "make run MODEL=my-model SCALE=paper": GIVEN_MODEL,
+    "make run MODEL=smollm2-135m SCALE=small DATA=resplit DATA_FOLDER=my-data METHODS=search_r1_grpo SEEDS=0": (
+        "tests/stages/test_small_scale.py::test_the_start_policy_is_the_given_model_after_its_lessons"
+    ),
     "make run GENERATOR=vllm": "tests/generate/test_vllm.py::test_three_rl_steps_with_vllm",
     "make run ENGINE=<name>": (
         "tests/stages/test_additions.py::test_the_engine_trained_and_the_generator_took_its_weights"
@@ -143,9 +146,9 @@ RUN_BY = {
     "make check": LINTED,
     "make format": LINTED,
     "make bench": "tests/benchmarks/test_bench.py::test_our_side_runs",
-    "make bench MODEL=smollm2-135m": GIVEN_MODEL,
-    'make bench MODEL=smollm2-135m ARGS="--parts decode,training"': GIVEN_MODEL,
-    "make bench MODEL=smollm2-135m ARGS=--quick": GIVEN_MODEL,
+    "make bench MODEL=smollm2-135m": MEASURED_MODEL,
+    'make bench MODEL=smollm2-135m ARGS="--parts decode,training"': MEASURED_MODEL,
+    "make bench MODEL=smollm2-135m ARGS=--quick": MEASURED_MODEL,
     "python -m tests.benchmarks.bench_trl --smallest": PEER,
     "python -m tests.benchmarks.bench_trl --separate-prefixes": PEER,
     "make bench-slate": "tests/benchmarks/test_bench_slate.py::test_it_says_what_it_needs",
