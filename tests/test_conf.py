@@ -265,7 +265,7 @@ def test_params(clone):
                 "expected 0 or more and 1000 or less (passages per search; 0 takes the scale's, as in training)",
             ],
         ),
-        (("max_questions: 0", "max_questions: -1"), ["max_questions=-1", "expected 0 or more", "0 plays all"]),
+        (("max_questions: 0", "max_questions: -1"), ["max_questions=-1", "expected 0 or more", "0 takes the scale's"]),
         (("top_k: 3", "top_k: 1000000000"), ["evaluate: top_k=1000000000", "expected 0 or more and 1000 or less"]),
         (("num_bootstrap: 2000", "num_bootstrap: 99"), ["num_bootstrap=99", "100 or more"]),
         (("num_bootstrap: 2000", "num_bootstrap: 1000000000000"), ["num_bootstrap=1000000000000", "1000000 or less"]),

@@ -243,7 +243,8 @@ def test_dvc_compares_two_settings_by_their_results(committed: Clone, tmp_path: 
     assert before.keys() == {"base", "search_r1_ppo", "second_name"}
     shown = json.loads(_dvc(clone, "metrics show --json"))[""]["data"][metrics]["data"]
     assert shown == {
-        system: {name: row[name] for name in ("em", "f1", "searches")} for system, row in before.items()
+        system: {name: row[name] for name in ("answer_in_passage", "em", "f1", "searches")}
+        for system, row in before.items()
     }, "no columns but these"
 
     _dvc(clone, "exp run -S evaluate.num_bootstrap=300 -n boot300")

@@ -63,7 +63,11 @@ def _commit(root: Path) -> None:
                 place = out if out.suffix else out / "stand_in.json"
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.write_text("{}\n")
-        for name in ("manifest.json", "summary.json"):  # Of these two folders a stage reads one file.
+        for name in (
+            "manifest.json",
+            "questions.jsonl",
+            "summary.json",
+        ):  # Of these folders a stage reads single files.
             for folder in (root / "artifacts/data", root / "artifacts/augment"):
                 (folder / name).write_text("{}\n")
         repo.commit(force=True)
