@@ -20,11 +20,10 @@ from tasks.base.fit import Fit
 from tasks.base.settings import FormatConf
 from tasks.data.decomposition import hops_of
 from tasks.records.start_policy import FormatRecord
-from tasks.text import substring_match
+from tasks.text import contains_any, findable
 from tasks.types import Action, Hit, Question
 
 BATCH = 256
-YES_NO = frozenset({"yes", "no"})
 
 
 @dataclass(frozen=True)
@@ -60,16 +59,16 @@ def searches_of(question: Question, conf: FormatConf, max_turns: int, rng: rando
 def has_come_back(search: Search, hits: Sequence[Hit], question: Question) -> bool:
     """Whether the passages hold what was looked for.
 
-    An answer of yes or no stands in every text, so a search for it must bring all gold passages.
+    Yes, no and the shortest answers stand in most texts, so a search for them must bring all gold passages.
     """
-    if all(answer.casefold() in YES_NO for answer in search.wanted):
+    if not findable(search.wanted):
         gold = set(question.gold_passage_ids)
         return question.gold_complete and bool(gold) and gold <= {hit.passage_id for hit in hits}
     return any(_holds(hit, search.wanted) for hit in hits)
 
 
 def _holds(hit: Hit, answers: Sequence[str]) -> bool:
-    return substring_match(f"{hit.title} {hit.text}", answers) == 1.0
+    return contains_any(f"{hit.title} {hit.text}", findable(answers))
 
 
 def script(
