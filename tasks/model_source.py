@@ -153,12 +153,10 @@ def _check(file: Path, source: Source) -> None:
 def _convert(file: Path, out: Path) -> None:
     """Write the model of a GGUF file as an ordinary folder, its weights in float32."""
     import torch
-    from transformers.utils import logging
 
     from tasks.model import export_folder, loaded
     from tasks.pretrained import AutoModelForCausalLM, AutoTokenizer
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     where: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
     tokenizer = loaded(file, "the tokenizer", lambda: AutoTokenizer.from_pretrained(file.parent, **where), READABLE)
     weights = {**where, "dtype": torch.float32}

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from transformers import utils
+from transformers.utils import logging
+
+logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # One bar for each load of weights, between real ones.
 
 
 @contextmanager

@@ -153,16 +153,13 @@ def opened(policy: Policy, search: Retriever, about: str, generator: str, root: 
         DataError: its model cannot be loaded.
         ValueError: settings of another version of the code.
     """
-    from transformers.utils.logging import disable_progress_bar
-
     from tasks.model import load_tokenizer
 
-    disable_progress_bar()
     audience, kind = Audience(), policy.kind()
     tokenizer, writer = load_tokenizer(policy.weights), generate.load(generator, root)
 
     def start(folder: Path) -> Generator:
-        return cast(Generator, LiveGenerator(writer.start(folder, "float32"), tokenizer, audience))
+        return cast(Generator, LiveGenerator(writer.start(folder, policy.dtype), tokenizer, audience))
 
     resources = systems.Resources(policy.weights, LiveRetriever(search, audience), 0, start, {})
     with kind.opened(resources) as system:

@@ -16,12 +16,18 @@ from typing import Any
 
 from tasks import conf, parts, planned, store, systems
 from tasks.agent import grammars
+from tasks.model import Dtype
 from tasks.records import systems as records
 from tasks.store import DataError
 
 FOLDER = Path("artifacts/train")
 SUMMARY = "summary.json"
 _MODEL = "policy"
+
+
+@dataclass(frozen=True)
+class _Computed:
+    dtype: Dtype
 
 
 @dataclass(frozen=True)
@@ -33,12 +39,14 @@ class Policy:
         weights: folder of the model.
         where: the file that says how it plays, for messages.
         playing: kind and settings of the system that plays it.
+        dtype: what it was evaluated in, so that it answers a question as it did there.
     """
 
     name: str
     weights: Path
     where: str
     playing: dict[str, Any]
+    dtype: Dtype
 
     def kind(self) -> systems.Kind:
         """The system that plays it.
@@ -110,8 +118,7 @@ def _has_weights(folder: Path) -> bool:
 
 def _described(folder: Path, name: str) -> Policy:
     if (folder / SUMMARY).is_file():
-        where, playing = _as_trained(folder / SUMMARY)
-        return Policy(name, folder / _MODEL, where, playing)
+        return _trained(folder, name)
     if not (folder / records.FILE).is_file():
         inside = (folder.parent / SUMMARY).is_file()
         hint = f"Name {folder.parent}, the folder above" if inside else "Make one with `make run METHODS=r_search`"
@@ -122,19 +129,25 @@ def _described(folder: Path, name: str) -> Policy:
     return _untrained(folder, name)
 
 
-def _as_trained(path: Path) -> tuple[str, dict[str, Any]]:
-    """What a summary of training says of prompt, grammar and budgets."""
+def _trained(folder: Path, name: str) -> Policy:
+    """A policy of training, whose summary says how it plays."""
+    path = folder / SUMMARY
     settings = _mapping(_mapping(store.read_json(path), path).get("settings"), path)
-    method = _mapping(settings.get("method"), path)
+    method, train = _mapping(settings.get("method"), path), _mapping(settings.get("train"), path)
     playing = {key: method.get(key) for key in ("prompt", "grammar")} | {"rollout": settings.get("rollout")}
-    return f"{path}: settings", {parts.KIND: "policy", **playing}
+    where = f"{path}: settings"
+    return Policy(name, folder / _MODEL, where, {parts.KIND: "policy", **playing}, _dtype(train, where))
+
+
+def _dtype(settings: Mapping[str, Any], where: str) -> Dtype:
+    return conf.fill(_Computed, {"dtype": settings.get("dtype")}, where).dtype
 
 
 def _mapping(found: Any, path: Path) -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
         raise DataError(
-            f"{path}: found no settings of a training, expected `settings: method` and `settings: rollout`. Train the "
-            "policy again."
+            f"{path}: found no settings of a training, expected `settings` with `method`, `rollout` and `train`. "
+            "Train the policy again."
         )
     return found
 
@@ -146,11 +159,11 @@ def _untrained(folder: Path, name: str) -> Policy:
         raise DataError(f"{folder}: {record.name!r} plays no policy, it asks a server. Name a trained policy.")
     root = folder.resolve().parents[len(FOLDER.parts)]
     stage = f"evaluate@{name}"
-    playing = planned.read(root, stage).settings.get("playing")
+    settings = planned.read(root, stage).settings
+    playing = settings.get("playing")
     where = f"{planned.path_of(stage)}: settings: playing"
     if not isinstance(playing, Mapping):
         raise DataError(f"{where}: found none. Run `make run`, which plans anew.")
     # The services of a policy are none: only prompted systems call any.
-    return Policy(
-        name, root / record.policy, where, {key: value for key, value in playing.items() if key != "services"}
-    )
+    called = {key: value for key, value in playing.items() if key != "services"}
+    return Policy(name, root / record.policy, where, called, _dtype(settings, str(planned.path_of(stage))))

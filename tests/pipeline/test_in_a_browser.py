@@ -4,15 +4,18 @@ The pictures stay in the folder that BROWSER_PICTURES names.
 """
 
 import contextlib
+import json
 import os
 import re
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,6 +44,12 @@ def clone(tmp_path: Path) -> Clone:
     made = Clone.make(tmp_path / "clone")
     subprocess.run(["git", "init", "-q", str(made.root)], check=True)
     return made
+
+
+def _answer(url: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
 
 
 @contextmanager
@@ -84,7 +93,11 @@ class Pages:
             self.browser.click_on("View run", seconds=10)
         time.sleep(2)
         if "/runs/flow-run/" not in self.browser.run("location.href"):
-            self.browser.click_on(name)
+            server = form.split("/deployments/")[0]
+            asked = {"flow_runs": {"name": {"any_": [name]}}}
+            found = _eventually(lambda: _answer(f"{server}/api/flow_runs/filter", asked), 60)
+            assert found, f"no run was made: {self.browser.text()}"
+            self.browser.open(f"{server}/runs/flow-run/{found[0]['id']}")
 
     def ends(self, state: str, seconds: float) -> None:
         """Wait until the run of this page is in that state."""

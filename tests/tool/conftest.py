@@ -49,7 +49,8 @@ class Learned:
 
 def write_summary(folder: Path, grammar: RSearchGrammar) -> None:
     method = {"prompt": conf.plain(PROMPT), "grammar": parts.plain(grammar)}
-    store.write_json(folder / "summary.json", {"settings": {"method": method, "rollout": conf.plain(BUDGET)}})
+    settings = {"method": method, "rollout": conf.plain(BUDGET), "train": {"dtype": "float32"}}
+    store.write_json(folder / "summary.json", {"settings": settings})
 
 
 @pytest.fixture(scope="session")
