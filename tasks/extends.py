@@ -83,7 +83,8 @@ def _refuse_hidden(file: Tree, overlay: Tree, path: Path, scale: str, source: Pa
     again = dict(_leaves((file.get(SCALES) or {}).get(scale) or {}))
     for place, value in _leaves(mine):
         for hidden_by, stronger in _leaves(overlay):
-            if _is_below(place, hidden_by) and not any(_is_below(place, other) for other in again):
+            is_hidden = _is_below(place, hidden_by) and (place, value) != (hidden_by, stronger)
+            if is_hidden and not any(_is_below(place, other) for other in again):
                 key, other_key = ": ".join(place), ": ".join(hidden_by)
                 raise ValueError(
                     f"{path}: {key}={value!r} is hidden by {other_key}={stronger!r} of {SCALES}: {scale}, which it "
