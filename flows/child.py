@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,13 @@ SECONDS_TO_LEAVE = 4.0
 LAST_LINES = 15
 NOISE = ("Use `dvc push`", "To track the changes", "\tgit add", "To enable auto staging", "\tdvc config",
          "> exec python", "Updating lock file")  # fmt: skip
+
+KILLED = re.compile(r"exited with (-9|137)$")
+"""How DVC's message ends where a stage was killed by signal 9; the stage itself could say nothing."""
+OUT_OF_MEMORY = (
+    "the system killed it (signal 9), as it does where memory runs out. Close other programs, or lower batch_rows or "
+    "max_batch_tokens in conf/scale."
+)
 
 
 @dataclass(frozen=True)
@@ -155,4 +163,6 @@ def execute(name: str, words: list[str], root: Path, say: Say, stopper: Stopper,
         return Outcome(name, "stopped", seconds)
     errors = [line.removeprefix("error: ") for line in last if line.startswith("error:")]
     message = errors[-1] if errors else "\n".join(last) or f"it ended with code {child.returncode} without a message"
+    if KILLED.search(message):
+        message = OUT_OF_MEMORY
     return Outcome(name, "failed", seconds, message)

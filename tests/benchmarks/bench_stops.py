@@ -91,15 +91,10 @@ class Place:
         self.clone, self.root, self.kept, self.ui = clone, clone.root, kept, ""
         if not (self.root / "dvc.lock").exists():
             self.smoke()
-        self.wanted = self.hashes()
+        self.wanted = hashes_of(clone)
         for name in ("artifacts", ".dvc/cache"):
             shutil.copytree(self.root / name, kept / name, symlinks=True)
         shutil.copyfile(self.root / "dvc.lock", kept / "dvc.lock")
-
-    def hashes(self) -> dict[str, str]:
-        """Of every file of the results."""
-        files = {**self.clone.files("artifacts"), "results.csv": (self.root / "reports/results.csv").read_bytes()}
-        return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
     def forget(self, *groups: str) -> None:
         """Take away the results of these stages, also what DVC remembers of them."""
@@ -150,18 +145,10 @@ class Place:
         code = self.start("smoke").wait(PATIENCE_S * 2)
         assert code == 0, self.said
 
-    def processes(self) -> dict[int, str]:
-        """Those that work in the clone, whoever started them, with their words."""
-        found = {}
-        for process in psutil.process_iter(["cwd", "cmdline", "status"]):
-            if process.info["cwd"] == str(self.root) and process.info["status"] != psutil.STATUS_ZOMBIE:
-                found[process.pid] = " ".join(process.info["cmdline"] or [])
-        return found
-
     def stop(self, kind: str, moment: str, pause_s: float) -> Row:
         """Start a run, stop it at this moment, watch it end, and let the next one finish."""
         self.forget("report", *([] if moment == "server" else [moment]))
-        before, row = set(self.processes()), Row(kind, moment)
+        before, row = set(processes_in(self.root)), Row(kind, moment)
         ended, stop = self._by_page() if kind == CANCEL else self._by_signal(kind)
         self._wait_for(f"flows.{moment}" if moment == "server" else f"tasks.stages.{moment}", before)
         with busy():
@@ -202,7 +189,7 @@ class Place:
 
     def _wait_for(self, module: str, before: set[int]) -> None:
         until = time.monotonic() + PATIENCE_S
-        while not any(module in words for pid, words in self.processes().items() if pid not in before):
+        while not any(module in words for pid, words in processes_in(self.root).items() if pid not in before):
             assert time.monotonic() < until, f"{module} did not start: {self.said}"
             time.sleep(0.05)
 
@@ -211,7 +198,7 @@ class Place:
         stopped = time.monotonic()
         while (passed := time.monotonic() - stopped) < 4 * LIMIT_S:
             row.ended_s = row.ended_s or (passed if ended() else 0.0)
-            left = [words for pid, words in self.processes().items() if pid not in before]
+            left = [words for pid, words in processes_in(self.root).items() if pid not in before]
             if row.ended_s and not left:
                 row.gone_s = passed
                 break
@@ -234,14 +221,13 @@ class Place:
         except AssertionError as error:
             row.faults.append(f"the next run failed: {error}")
             return
-        found = self.hashes()
-        if other := sorted(name for name in found.keys() | self.wanted if found.get(name) != self.wanted.get(name)):
+        if other := differing(hashes_of(self.clone), self.wanted):
             row.faults.append(f"other bytes: {other}")
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
         """`make ui`, while the block runs."""
-        before = set(self.processes())
+        before = set(processes_in(self.root))
         ui = self.start("ui", f"PORT_PREFECT={free_port()}", f"PORT_MLFLOW={free_port()}")
         try:
             until = time.monotonic() + PATIENCE_S
@@ -253,7 +239,7 @@ class Place:
         finally:
             ui.send_signal(signal.SIGTERM)
             ui.wait(60)
-        assert not set(self.processes()) - before, self.processes()
+        assert not set(processes_in(self.root)) - before, processes_in(self.root)
 
     def left_open(self) -> list[str]:
         """Runs that Prefect's or MLflow's database shows as running, once all records are sent."""
@@ -269,6 +255,26 @@ class Place:
             for table in tables[path]
             for (name,) in rows_of(self.root / ".scratch" / path, query.format(table))
         ]
+
+
+def hashes_of(clone: Clone) -> dict[str, str]:
+    """Of every file of the results."""
+    files = {**clone.files("artifacts"), "results.csv": (clone.root / "reports/results.csv").read_bytes()}
+    return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+
+
+def differing(found: dict[str, str], wanted: dict[str, str]) -> list[str]:
+    """Names of the files that are not the same, or that only one side has."""
+    return sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
+
+
+def processes_in(root: Path) -> dict[int, str]:
+    """Those that work in a clone, whoever started them, with their words."""
+    found = {}
+    for process in psutil.process_iter(["cwd", "cmdline", "status"]):
+        if process.info["cwd"] == str(root) and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found[process.pid] = " ".join(process.info["cmdline"] or [])
+    return found
 
 
 def rows_of(database: Path, query: str) -> list[Any]:

@@ -164,6 +164,10 @@ def test_kills_and_a_failure_stop_what_depends_on_them_and_the_next_run_resumes(
     assert toy.counts() == ["data", "train@a-0", "train@b-0", "evaluate@b-0"]
     assert not (toy.root / "reports").exists()
     toy.flag("fail-train@a-0", on=False)
+    toy.flag("killed-train@a-0")
+    killed = toy.flow("--no-prefect")
+    assert "error: train@a-0: the system killed it (signal 9), as it does where memory runs out." in killed.stderr
+    toy.flag("killed-train@a-0", on=False)
     assert kill_in("evaluate@a-0") == ["train@a-0", "evaluate@a-0"]
     toy.forget()
     again = toy.flow("--no-prefect")

@@ -1,7 +1,8 @@
 """A toy pipeline of real DVC stages for the tests of this folder: tiny, counting its executions, breakable.
 
 As a script it is one stage: `python toy.py NAME`. It writes its name and settings to its output and one
-line to `.scratch/count.txt`; `.scratch/slow-NAME` makes it take long, `.scratch/fail-NAME` makes it fail.
+line to `.scratch/count.txt`; `.scratch/slow-NAME` makes it take long, `.scratch/fail-NAME` makes it fail,
+`.scratch/killed-NAME` lets the system kill it.
 """
 
 import os
@@ -214,6 +215,8 @@ def _stage(ctx: Context[Settings]) -> None:
     ctx.log(0, {"loss": 0.5})
     while (ctx.root / f".scratch/slow-{ctx.name}").exists():
         time.sleep(0.05)
+    if (ctx.root / f".scratch/killed-{ctx.name}").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
     if (ctx.root / f".scratch/fail-{ctx.name}").exists():
         raise ValueError(f"toy.yaml: {ctx.name} was told to fail. Remove the flag.")
     group, _, item = ctx.name.partition("@")
