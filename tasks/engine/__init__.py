@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from torch import Tensor
@@ -24,6 +24,8 @@ from tasks.rl.losses import Normalizer
 
 LOGIT_CHUNK = {"cpu": 2**24, "cuda": 2**28}
 """Most logits that an engine holds at once, by device; on a GPU each chunk casts the head, so chunks are large."""
+Sharing = bool | Literal["longest"]
+"""What samples of a micro-batch share: nothing, their prefixes, or every common beginning."""
 Plan = Sequence[Sequence[int]]  # Micro-batches, each a list of rows of the experience.
 
 
@@ -116,7 +118,7 @@ class Training:
         keep_activations: False recomputes layer activations in the backward pass (gradient checkpointing).
         needs_reference: keep a frozen copy of the start policy.
         seed: of adapters' random start.
-        share_prefixes: read a prefix once for all its samples in a micro-batch.
+        share_prefixes: read a prefix once for all its samples in a micro-batch; `longest`: every common beginning.
     """
 
     policy: OptimizerConf
@@ -126,7 +128,7 @@ class Training:
     keep_activations: bool
     needs_reference: bool
     seed: int
-    share_prefixes: bool = False
+    share_prefixes: Sharing = False
 
 
 class Policy(Protocol):

@@ -27,6 +27,7 @@ from tasks.engine import (
     OptimizerConf,
     Plan,
     PolicyLoss,
+    Sharing,
     Training,
     Update,
     ValueLoss,
@@ -45,7 +46,7 @@ class _Trainee:
     """
 
     def __init__(
-        self, module: nn.Module, body: nn.Module, conf: OptimizerConf, dtype: Dtype, share_prefixes: bool
+        self, module: nn.Module, body: nn.Module, conf: OptimizerConf, dtype: Dtype, share_prefixes: Sharing
     ) -> None:
         self.module = module
         self.share_prefixes = share_prefixes
@@ -76,7 +77,7 @@ class _Trainee:
     def hidden(self, decoder: Any, batch: Experience) -> Tensor:
         """[B, T - 1, d] last hidden states; position t predicts token t + 1."""
         if self.share_prefixes:
-            return hidden_states(decoder, batch)
+            return hidden_states(decoder, batch, self.share_prefixes == "longest")
         states: Tensor = decoder(input_ids=batch.ids[:, :-1], use_cache=False).last_hidden_state
         return states
 
@@ -146,7 +147,7 @@ class PlainPolicy(_Trainee):
         needs_reference: keep a frozen copy of the start weights.
         keep_activations: False recomputes layer activations in the backward pass (gradient checkpointing).
         seed: of the adapters' random start.
-        share_prefixes: read a prefix once for all its samples in a micro-batch.
+        share_prefixes: read a prefix once for all its samples in a micro-batch; `longest`: every common beginning.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class PlainPolicy(_Trainee):
         needs_reference: bool,
         keep_activations: bool = True,
         seed: int = 0,
-        share_prefixes: bool = False,
+        share_prefixes: Sharing = False,
     ) -> None:
         self.tokenizer = tokenizer
         self.lora = lora
@@ -283,7 +284,7 @@ class PlainCritic(_Trainee):
         conf: OptimizerConf,
         dtype: Dtype,
         keep_activations: bool = True,
-        share_prefixes: bool = False,
+        share_prefixes: Sharing = False,
     ) -> None:
         decoder = copy.deepcopy(model.get_decoder()).requires_grad_(True)
         if not keep_activations:

@@ -1,8 +1,10 @@
-"""Reads samples that share a prefix in one row: the prefix once, then each sample's own tokens, its branch.
+"""Reads samples that begin alike in one row: what they share once, then what each has of its own.
 
-A branch attends to its prefix and to itself, at the positions that it has in its sample. So hidden states and gradients
-are those of separate rows, except for the order of additions in floating point. Rollouts of a question share their
-prompt; candidates for a turn share all turns before it.
+The samples form a tree, and the row holds its segments. A segment attends to those above it and to itself, at the
+positions that it has in its samples. So hidden states and gradients are those of separate rows, except for the order of
+additions in floating point. Rollouts of a question share their prompt, and candidates for a turn all turns before it:
+their prefix. `longest` also shares what policies wrote and read in the same words, such as the first search of a
+question and its passages.
 
 The decoder must pass keyword arguments on to its attention, as those of transformers do; `require_supported` tries it.
 """
@@ -26,51 +28,104 @@ _NAME = "shared_prefix"
 
 
 @dataclass(frozen=True)
-class _Tree:
-    """One prefix and the branches behind it in the packed row.
+class _Segment:
+    """Tokens of the packed row that the same samples share.
 
     Attributes:
-        prefix: its length P.
-        branches: length C of each branch.
-        seen: [C, P + C] for each branch, True where its token attends to a token of the prefix or of the branch.
+        size: number of tokens C.
+        above: numbers of the segments before it in its samples, P tokens together.
+        seen: [C, P + C] True where its token attends to one of the segments above, or of itself; None below nothing.
     """
 
-    prefix: int
-    branches: tuple[int, ...]
-    seen: tuple[Tensor, ...]
+    size: int
+    above: tuple[int, ...]
+    seen: Tensor | None
 
 
-@dataclass(frozen=True)
 class _Packed:
     """A micro-batch in one row.
 
     Attributes:
         ids, positions: [1, L].
-        trees: in the order of the row.
+        segments: in the order of the row.
         places: [B, T - 1] of each token that the model reads; 0 in the padding.
     """
 
-    ids: Tensor
-    positions: Tensor
-    trees: tuple[_Tree, ...]
-    places: Tensor
+    def __init__(self, batch: Experience, longest: bool) -> None:
+        self._batch = batch
+        self._read = [length - 1 for length in batch.lengths.tolist()]
+        self._ids: list[Tensor] = []
+        self._positions: list[Tensor] = []
+        self._size = 0
+        self.segments: list[_Segment] = []
+        self.places = torch.zeros(len(batch), batch.ids.shape[1] - 1, dtype=torch.long)
+        if longest:
+            self._grow(list(range(len(batch))), 0, ())
+        else:
+            self._by_prefix()
+
+    @property
+    def ids(self) -> Tensor:
+        return torch.cat(self._ids)[None]
+
+    @property
+    def positions(self) -> Tensor:
+        return torch.cat(self._positions)[None].to(self._batch.ids.device)
+
+    def _by_prefix(self) -> None:
+        """Two levels: the samples' prefixes, and below each its samples."""
+        prefixes = self._batch.prefix_lengths.tolist()
+        for rows in prefix_groups(self._batch):
+            prefix = prefixes[rows[0]]
+            root = self._add(rows, 0, prefix, ())
+            for row in rows:
+                self._add([row], prefix, self._read[row], root)
+
+    def _grow(self, rows: list[int], start: int, above: tuple[int, ...]) -> None:
+        """The tree of rows whose first `start` tokens are equal and stand in the segments above."""
+        ids, shortest = self._batch.ids, min(self._read[row] for row in rows)
+        differ = (ids[rows, start:shortest] != ids[rows[0], start:shortest]).any(0).nonzero()
+        stop = start + int(differ[0]) if len(differ) else shortest
+        above = self._add(rows, start, stop, above)
+        children: dict[int, list[int]] = {}
+        for row in rows:
+            if self._read[row] > stop:
+                children.setdefault(int(ids[row, stop]), []).append(row)
+        for child in children.values():
+            self._grow(child, stop, above)
+
+    def _add(self, rows: Sequence[int], start: int, stop: int, above: tuple[int, ...]) -> tuple[int, ...]:
+        """Append tokens `start` to `stop` of these rows; the segments above what follows them."""
+        size = stop - start
+        if size == 0:
+            return above
+        self.places[rows, start:stop] = self._size + torch.arange(size)
+        self._ids.append(self._batch.ids[rows[0], start:stop])
+        self._positions.append(torch.arange(start, stop))
+        device = self._batch.ids.device
+        seen = torch.ones(size, stop, dtype=torch.bool, device=device).tril(start) if above else None
+        self.segments.append(_Segment(size, above, seen))
+        self._size += size
+        return (*above, len(self.segments) - 1)
 
 
-def hidden_states(decoder: Any, batch: Experience) -> Tensor:
+def hidden_states(decoder: Any, batch: Experience, longest: bool = False) -> Tensor:
     """[B, T - 1, d] last hidden states of a micro-batch, whose last tokens are not read; arbitrary in the padding.
 
-    Call it, and the backward pass of its result, inside `attention_to_prefixes`.
+    Call it, and the backward pass of its result, inside `attention_to_prefixes`. `longest` shares every common
+    beginning, else the samples' prefixes alone are shared.
     """
-    packed = _pack(batch)
+    packed = _Packed(batch, longest)
     states = decoder(
-        input_ids=packed.ids, position_ids=packed.positions, use_cache=False, trees=packed.trees
+        input_ids=packed.ids, position_ids=packed.positions, use_cache=False, segments=packed.segments
     ).last_hidden_state
-    result: Tensor = states[0].index_select(0, packed.places.flatten()).unflatten(0, packed.places.shape)
+    places = packed.places.to(batch.ids.device)
+    result: Tensor = states[0].index_select(0, places.flatten()).unflatten(0, places.shape)
     return result
 
 
 def attention_to_prefixes(decoder: Any) -> AbstractContextManager[None]:
-    """Let the decoder attend by trees inside this block.
+    """Let the decoder attend by segments inside this block.
 
     The backward pass belongs inside, because gradient checkpointing runs the layers again there.
     """
@@ -98,40 +153,6 @@ def require_supported(decoder: Any) -> None:
         )
 
 
-def _pack(batch: Experience) -> _Packed:
-    """Lay the prefixes and branches of a micro-batch into one row; a prefix stands before its branches."""
-    prefixes, read = batch.prefix_lengths.tolist(), [length - 1 for length in batch.lengths.tolist()]
-    device = batch.ids.device
-    places = torch.zeros(len(batch), batch.ids.shape[1] - 1, dtype=torch.long)
-    ids: list[Tensor] = []
-    positions: list[Tensor] = []
-    trees: list[_Tree] = []
-    size = 0
-
-    for rows in prefix_groups(batch):
-        prefix = prefixes[rows[0]]
-        places[rows, :prefix] = size + torch.arange(prefix)
-        ids.append(batch.ids[rows[0], :prefix])
-        positions.append(torch.arange(prefix))
-        size += prefix
-
-        for row in rows:
-            own = read[row] - prefix
-            places[row, prefix : read[row]] = size + torch.arange(own)
-            ids.append(batch.ids[row, prefix : read[row]])
-            positions.append(prefix + torch.arange(own))
-            size += own
-        trees.append(_tree(prefix, [read[row] - prefix for row in rows], device))
-    return _Packed(torch.cat(ids)[None], torch.cat(positions)[None].to(device), tuple(trees), places.to(device))
-
-
-def _tree(prefix: int, branches: Sequence[int], device: torch.device) -> _Tree:
-    """The tree of these lengths."""
-    longest = max(branches)
-    seen = torch.ones(longest, prefix + longest, dtype=torch.bool, device=device).tril(prefix)
-    return _Tree(prefix, tuple(branches), tuple(seen[:own, : prefix + own] for own in branches))
-
-
 def _attend(
     module: Any,
     query: Tensor,
@@ -140,7 +161,7 @@ def _attend(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    trees: Sequence[_Tree] = (),
+    segments: Sequence[_Segment] = (),
     sliding_window: int | None = None,
     softcap: float | None = None,
     **_: Any,
@@ -156,16 +177,15 @@ def _attend(
             f"{type(module).__name__}: found sliding_window={sliding_window}, softcap={softcap}, expected neither "
             "where samples share a prefix. Set train: share_prefixes: false."
         )
-    sizes = [size for tree in trees for size in (tree.prefix, *tree.branches)]
-    pieces = zip(query.split(sizes, 2), key.split(sizes, 2), value.split(sizes, 2), strict=True)
+    sizes = [segment.size for segment in segments]
+    queries, keys, values = (piece.split(sizes, 2) for piece in (query, key, value))
     attended = []
-    for tree in trees:
-        q, prefix_k, prefix_v = next(pieces)
-        attended.append(_causal(q, prefix_k, prefix_v, scaling))
-        for seen in tree.seen:
-            q, k, v = next(pieces)
-            k, v = torch.cat([prefix_k, k], 2), torch.cat([prefix_v, v], 2)
-            attended.append(grouped_attention(q, k, v, seen[None, None], scaling, trains_by_matrices(q)))
+    for number, (q, segment) in enumerate(zip(queries, segments, strict=True)):
+        if segment.seen is None:
+            attended.append(_causal(q, keys[number], values[number], scaling))
+        else:
+            k, v = (torch.cat([piece[i] for i in (*segment.above, number)], 2) for piece in (keys, values))
+            attended.append(grouped_attention(q, k, v, segment.seen[None, None], scaling, trains_by_matrices(q)))
     return torch.cat(attended, 2).transpose(1, 2).contiguous(), None
 
 

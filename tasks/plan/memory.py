@@ -265,6 +265,8 @@ def _scores(demand: Demand) -> int:
     """Most attention scores of a token and a head that training keeps; see `tasks/attention.py`."""
     if demand.bytes_of == FLOAT or demand.place == "GPU":
         return 0
+    if demand.train.share_prefixes == "longest":
+        return demand.longest
     prefix = demand.rollout.max_prompt_tokens if demand.train.share_prefixes else 0
     return min(demand.longest, prefix + LONGEST_BY_MATRICES)
 

@@ -180,12 +180,18 @@ def question_minibatches(experience: Experience, count: int, seed: str) -> list[
     return [[row for number in part for row in questions[number]] for part in parts]
 
 
-def shared_microbatches(experience: Experience, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
+def shared_microbatches(
+    experience: Experience, rows: Sequence[int], max_tokens: int, longest: bool = False
+) -> list[list[int]]:
     """Micro-batches of these rows, in which a prefix is read once for all its samples; see `shared_minibatches`."""
+    if longest:
+        return _longest_microbatches(experience, rows, max_tokens)
     return _shared_microbatches(experience, prefix_groups(experience, rows), max_tokens)
 
 
-def shared_minibatches(experience: Experience, count: int, max_tokens: int, seed: str) -> list[list[list[int]]]:
+def shared_minibatches(
+    experience: Experience, count: int, max_tokens: int, seed: str, longest: bool = False
+) -> list[list[list[int]]]:
     """Mini-batches of micro-batches, for an engine that reads a prefix once for all samples of a micro-batch.
 
     Samples of one prefix are in one mini-batch, so there are at most as many mini-batches as prefixes. They share a
@@ -194,14 +200,36 @@ def shared_minibatches(experience: Experience, count: int, max_tokens: int, seed
     Args:
         experience: of a step.
         count: mini-batches.
-        max_tokens: of a micro-batch, each prefix in it counted once; a longer sample is alone.
+        max_tokens: of a micro-batch, what is read once counted once; a longer sample is alone.
         seed: of the partition.
+        longest: every common beginning of samples is read once, not their prefixes alone.
     """
     groups = prefix_groups(experience)
-    return [
-        _shared_microbatches(experience, [groups[number] for number in part], max_tokens)
-        for part in minibatches(len(groups), count, seed)
-    ]
+    parts = [[row for number in part for row in groups[number]] for part in minibatches(len(groups), count, seed)]
+    return [shared_microbatches(experience, rows, max_tokens, longest) for rows in parts]
+
+
+def _longest_microbatches(experience: Experience, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Fill one micro-batch after another in the order of the texts: what a row adds is what the row before lacks."""
+    lengths = experience.lengths.tolist()
+    texts = {row: experience.ids[row, : lengths[row]].tolist() for row in rows}
+    batches: list[list[int]] = []
+    before: list[int] = []
+    room = 0
+    for row in sorted(rows, key=lambda r: (texts[r], r)):
+        added = len(texts[row]) - _common(before, texts[row])
+        if not batches or added > room:
+            batches.append([])
+            added, room = len(texts[row]), max_tokens
+        batches[-1].append(row)
+        before = texts[row]
+        room -= added
+    return batches
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens that two texts have in common at their beginning."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _shared_microbatches(experience: Experience, groups: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:

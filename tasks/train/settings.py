@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tasks.conf import require
-from tasks.engine import OptimizerConf
+from tasks.engine import OptimizerConf, Sharing
 from tasks.model import Dtype
 from tasks.train.health import CollapseConf
 
@@ -34,6 +34,8 @@ class TrainConf:
         keep_activations: false computes them again in the backward pass, which takes time and saves memory.
         share_prefixes: read a prefix once for all its samples in a forward and backward. Samples of one prefix are then
             in one mini-batch; results differ by that and by rounding. `max_batch_tokens` counts a prefix once.
+            `longest` does so with every common beginning, such as a search that several rollouts wrote in the same
+            words, and the passages that it found.
         num_threads: torch threads (part of the result on a CPU).
         checkpoint_every, validate_every: steps between checkpoints, and between validations.
         validate_questions: number of questions that validation plays greedily; 0 is no validation.
@@ -70,7 +72,7 @@ class TrainConf:
     select: Literal["best", "last"] = "last"
     collapse: CollapseConf | None = None
     max_failed_share: float = 0.5
-    share_prefixes: bool = False
+    share_prefixes: Sharing = False
     minibatches_of: Literal["samples", "questions"] = "samples"
     variance_questions: int = 0
 

@@ -61,15 +61,19 @@ class Learner:
         if self.conf.minibatches_of == "questions":
             return [self._microbatches(experience, rows) for rows in question_minibatches(experience, count, seed)]
         if self.conf.share_prefixes:
-            return list(shared_minibatches(experience, count, max_tokens, seed))
+            return list(shared_minibatches(experience, count, max_tokens, seed, self._shares_longest))
         lengths = experience.lengths.tolist()
         return [microbatches(lengths, rows, max_tokens) for rows in minibatches(len(experience), count, seed)]
 
     def _microbatches(self, experience: Experience, rows: Sequence[int]) -> Plan:
         """Micro-batches of a mini-batch."""
         if self.conf.share_prefixes:
-            return shared_microbatches(experience, rows, self.conf.max_batch_tokens)
+            return shared_microbatches(experience, rows, self.conf.max_batch_tokens, self._shares_longest)
         return microbatches(experience.lengths.tolist(), rows, self.conf.max_batch_tokens)
+
+    @property
+    def _shares_longest(self) -> bool:
+        return self.conf.share_prefixes == "longest"
 
     def _prepare(self, experience: Experience, plan: Sequence[Plan]) -> Experience:
         """Add old (and reference) logprobs, values and advantages.

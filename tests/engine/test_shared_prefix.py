@@ -18,7 +18,7 @@ from tasks.engine.shared_prefix import attention_to_prefixes, hidden_states, req
 from tasks.pretrained import Qwen2Config, Qwen2ForCausalLM
 from tasks.rl.advantages.gae import TokenGae
 from tasks.rl.advantages.group import GroupAdvantage
-from tasks.rl.experience import Experience, collate, minibatches, prefix_groups, shared_minibatches
+from tasks.rl.experience import Experience, collate, minibatches, prefix_groups, shared_microbatches, shared_minibatches
 from tasks.rl.losses import LossSum, Normalizer
 from tasks.rl.losses.policy_clip import PolicyClip
 from tasks.rl.losses.reference_kl import ReferenceKl
@@ -31,6 +31,7 @@ Tree = tuple[int, list[int]]
 TREES = st.lists(
     st.tuples(st.integers(1, 9), st.lists(st.integers(1, 7), min_size=1, max_size=5)), min_size=1, max_size=4
 )
+TEXTS = st.lists(st.lists(st.integers(1, 2), min_size=2, max_size=9), min_size=1, max_size=8)
 
 
 def experience_of(trees: list[Tree], order: list[int] | None = None) -> Experience:
@@ -76,12 +77,54 @@ def row_by_row(decoder: Any, batch: Experience) -> list[Tensor]:
 MODEL = model_of()
 
 
+def alike(texts: list[list[int]]) -> Experience:
+    """Samples of these texts, whose first tokens are their prompts; all that follows was written."""
+    samples = [
+        Sample(
+            f"q{text[0]}",
+            f"g{text[0]}",
+            (text[0],),
+            tuple(text[1:]),
+            (True,) * (len(text) - 1),
+            (-5.0,) * (len(text) - 1),
+        )
+        for text in texts
+    ]
+    experience = collate(samples, [Scores(0.0, ())] * len(samples))
+    advantages = torch.linspace(-1, 1, len(experience))[:, None] * experience.loss_mask
+    return replace(experience, old_logprobs=experience.sampler_logprobs, advantages=advantages)
+
+
+def beginnings(texts: list[list[int]]) -> int:
+    """How many different beginnings these texts have: the nodes of their tree."""
+    return len({tuple(text[:size]) for text in texts for size in range(1, len(text) + 1)})
+
+
 @settings(max_examples=40, deadline=None)
-@given(TREES, st.randoms(use_true_random=False))
-def test_hidden_states_and_gradients_are_those_of_separate_rows(trees: list[Tree], random: Any) -> None:
+@given(TREES, st.randoms(use_true_random=False), st.booleans())
+def test_hidden_states_and_gradients_are_those_of_separate_rows(trees: list[Tree], random: Any, longest: bool) -> None:
     order = list(range(sum(len(owns) for _, owns in trees)))
     random.shuffle(order)
-    batch, decoder = experience_of(trees, order), MODEL.get_decoder()
+    _same_as_separate(experience_of(trees, order), longest)
+
+
+@settings(max_examples=40, deadline=None)
+@given(TEXTS)
+def test_every_common_beginning_is_read_once(texts: list[list[int]]) -> None:
+    assert _same_as_separate(alike(texts), longest=True) == beginnings([text[:-1] for text in texts])
+
+
+@given(TEXTS, st.integers(1, 30))
+def test_micro_batches_of_common_beginnings_keep_to_the_budget(texts: list[list[int]], budget: int) -> None:
+    plan = shared_microbatches(alike(texts), range(len(texts)), budget, longest=True)
+    assert sorted(row for rows in plan for row in rows) == list(range(len(texts)))
+    for rows in plan:
+        assert beginnings([texts[row] for row in rows]) <= budget or len(rows) == 1
+
+
+def _same_as_separate(batch: Experience, longest: bool) -> int:
+    """Compare hidden states and gradients with those of separate rows; the number of tokens that were read."""
+    decoder, read = MODEL.get_decoder(), []
     weights = [torch.randn(n - 1, 32, dtype=torch.double) for n in batch.lengths.tolist()]
 
     separate = row_by_row(decoder, batch)
@@ -90,14 +133,19 @@ def test_hidden_states_and_gradients_are_those_of_separate_rows(trees: list[Tree
     expected = {name: p.grad.clone() for name, p in decoder.named_parameters()}
 
     MODEL.zero_grad()
-    with attention_to_prefixes(decoder):
-        states = hidden_states(decoder, batch)
+    handle = decoder.register_forward_pre_hook(
+        lambda _m, _a, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    with handle, attention_to_prefixes(decoder):
+        states = hidden_states(decoder, batch, longest)
         sum((states[row, : len(weight)] * weight).sum() for row, weight in enumerate(weights)).backward()  # type: ignore[union-attr]
 
     for row, wanted in enumerate(separate):
         torch.testing.assert_close(states[row, : len(wanted)], wanted, rtol=0, atol=1e-10)
     for name, parameter in decoder.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-9, atol=1e-9)
+    (size,) = read
+    return int(size)
 
 
 def test_a_prefix_is_read_once_and_nothing_is_padded() -> None:
@@ -122,11 +170,16 @@ def updated(policy: PlainPolicy, batch: Experience) -> tuple[dict[str, Tensor], 
 
 
 @pytest.mark.parametrize("options", [{}, {"keep_activations": False}, {"rank": 4}])
-def test_an_update_is_that_of_separate_rows(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("share", [True, "longest"])
+def test_an_update_is_that_of_separate_rows(share: Any, options: dict[str, Any]) -> None:
     tokenizer = make_tokenizer()
-    batch = experience_of([(9, [7, 3, 1]), (4, [5, 2])])
+    batch = (
+        experience_of([(9, [7, 3, 1]), (4, [5, 2])])
+        if share is True
+        else alike([[1, 2, 3, 4, 5], [1, 2, 3, 4, 6, 7], [1, 2, 9], [1, 2, 3, 4, 5], [8, 2, 3]])
+    )
     plain = make_policy(make_model(tokenizer), tokenizer, **options)
-    shared = make_policy(make_model(tokenizer), tokenizer, share_prefixes=True, **options)
+    shared = make_policy(make_model(tokenizer), tokenizer, share_prefixes=share, **options)
 
     plan = [list(range(len(batch)))]
     for of_reference in (False, True):
@@ -187,12 +240,13 @@ def learned(is_ppo: bool, **changes: Any) -> tuple[list[dict[str, Tensor]], dict
 
 
 @pytest.mark.parametrize("is_ppo", [False, True])
+@pytest.mark.parametrize("share", [True, "longest"])
 def test_a_step_of_training_has_the_loss_and_the_gradients_of_separate_rows(
-    double_precision: None, is_ppo: bool
+    double_precision: None, is_ppo: bool, share: Any
 ) -> None:
     """Old and reference log-probabilities, values, advantages and four updates with their steps, in float64."""
     (wanted, wanted_metrics, alone), (found, metrics, together) = (
-        learned(is_ppo, share_prefixes=share) for share in (False, True)
+        learned(is_ppo, share_prefixes=one) for one in (False, share)
     )
     assert len(found) == len(wanted) == (8 if is_ppo else 4)
     for own, other in zip(found, wanted, strict=True):
