@@ -28,7 +28,8 @@ from tasks.types import Passage
 
 FORMAT = 1
 _MAX_REQUEST_BYTES = 8 << 20
-_CREATE_S = 90.0  # The server itself waits up to 30 s for the copies.
+_START_S = 30.0  # How long the server waits for the copies of a new index.
+_CREATE_S = 90.0
 _LONG_S = 600.0  # A refresh or merge after a large load.
 
 Document = tuple[int, bytes]
@@ -135,14 +136,15 @@ class Loader:
         def request(client: Any) -> Any:
             return client.options(ignore_status=400).indices.create(
                 index=self._index, settings={"index": index}, mappings=self._body["mappings"],
-                wait_for_active_shards="all",
+                wait_for_active_shards="all", timeout=f"{_START_S:g}s",
             )  # fmt: skip
 
         answer = self._cluster.ask("creating the index", request, _CREATE_S)
         if answer.meta.status != 400:
             if not answer["shards_acknowledged"]:
                 raise RetrievalError(
-                    f"elasticsearch: index {self._index}: not all its shards and replicas could start."
+                    f"elasticsearch: index {self._index}: not all its shards and replicas could start"
+                    f"{self._why_not_started()}."
                 )
             return True
         if answer["error"]["type"] != "resource_already_exists_exception":
@@ -158,6 +160,18 @@ class Loader:
                 "Delete it on the server, or choose another alias."
             )
         return False
+
+    def _why_not_started(self) -> str:
+        """What the server says of a copy that has no node yet, as the end of a message."""
+        explained = self._cluster.ask(
+            "why a copy did not start",
+            lambda client: client.options(ignore_status=400).cluster.allocation_explain(),
+        )
+        of_nodes = explained.get("node_allocation_decisions") or []
+        deciders = [decider for node in of_nodes for decider in node.get("deciders") or []]
+        # Two copies of a shard are never on one node, which is no fault.
+        refusals = [decider["explanation"] for decider in deciders if decider["decider"] != "same_shard"]
+        return "".join(f"; {reason.rstrip('.')}" for reason in dict.fromkeys(refusals))[:1000]
 
     def _check_alias(self) -> None:
         alias = self._settings.alias

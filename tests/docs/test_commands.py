@@ -82,7 +82,7 @@ RUN_BY = {
     "make run AUGMENT=openai": "tests/stages/test_augment.py::test_a_model_killed_in_a_clone_and_asked_for_the_rest",
     "make smoke MODEL=smollm2-135m": "tests/test_model_source.py::test_the_model_of_the_package",
     "make run MODEL=my-model SCALE=paper": GIVEN_MODEL,
-    "make run MODEL=smollm2-135m SCALE=small DATA=resplit DATA_FOLDER=my-data METHODS=search_r1_grpo SEEDS=0": (
+    "make run MODEL=smollm2-135m SCALE=small DATA=my-data METHODS=search_r1_grpo SEEDS=0": (
         "tests/stages/test_small_scale.py::test_the_start_policy_is_the_given_model_after_its_lessons"
     ),
     "make run GENERATOR=vllm": "tests/generate/test_vllm.py::test_three_rl_steps_with_vllm",

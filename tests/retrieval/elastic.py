@@ -73,6 +73,7 @@ class Node:
             str(self.folder / "data"),
             str(self.port),
             f"transport.port={self.transport}",
+            "cluster.routing.allocation.disk.threshold_enabled=false",  # Or a nearly full disk gets no replicas.
             *self.settings,
         ]
         with (self.folder / "log.txt").open("ab") as log:

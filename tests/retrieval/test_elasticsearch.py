@@ -23,7 +23,7 @@ import pytest
 from tasks import conf, retrieval, store
 from tasks.data.records import UnscorableError, to_question
 from tasks.generate import Sampling
-from tasks.retrieval import RetrievalError, bm25, elastic_server, elasticsearch
+from tasks.retrieval import RetrievalError, bm25, elastic_load, elastic_server, elasticsearch
 from tasks.retrieval import manifest as manifests
 from tasks.retrieval.elastic_load import index_body, index_name
 from tasks.retrieval.elastic_server import CA_CERTS, KEY, URL, Access, Cluster, access
@@ -540,6 +540,21 @@ def test_a_cluster_of_three_loses_a_node_in_a_load(corpus, cluster: ThreeNodes, 
 
     manifest = load(corpus(numbered(1_500)), tmp_path / "index", cluster.settings, progress=progress)
     assert cluster.server.rows(manifest["details"]["index"]) == [(f"p{i}", i) for i in range(1_500)]
+
+
+@servers
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_replica_that_no_node_may_take(corpus, cluster: ThreeNodes, tmp_path, monkeypatch):
+    monkeypatch.setattr(elastic_load, "_START_S", 2)
+    setting = "cluster.routing.allocation.enable"
+    cluster.server.call("_cluster/settings", "PUT", {"persistent": {setting: "primaries"}})
+    try:
+        reason = rf"replicas could start; replica .*{setting}=primaries\]\. Run again when it is mended"
+        with pytest.raises(DataError, match=reason):
+            load(corpus(numbered(50)), tmp_path / "index", cluster.settings)
+    finally:
+        cluster.server.call("_cluster/settings", "PUT", {"persistent": {setting: None}})
 
 
 @servers
