@@ -42,6 +42,7 @@ class RolloutConf:
         top_k: passages per search.
         batch_rows: trajectories played at once.
         search_retries: how often a failed search is repeated, after 1, 2, 4, ... seconds.
+        share_reading: an observation that several trajectories of equal text get is read once (`Sampling`).
     """
 
     max_turns: int
@@ -52,6 +53,7 @@ class RolloutConf:
     top_k: int
     batch_rows: int
     search_retries: int = 2
+    share_reading: bool = False
 
     def __post_init__(self) -> None:
         require(1 <= self.batch_rows <= 10**6, "batch_rows", self.batch_rows, "1 to 1000000")
@@ -218,7 +220,12 @@ class Player:
         copies: int,
         sampling: Sampling,
     ) -> list[Row]:
-        seeded = replace(sampling, stop=self.grammar.stop, seed=sampling.seed * 1_000_003 + batch.start)
+        seeded = replace(
+            sampling,
+            stop=self.grammar.stop,
+            seed=sampling.seed * 1_000_003 + batch.start,
+            share_reading=self.conf.share_reading,
+        )
         session = self.generator.open([prompts[i] for i in batch], copies, seeded, self.conf.max_total_tokens)
         self.cost.prefilled += session.num_prefilled
         owners = [i for i in batch for _ in range(copies)]

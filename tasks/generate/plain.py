@@ -6,6 +6,9 @@ right-padded, active rows first: a row that stops is swapped behind the last act
 reads a view and copies nothing. A draw is a function of (seed, row, position) and does not depend on which other rows
 are still active.
 
+With `share_reading`, rows whose texts are equal up to an observation read it as one row, whose keys and values the
+others get.
+
 It refuses architectures whose logits are not `output_embeddings(decoder(...))` (logit scaling, soft caps), and
 attention that would not use its mask (sliding windows, implementations other than sdpa).
 """
@@ -173,6 +176,8 @@ class PlainSession:
         self.length = np.zeros(rows, dtype=np.int64)  # by slot, tokens in the cache
         self.pending: list[list[int]] = [[p[-1]] for p in prompts for _ in range(copies)]  # by row, tokens to read
         self.written: list[list[int]] = [[] for _ in range(rows)]  # by row, since its last observation
+        self.text = [0] * rows  # by row, the number of its text in the cache
+        self._texts: dict[tuple[int, tuple[int, ...]], int] = {}  # number of a text and what follows it -> number
         self.closed: set[int] = set()
         self._free: list[int] = []  # Closed rows whose slot can be given to a new row.
         self.cache = self._empty_cache()
@@ -200,6 +205,7 @@ class PlainSession:
     def _prefill(self, prompts: Sequence[Sequence[int]], copies: int) -> None:
         heads = [list(p[:-1]) for p in prompts]
         self.num_prefilled += sum(map(len, heads)) + len(self.pending)
+        self.text = [self._number(0, head) for head in heads for _ in range(copies)]
         lengths = np.array([len(h) for h in heads])
         if lengths.size and lengths.max() > 0:
             self._forward(heads, np.zeros(len(heads), dtype=np.int64))
@@ -250,6 +256,7 @@ class PlainSession:
         for new in new_rows:
             self._give_slot(new)
             self.pending.append(list(self.pending[row]))
+            self.text.append(self.text[row])
             self.written.append(list(self.written[row]))
         slots = [self.slot[new] for new in new_rows]
         self.length[slots] = length = int(self.length[self.slot[row]])
@@ -269,7 +276,8 @@ class PlainSession:
         chunks = [self.pending[one][:-1] for one in unread]
         self._forward(chunks, self.length[: len(unread)])
         self.length[: len(unread)] += [len(chunk) for chunk in chunks]
-        for one in unread:
+        for one, chunk in zip(unread, chunks, strict=True):
+            self.text[one] = self._number(self.text[one], chunk)
             del self.pending[one][:-1]
 
     def _give_slot(self, row: int) -> None:
@@ -293,13 +301,15 @@ class PlainSession:
         """
         self._require_playable(rows, max_new_tokens)
         writings = {row: _Writing(min(most, self._room(row))) for row, most in zip(rows, max_new_tokens, strict=True)}
-        for place, row in enumerate(rows):
+        order, leaders = self._by_text(rows)
+        for place, row in enumerate(order):
             self._swap(place, self.slot[row])
 
         active = len(rows)
         while active:
             playing = self.row_of[:active]
-            tokens, logprobs = self._next_tokens(playing)
+            tokens, logprobs = self._next_tokens(playing, leaders)
+            leaders = []
             is_over = [
                 self._write(row, writings[row], token, logprob)
                 for row, token, logprob in zip(playing, tokens, logprobs, strict=True)
@@ -309,14 +319,50 @@ class PlainSession:
                 self._swap(self.slot[row], active)
         return [writings[row].call() for row in rows]
 
-    def _next_tokens(self, playing: list[int]) -> tuple[list[int], list[float]]:
+    def _number(self, text: int, chunk: Sequence[int]) -> int:
+        """The number of a text that continues the numbered one; equal numbers are equal tokens."""
+        if not self.sampling.share_reading:
+            return 0
+        return self._texts.setdefault((text, tuple(chunk)), len(self._texts) + 1)
+
+    def _by_text(self, rows: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The rows, the first of every text before all others, and for each of them the place of its text's first.
+
+        No places where each row reads for itself: its text is its own, or all read one token, which costs the same.
+        """
+        if not self.sampling.share_reading or all(len(self.pending[row]) < 2 for row in rows):
+            return list(rows), []
+        first: dict[int, int] = {}
+        texts = {row: self._number(self.text[row], self.pending[row]) for row in rows}
+        leading = [row for row in rows if first.setdefault(texts[row], row) == row]
+        if len(leading) == len(rows):
+            return list(rows), []
+        order = leading + [row for row in rows if first[texts[row]] != row]
+        places = {texts[row]: place for place, row in enumerate(leading)}
+        return order, [places[texts[row]] for row in order]
+
+    def _next_tokens(self, playing: list[int], leaders: list[int]) -> tuple[list[int], list[float]]:
         """Draw one token for each playing row, which are in the first slots; their pending tokens enter the cache."""
         active = len(playing)
         chunks = [self.pending[row] for row in playing]
-        hidden = self._forward(chunks, self.length[:active])
+        for row, chunk in zip(playing, chunks, strict=True):
+            self.text[row] = self._number(self.text[row], chunk)
+        hidden = self._read_once(chunks, leaders) if leaders else self._forward(chunks, self.length[:active])
         self.length[:active] += [len(c) for c in chunks]
         self.num_generated += active
         return self._sample(self.model.get_output_embeddings()(hidden).float(), playing)
+
+    def _read_once(self, chunks: list[list[int]], leaders: list[int]) -> Tensor:
+        """Read the chunks of the leading slots, and give the others the keys, values and states of their leader."""
+        num_leading = max(leaders) + 1
+        hidden = self._forward(chunks[:num_leading], self.length[:num_leading])
+        followers: dict[int, list[int]] = {}
+        for slot, leader in enumerate(leaders[num_leading:], num_leading):
+            followers.setdefault(leader, []).append(slot)
+        for leader, slots in followers.items():
+            self.cache.copy_slot(leader, slots, int(self.length[leader]) + len(chunks[leader]))
+            self.num_prefilled -= len(slots) * (len(chunks[leader]) - 1)  # All but the token that the row wrote itself.
+        return hidden[torch.tensor(leaders, device=hidden.device)]
 
     def _write(self, row: int, writing: _Writing, token: int, logprob: float) -> bool:
         """Record one drawn token; returns whether the row's call is over."""

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 
 from tasks.retrieval import Progress, Retriever, silent
-from tasks.text import normalize
+from tasks.text import contains_any, findable, normalize
 from tasks.types import Hit, Question
 
 Row = dict[str, float]
@@ -37,6 +37,23 @@ def recall_table(
         `{dataset: {name: value}}`, datasets in order of name, shares in [0, 1].
     """
     return {name: _mean(rows) for name, rows in question_rows(questions, retriever, ks, progress).items()}
+
+
+def answered(
+    questions: Iterable[Question], retriever: Retriever, k: int, progress: Progress = silent
+) -> list[Question]:
+    """The questions for which one of the first `k` passages holds an answer, in order.
+
+    Left out are questions whose answers stand in most passages by chance (`tasks.text.findable`).
+    """
+    found: list[Question] = []
+    for batch in _batches(progress(questions, None, "searching questions")):
+        results = retriever.search([question.question for question in batch], k)
+        for question, hits in zip(batch, results, strict=True):
+            answers = findable(question.answers)
+            if any(contains_any(f"{hit.title} {hit.text}", answers) for hit in hits):
+                found.append(question)
+    return found
 
 
 def question_rows(

@@ -24,13 +24,16 @@ from tasks.records import schema, systems
 from tasks.records.metrics import MetricRow
 from tasks.records.systems import SystemRecord
 from tasks.records.usage import work_of
+from tasks.retrieval import Retriever
+from tasks.retrieval.recall import answered
 from tasks.rl.method import Method
 from tasks.runner import Context, main
 from tasks.runner.progress import Watch
 from tasks.services import Resources, opened
-from tasks.store import digest, replacing_folder, write_json, write_jsonl
+from tasks.store import DataError, digest, replacing_folder, write_json, write_jsonl
 from tasks.systems import Named, Prompted, build
 from tasks.train.settings import TrainConf
+from tasks.types import Question
 
 if TYPE_CHECKING:
     from tasks.plan import RunSettings
@@ -224,8 +227,9 @@ def train(ctx: Context[Settings], learning: Learning) -> None:
         questions = read_questions(ctx.root / DATA / "questions.jsonl")
         check_prompts(tokenizer, method.prompt, questions, method.grammar, learning.rollout.max_prompt_tokens)
     ctx.track.log_params(_used(learning))
-    ctx.track_data("training", len(given.training))
     search = retrieval.open_retriever(ctx.root / INDEX, ctx.root / DATA / "corpus.jsonl")
+    training = _chosen(given.training, search, learning)
+    ctx.track_data("training", len(training))
 
     with _models(ctx, start, learning, loaded) as models:
         resources = Resources(ctx.root, ctx.scratch, models.policy, tokenizer, settings.max_batch_tokens, made_here)
@@ -241,7 +245,7 @@ def train(ctx: Context[Settings], learning: Learning) -> None:
                 generator=models.generator,
                 player=Player(rollout, models.sampler, tokenizer, searched, grammar, prompt),
                 validator=Player(rollout, models.generator, tokenizer, search, grammar, prompt),
-                questions=given.training,
+                questions=training,
                 validation=validation if num_validation else [],
                 seed=ctx.settings.seed,
                 scratch=ctx.scratch,
@@ -251,6 +255,25 @@ def train(ctx: Context[Settings], learning: Learning) -> None:
             )
             trainer.run()
         _publish(ctx, trainer, _used(learning), given.missing)
+
+
+def _chosen(questions: list[Question], search: Retriever, learning: Learning) -> list[Question]:
+    """The training questions that `train.questions` chooses.
+
+    Raises:
+        DataError: there are none.
+    """
+    if learning.train.questions == "all":
+        return questions
+    top_k = learning.rollout.top_k
+    chosen = answered(questions, search, top_k)
+    if not chosen:
+        raise DataError(
+            f"train.questions=found: for none of {len(questions)} training questions one of the first {top_k} passages "
+            "holds an answer. Raise top_k, or set train.questions: all in conf/scale."
+        )
+    print(f"{len(chosen)} of {len(questions)} training questions find an answer, and are trained on", flush=True)
+    return chosen
 
 
 def _inputs(ctx: Context[Settings]) -> Path:
@@ -320,6 +343,7 @@ def _publish(ctx: Context[Settings], trainer: Trainer, used: dict[str, Any], mis
             "steps": progress.step,
             "stopped": {"step": progress.step, "reason": progress.stopped} if progress.stopped else None,
             "selected_step": progress.step if progress.selected_step is None else progress.selected_step,
+            "num_questions": len(trainer.questions),
             "questions_without": missing,
             "generated_tokens": progress.cost.generated,
             "prefill_tokens": progress.cost.prefilled,

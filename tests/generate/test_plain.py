@@ -6,6 +6,7 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -116,6 +117,64 @@ def test_counts_are_exact(model: Any, tokenizer: Any) -> None:
     before = session.num_prefilled
     session.append([0, 1], [[4, 5, 6], [7]])
     assert session.num_prefilled == before + 4
+
+
+def test_rows_of_equal_text_are_read_as_one(any_model: Any, tokenizer: Any) -> None:
+    """Rows 0, 2 and 3 share text, as do 4 and 5; 1 wrote something else, 6 got another observation, 7 has ended."""
+    sampling = Sampling(1.0, 1.0, (), 5, share_reading=True)
+    session = PlainGenerator(any_model, tokenizer).open(PROMPTS[:2], 4, sampling, 120)
+    written = [[1, 2, 3], [1, 2], [1, 2, 3], [1, 2, 3], [4], [4], [4], [4]]
+    Forced(session, written)
+    session.generate(list(range(8)), [len(one) for one in written])
+    del session._sample  # type: ignore[method-assign]
+    session.close([7])
+
+    found, other = [20, 21, 22, 23], [20, 21, 22, 24, 25]
+    observed = [found, found, found, found, other, other, found]
+    session.append(list(range(7)), observed)
+    before, read = session.num_prefilled, _counting(session)
+    rows = [6, 3, 5, 1, 0, 4, 2]
+    calls = session.generate(rows, [7] * 7)
+    assert read[0] == 4, "of seven rows, four have a text of their own"
+    assert before - session.num_prefilled == 2 * len(found) + len(other)
+
+    texts = {row: PROMPTS[row // 4] + written[row] + observed[row] for row in rows}
+    for row, call in zip(rows, calls, strict=True):
+        wanted = logprobs_of(any_model, texts[row] + list(call.token_ids), len(texts[row]))
+        torch.testing.assert_close(torch.tensor(call.logprobs), wanted, rtol=0, atol=1e-5)
+    alone = PlainGenerator(any_model, tokenizer).open(PROMPTS[:2], 4, replace(sampling, share_reading=False), 120)
+    Forced(alone, written)
+    alone.generate(list(range(8)), [len(one) for one in written])
+    del alone._sample  # type: ignore[method-assign]
+    alone.append(list(range(7)), observed)
+    assert [call.token_ids for call in alone.generate(rows, [7] * 7)] == [call.token_ids for call in calls]
+
+
+def test_forks_share_what_is_read_after_them(model: Any, tokenizer: Any) -> None:
+    session = PlainGenerator(model, tokenizer).open([[1, 2, 3]], 2, replace(GREEDY, share_reading=True), 60)
+    session.append([0], [[8, 9]])
+    forks = session.fork(0, 2)
+    rows = [0, 1, *forks]
+    session.append(rows, [[30, 31]] * 4)
+    read = _counting(session)
+    calls = session.generate(rows, [4] * 4)
+    assert read[0] == 2
+    assert calls[0] == calls[2] == calls[3] != calls[1]
+    whole = PlainGenerator(model, tokenizer).open([[1, 2, 3, 8, 9, 30, 31]], 1, GREEDY, 60).generate([0], [4])
+    assert calls[0].token_ids == whole[0].token_ids
+
+
+def _counting(session: PlainSession) -> list[int]:
+    """The number of rows of every forward pass from now on."""
+    read: list[int] = []
+    forward = session._forward
+
+    def counted(chunks: list[list[int]], starts: Any) -> torch.Tensor:
+        read.append(len(chunks))
+        return forward(chunks, starts)
+
+    session._forward = counted  # type: ignore[method-assign]
+    return read
 
 
 def test_budgets(model: Any, tokenizer: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.retrieval.recall import recall_table
+from tasks.retrieval.recall import answered, recall_table
 from tasks.types import Hit, Question
 
 
@@ -78,3 +78,12 @@ def test_order_and_batches_do_not_matter():
 
 def test_no_questions_no_rows():
     assert recall_table([], Fixed({})) == {}
+
+
+def test_which_questions_find_their_answer():
+    """The answer in the title or text of a passage among the first k; yes and no stand everywhere by chance."""
+    ranked = {f"a {number}": ["x", "deer", "yes"] for number in range(5)}
+    wanted = {0: "The Deer", 1: "Title X!", 2: "rein", 3: "yes", 4: "no such"}
+    questions = [_question(number, "a", (), answer=answer) for number, answer in wanted.items()]
+    assert answered(questions, Fixed(ranked), 3) == [questions[0], questions[1]]
+    assert answered(questions, Fixed(ranked), 1) == [questions[1]]

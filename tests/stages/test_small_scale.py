@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tasks.retrieval import open_retriever
+from tasks.text import normalize
 from tests.stages.clone import Clone
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -74,6 +76,21 @@ def test_the_start_policy_is_the_given_model_after_its_lessons(ran: Clone) -> No
     assert described["as_it_comes"]["policy"] == "given"
     assert described["base"]["policy"] == "artifacts/base/0/policy"
     assert described["as_it_comes"]["policy_sha256"] != described["base"]["policy_sha256"]
+
+
+def test_only_questions_that_find_their_answer_are_trained_on(ran: Clone) -> None:
+    """The trained number is that of a search for each question, made here again."""
+    questions = [row for row in _rows(ran.root / "artifacts/data/questions.jsonl") if row["split"] == "train"]
+    search = open_retriever(ran.root / "artifacts/index", ran.root / "artifacts/data/corpus.jsonl")
+    found = set()
+    for row, hits in zip(questions, search.search([row["question"] for row in questions], 3), strict=True):
+        passages = f" {' '.join(normalize(f'{hit.title} {hit.text}') for hit in hits)} "
+        if any(f" {normalize(answer)} " in passages for answer in row["answers"]):
+            found.add(row["id"])
+    summary = json.loads((ran.root / "artifacts/train/search_r1_grpo-0/summary.json").read_text())
+    assert 0 < summary["num_questions"] == len(found) < len(questions)
+    played = _rows(ran.root / "artifacts/train/search_r1_grpo-0/trajectories.jsonl")
+    assert {row["question_id"] for row in played} <= found
 
 
 def test_all_three_play_the_same_sample_greedily(ran: Clone) -> None:
