@@ -100,7 +100,7 @@ def beginnings(texts: list[list[int]]) -> int:
     return len({tuple(text[:size]) for text in texts for size in range(1, len(text) + 1)})
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(TREES, st.randoms(use_true_random=False), st.booleans())
 def test_hidden_states_and_gradients_are_those_of_separate_rows(trees: list[Tree], random: Any, longest: bool) -> None:
     order = list(range(sum(len(owns) for _, owns in trees)))
@@ -108,7 +108,7 @@ def test_hidden_states_and_gradients_are_those_of_separate_rows(trees: list[Tree
     _same_as_separate(experience_of(trees, order), longest)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(TEXTS)
 def test_every_common_beginning_is_read_once(texts: list[list[int]]) -> None:
     assert _same_as_separate(alike(texts), longest=True) == beginnings([text[:-1] for text in texts])
