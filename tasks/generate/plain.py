@@ -148,6 +148,44 @@ class _Writing:
         return Call(tuple(self.ids), tuple(self.logprobs), self.stopped)
 
 
+class _Texts:
+    """Numbers of the rows' texts, so that equal numbers are equal tokens; all 0 where rows do not share what they read.
+
+    Attributes:
+        of: by row, the number of what it has in the cache.
+    """
+
+    def __init__(self, num_rows: int, is_shared: bool) -> None:
+        self.of = [0] * num_rows
+        self._is_shared = is_shared
+        self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}  # of a text and what follows it -> of both
+
+    def read(self, row: int, chunk: Sequence[int]) -> None:
+        """The row has these tokens in the cache, too."""
+        self.of[row] = self._with(row, chunk)
+
+    def _with(self, row: int, chunk: Sequence[int]) -> int:
+        if not self._is_shared:
+            return 0
+        return self._numbers.setdefault((self.of[row], tuple(chunk)), len(self._numbers) + 1)
+
+    def leaders(self, rows: Sequence[int], pending: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+        """The rows, the first of every text before all others, and for each of them the place of its text's first.
+
+        No places where each row reads for itself: its text is its own, or all read one token, which costs the same.
+        """
+        if not self._is_shared or all(len(pending[row]) < 2 for row in rows):
+            return list(rows), []
+        texts = {row: self._with(row, pending[row]) for row in rows}
+        first: dict[int, int] = {}
+        leading = [row for row in rows if first.setdefault(texts[row], row) == row]
+        if len(leading) == len(rows):
+            return list(rows), []
+        order = leading + [row for row in rows if first[texts[row]] != row]
+        places = {texts[row]: place for place, row in enumerate(leading)}
+        return order, [places[texts[row]] for row in order]
+
+
 class PlainSession:
     """See `Session`. A slot is a place in the cache, and `slot[row]` is the current place of a row.
 
@@ -176,21 +214,14 @@ class PlainSession:
         self.length = np.zeros(rows, dtype=np.int64)  # by slot, tokens in the cache
         self.pending: list[list[int]] = [[p[-1]] for p in prompts for _ in range(copies)]  # by row, tokens to read
         self.written: list[list[int]] = [[] for _ in range(rows)]  # by row, since its last observation
-        self.text = [0] * rows  # by row, the number of its text in the cache
-        self._texts: dict[tuple[int, tuple[int, ...]], int] = {}  # number of a text and what follows it -> number
+        self._texts = _Texts(rows, sampling.share_reading)
         self.closed: set[int] = set()
         self._free: list[int] = []  # Closed rows whose slot can be given to a new row.
-        self.cache = self._empty_cache()
+        self.cache = _empty_cache(self.model, self.max_total_tokens)
 
         self._random = torch.Generator().manual_seed(sampling.seed)
         self.uniforms = self._draw_uniforms(rows)  # [rows, positions]
         self._prefill(prompts, copies)
-
-    def _empty_cache(self) -> RowCache:
-        # This import takes seconds, for which a process that only reads settings should not wait.
-        from tasks.generate.row_cache import RowCache
-
-        return RowCache(self.model.config.num_hidden_layers, self.max_total_tokens)
 
     def _draw_uniforms(self, rows: int) -> np.ndarray:
         """Random numbers for the next rows, one per position.
@@ -205,7 +236,8 @@ class PlainSession:
     def _prefill(self, prompts: Sequence[Sequence[int]], copies: int) -> None:
         heads = [list(p[:-1]) for p in prompts]
         self.num_prefilled += sum(map(len, heads)) + len(self.pending)
-        self.text = [self._number(0, head) for head in heads for _ in range(copies)]
+        for row in range(len(self.pending)):
+            self._texts.read(row, heads[row // copies])
         lengths = np.array([len(h) for h in heads])
         if lengths.size and lengths.max() > 0:
             self._forward(heads, np.zeros(len(heads), dtype=np.int64))
@@ -238,7 +270,9 @@ class PlainSession:
                 self.closed.add(row)
                 self._free.append(row)
         if len(self.closed) == len(self.slot):
-            self.cache = self._empty_cache()  # No row can read the old cache any more, so its memory is freed.
+            self.cache = _empty_cache(
+                self.model, self.max_total_tokens
+            )  # No row can read the old cache any more, so its memory is freed.
 
     @torch.inference_mode()
     def fork(self, row: int, times: int) -> list[int]:
@@ -256,7 +290,7 @@ class PlainSession:
         for new in new_rows:
             self._give_slot(new)
             self.pending.append(list(self.pending[row]))
-            self.text.append(self.text[row])
+            self._texts.of.append(self._texts.of[row])
             self.written.append(list(self.written[row]))
         slots = [self.slot[new] for new in new_rows]
         self.length[slots] = length = int(self.length[self.slot[row]])
@@ -277,7 +311,7 @@ class PlainSession:
         self._forward(chunks, self.length[: len(unread)])
         self.length[: len(unread)] += [len(chunk) for chunk in chunks]
         for one, chunk in zip(unread, chunks, strict=True):
-            self.text[one] = self._number(self.text[one], chunk)
+            self._texts.read(one, chunk)
             del self.pending[one][:-1]
 
     def _give_slot(self, row: int) -> None:
@@ -301,7 +335,7 @@ class PlainSession:
         """
         self._require_playable(rows, max_new_tokens)
         writings = {row: _Writing(min(most, self._room(row))) for row, most in zip(rows, max_new_tokens, strict=True)}
-        order, leaders = self._by_text(rows)
+        order, leaders = self._texts.leaders(rows, self.pending)
         for place, row in enumerate(order):
             self._swap(place, self.slot[row])
 
@@ -319,34 +353,12 @@ class PlainSession:
                 self._swap(self.slot[row], active)
         return [writings[row].call() for row in rows]
 
-    def _number(self, text: int, chunk: Sequence[int]) -> int:
-        """The number of a text that continues the numbered one; equal numbers are equal tokens."""
-        if not self.sampling.share_reading:
-            return 0
-        return self._texts.setdefault((text, tuple(chunk)), len(self._texts) + 1)
-
-    def _by_text(self, rows: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The rows, the first of every text before all others, and for each of them the place of its text's first.
-
-        No places where each row reads for itself: its text is its own, or all read one token, which costs the same.
-        """
-        if not self.sampling.share_reading or all(len(self.pending[row]) < 2 for row in rows):
-            return list(rows), []
-        first: dict[int, int] = {}
-        texts = {row: self._number(self.text[row], self.pending[row]) for row in rows}
-        leading = [row for row in rows if first.setdefault(texts[row], row) == row]
-        if len(leading) == len(rows):
-            return list(rows), []
-        order = leading + [row for row in rows if first[texts[row]] != row]
-        places = {texts[row]: place for place, row in enumerate(leading)}
-        return order, [places[texts[row]] for row in order]
-
     def _next_tokens(self, playing: list[int], leaders: list[int]) -> tuple[list[int], list[float]]:
         """Draw one token for each playing row, which are in the first slots; their pending tokens enter the cache."""
         active = len(playing)
         chunks = [self.pending[row] for row in playing]
         for row, chunk in zip(playing, chunks, strict=True):
-            self.text[row] = self._number(self.text[row], chunk)
+            self._texts.read(row, chunk)
         hidden = self._read_once(chunks, leaders) if leaders else self._forward(chunks, self.length[:active])
         self.length[:active] += [len(c) for c in chunks]
         self.num_generated += active
@@ -356,12 +368,9 @@ class PlainSession:
         """Read the chunks of the leading slots, and give the others the keys, values and states of their leader."""
         num_leading = max(leaders) + 1
         hidden = self._forward(chunks[:num_leading], self.length[:num_leading])
-        followers: dict[int, list[int]] = {}
         for slot, leader in enumerate(leaders[num_leading:], num_leading):
-            followers.setdefault(leader, []).append(slot)
-        for leader, slots in followers.items():
-            self.cache.copy_slot(leader, slots, int(self.length[leader]) + len(chunks[leader]))
-            self.num_prefilled -= len(slots) * (len(chunks[leader]) - 1)  # All but the token that the row wrote itself.
+            self.cache.copy_slot(leader, [slot], int(self.length[leader]) + len(chunks[leader]))
+            self.num_prefilled -= len(chunks[leader]) - 1  # All but the token that the row wrote itself.
         return hidden[torch.tensor(leaders, device=hidden.device)]
 
     def _write(self, row: int, writing: _Writing, token: int, logprob: float) -> bool:
@@ -373,7 +382,7 @@ class PlainSession:
         writing.logprobs.append(logprob)
         self.pending[row] = [token]
         self.written[row].append(token)
-        writing.stopped = self._completes_stop(self.written[row])
+        writing.stopped = _completes_stop(self.tokenizer, self.sampling.stop, self.written[row])
         return writing.stopped or len(writing.ids) >= writing.budget
 
     def _require_playable(self, rows: Sequence[int], max_new_tokens: Sequence[int]) -> None:
@@ -394,18 +403,6 @@ class PlainSession:
 
     def _room(self, row: int) -> int:
         return self.max_total_tokens - int(self.length[self.slot[row]]) - len(self.pending[row])
-
-    def _completes_stop(self, written: list[int]) -> bool:
-        """Whether the last token completes a stop string, which may begin in an earlier call of the same turn."""
-        stops = self.sampling.stop
-        piece = self.tokenizer.convert_ids_to_tokens(written[-1])
-        # Decoding is slow. A token that lacks the last character of every stop string cannot complete one.
-        if not any(stop[-1] in piece or not stop[-1].isascii() for stop in stops):
-            return False
-        recent = written[-_STOP_TOKENS:]
-        before = self.tokenizer.decode(recent[:-1], skip_special_tokens=False)
-        text = self.tokenizer.decode(recent, skip_special_tokens=False)
-        return any(text.count(stop) > before.count(stop) for stop in stops)
 
     def _swap(self, a: int, b: int) -> None:
         if a == b:
@@ -441,6 +438,25 @@ class PlainSession:
 
     def _sample(self, logits: Tensor, rows: list[int]) -> tuple[list[int], list[float]]:
         return _draw(logits, self.sampling, self.uniforms[rows, self.length[: len(rows)]])
+
+
+def _empty_cache(model: Any, longest: int) -> RowCache:
+    # This import takes seconds, for which a process that only reads settings should not wait.
+    from tasks.generate.row_cache import RowCache
+
+    return RowCache(model.config.num_hidden_layers, longest)
+
+
+def _completes_stop(tokenizer: Any, stops: Sequence[str], written: list[int]) -> bool:
+    """Whether the last token completes a stop string, which may begin in an earlier call of the same turn."""
+    piece = tokenizer.convert_ids_to_tokens(written[-1])
+    # Decoding is slow. A token that lacks the last character of every stop string cannot complete one.
+    if not any(stop[-1] in piece or not stop[-1].isascii() for stop in stops):
+        return False
+    recent = written[-_STOP_TOKENS:]
+    before = tokenizer.decode(recent[:-1], skip_special_tokens=False)
+    text = tokenizer.decode(recent, skip_special_tokens=False)
+    return any(text.count(stop) > before.count(stop) for stop in stops)
 
 
 def _draw(logits: Tensor, sampling: Sampling, uniforms: np.ndarray) -> tuple[list[int], list[float]]:

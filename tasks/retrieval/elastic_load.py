@@ -147,6 +147,7 @@ class Loader:
                     f"{self._why_not_started()}."
                 )
             return True
+
         if answer["error"]["type"] != "resource_already_exists_exception":
             raise DataError(
                 f"elasticsearch: the server at {self._cluster.hosts} refused the index: {describe(answer.body)}."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import functools
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -229,7 +230,8 @@ def _widest(decoder: Any) -> list[int]:
 
     def look(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         if torch.is_grad_enabled():
-            found.append(max((len(tree.branches) for tree in kwargs.get("trees", ())), default=0))
+            behind = Counter(segment.above for segment in kwargs.get("segments", ()) if segment.above)
+            found.append(max(behind.values(), default=0))
 
     decoder.register_forward_pre_hook(look, with_kwargs=True)
     return found
