@@ -160,13 +160,13 @@ class _Texts:
         self._is_shared = is_shared
         self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}  # of a text and what follows it -> of both
 
-    def read(self, row: int, chunk: Sequence[int]) -> None:
-        """The row has these tokens in the cache, too."""
-        self.of[row] = self._with(row, chunk)
+    def read(self, rows: Sequence[int], chunks: Sequence[Sequence[int]]) -> None:
+        """The rows have these tokens in the cache, too."""
+        if self._is_shared:
+            for row, chunk in zip(rows, chunks, strict=True):
+                self.of[row] = self._with(row, chunk)
 
     def _with(self, row: int, chunk: Sequence[int]) -> int:
-        if not self._is_shared:
-            return 0
         return self._numbers.setdefault((self.of[row], tuple(chunk)), len(self._numbers) + 1)
 
     def leaders(self, rows: Sequence[int], pending: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
@@ -236,8 +236,7 @@ class PlainSession:
     def _prefill(self, prompts: Sequence[Sequence[int]], copies: int) -> None:
         heads = [list(p[:-1]) for p in prompts]
         self.num_prefilled += sum(map(len, heads)) + len(self.pending)
-        for row in range(len(self.pending)):
-            self._texts.read(row, heads[row // copies])
+        self._texts.read(range(len(self.pending)), [head for head in heads for _ in range(copies)])
         lengths = np.array([len(h) for h in heads])
         if lengths.size and lengths.max() > 0:
             self._forward(heads, np.zeros(len(heads), dtype=np.int64))
@@ -310,8 +309,8 @@ class PlainSession:
         chunks = [self.pending[one][:-1] for one in unread]
         self._forward(chunks, self.length[: len(unread)])
         self.length[: len(unread)] += [len(chunk) for chunk in chunks]
-        for one, chunk in zip(unread, chunks, strict=True):
-            self._texts.read(one, chunk)
+        self._texts.read(unread, chunks)
+        for one in unread:
             del self.pending[one][:-1]
 
     def _give_slot(self, row: int) -> None:
@@ -357,8 +356,7 @@ class PlainSession:
         """Draw one token for each playing row, which are in the first slots; their pending tokens enter the cache."""
         active = len(playing)
         chunks = [self.pending[row] for row in playing]
-        for row, chunk in zip(playing, chunks, strict=True):
-            self._texts.read(row, chunk)
+        self._texts.read(playing, chunks)
         hidden = self._read_once(chunks, leaders) if leaders else self._forward(chunks, self.length[:active])
         self.length[:active] += [len(c) for c in chunks]
         self.num_generated += active
