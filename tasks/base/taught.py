@@ -20,7 +20,8 @@ from tasks.base.fit import Fit
 from tasks.base.settings import FormatConf
 from tasks.data.decomposition import hops_of
 from tasks.records.start_policy import FormatRecord
-from tasks.text import contains_any, findable
+from tasks.retrieval.recall import holds
+from tasks.text import findable
 from tasks.types import Action, Hit, Question
 
 BATCH = 256
@@ -64,11 +65,13 @@ def has_come_back(search: Search, hits: Sequence[Hit], question: Question) -> bo
     if not findable(search.wanted):
         gold = set(question.gold_passage_ids)
         return question.gold_complete and bool(gold) and gold <= {hit.passage_id for hit in hits}
-    return any(_holds(hit, search.wanted) for hit in hits)
+    return _first_holding(search, hits) is not None
 
 
-def _holds(hit: Hit, answers: Sequence[str]) -> bool:
-    return contains_any(f"{hit.title} {hit.text}", findable(answers))
+def _first_holding(search: Search, hits: Sequence[Hit]) -> Hit | None:
+    """The first passage that holds what was looked for."""
+    answers = findable(search.wanted)
+    return next((hit for hit in hits if holds(hit, answers)), None)
 
 
 def script(
@@ -93,7 +96,8 @@ def script(
 
 
 def _finding(search: Search, hits: Sequence[Hit]) -> str:
-    title = next((hit.title for hit in hits if _holds(hit, search.wanted)), hits[0].title if hits else "")
+    first = _first_holding(search, hits) or (hits[0] if hits else None)
+    title = first.title if first else ""
     return f"{title}: {search.wanted[0]}." if title else f"{search.wanted[0]}."
 
 

@@ -21,6 +21,7 @@ from tasks.records.scores import ScoreRow
 from tasks.records.trajectories import TrajectoryRow, trajectory_row
 from tasks.records.usage import ChunkUsage, Usage
 from tasks.retrieval import RetrievalError
+from tasks.retrieval.recall import holds
 from tasks.store import DataError
 from tasks.systems import System
 from tasks.types import Episode, Mode, Question, Turn
@@ -224,9 +225,7 @@ def _answer_found(turns: Sequence[Turn], question: Question) -> tuple[float | No
     answers = text.findable(question.answers)
     if not answers:
         return None, None
-    holding = [
-        turn for turn in turns if any(text.contains_any(f"{hit.title} {hit.text}", answers) for hit in turn.hits)
-    ]
+    holding = [turn for turn in turns if any(holds(hit, answers) for hit in turn.hits)]
     return float(bool(holding)), float(any(_shows(turn, answers) for turn in holding))
 
 

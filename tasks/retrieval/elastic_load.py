@@ -144,7 +144,7 @@ class Loader:
             if not answer["shards_acknowledged"]:
                 raise RetrievalError(
                     f"elasticsearch: index {self._index}: not all its shards and replicas could start"
-                    f"{self._why_not_started()}."
+                    f"{_why_not_started(self._cluster, self._index)}."
                 )
             return True
 
@@ -161,18 +161,6 @@ class Loader:
                 "Delete it on the server, or choose another alias."
             )
         return False
-
-    def _why_not_started(self) -> str:
-        """What the server says of a copy that has no node yet, as the end of a message."""
-        explained = self._cluster.ask(
-            "why a copy did not start",
-            lambda client: client.options(ignore_status=400).cluster.allocation_explain(),
-        )
-        of_nodes = explained.get("node_allocation_decisions") or []
-        deciders = [decider for node in of_nodes for decider in node.get("deciders") or []]
-        # Two copies of a shard are never on one node, which is no fault.
-        refusals = [decider["explanation"] for decider in deciders if decider["decider"] != "same_shard"]
-        return "".join(f"; {reason.rstrip('.')}" for reason in dict.fromkeys(refusals))[:1000]
 
     def _check_alias(self) -> None:
         alias = self._settings.alias
@@ -336,6 +324,25 @@ class Loader:
                 client.indices.update_aliases(actions=actions)
 
         self._cluster.ask(f"pointing alias {alias!r} at {self._index}", request)
+
+
+def _why_not_started(cluster: Cluster, index: str) -> str:
+    """What the server says of a copy of the index that has no node, as the end of a message."""
+    shards: Any = cluster.ask("the index's shards", lambda client: client.cat.shards(index=index, format="json"))
+    lost = next((shard for shard in shards if shard["state"] == "UNASSIGNED"), None)
+    if lost is None:
+        return ""
+
+    def request(client: Any) -> Any:
+        return client.options(ignore_status=400).cluster.allocation_explain(
+            index=index, shard=int(lost["shard"]), primary=lost["prirep"] == "p"
+        )
+
+    of_nodes = cluster.ask("why a copy did not start", request).get("node_allocation_decisions") or []
+    deciders = [decider for node in of_nodes for decider in node.get("deciders") or []]
+    # Two copies of a shard are never on one node, which is no fault.
+    refusals = [decider["explanation"] for decider in deciders if decider["decider"] != "same_shard"]
+    return "".join(f"; {reason.rstrip('.')}" for reason in dict.fromkeys(refusals))[:1000]
 
 
 def _chunks(passages: Iterable[Passage], size: int) -> Iterator[tuple[int, list[Passage]]]:

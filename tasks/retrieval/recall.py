@@ -39,6 +39,11 @@ def recall_table(
     return {name: _mean(rows) for name, rows in question_rows(questions, retriever, ks, progress).items()}
 
 
+def holds(hit: Hit, answers: Iterable[str]) -> bool:
+    """Whether title or text of a passage has one of these normalised answers as whole words."""
+    return contains_any(f"{hit.title} {hit.text}", answers)
+
+
 def answered(
     questions: Iterable[Question], retriever: Retriever, k: int, progress: Progress = silent
 ) -> list[Question]:
@@ -51,7 +56,7 @@ def answered(
         results = retriever.search([question.question for question in batch], k)
         for question, hits in zip(batch, results, strict=True):
             answers = findable(question.answers)
-            if any(contains_any(f"{hit.title} {hit.text}", answers) for hit in hits):
+            if any(holds(hit, answers) for hit in hits):
                 found.append(question)
     return found
 

@@ -42,8 +42,8 @@ class TrainConf:
         validate_every_tokens: validate every so many generated tokens instead of every so many steps, so that a method
             whose steps cost more is validated as often. 0, or a method that generates nothing: by steps.
         questions: `found` trains on those questions only for which a search with the question itself brings a passage
-            that holds an answer. On all others hardly any rollout is right, and a group of equal rewards teaches
-            nothing. Validation and evaluation play all questions.
+            that holds an answer. On all others few rollouts are right, and a group of equal rewards teaches nothing;
+            but these questions seldom need a second search. Validation and evaluation play all questions.
         variance_questions: number of questions on which the variance of advantages is measured, before and after
             training (`tasks.train.variance`); 0 measures nothing.
         record_trajectories: trajectories per recorded step; the first, the last and every `validate_every`-th are
