@@ -28,6 +28,7 @@ METRICS = (
     "logprob_gap_max",
     "filter_kept_share",
     "sampling_rounds",
+    "learned_share",
     "skipped_update",
     "missing_scores_mean",
     "judge_unreadable_mean",

@@ -62,7 +62,7 @@ class CollapseConf:
 
         recent = steps[-self.max_skipped :] if self.max_skipped else []
         if len(recent) == self.max_skipped and all(metrics.get("skipped_update") for metrics in recent):
-            return f"{self.max_skipped} updates in a row were skipped: the filter kept too few groups"
+            return f"{self.max_skipped} updates in a row were skipped: too few groups were left to learn from"
         return self._drop_of_validation(history)
 
     def _lasts(self, steps: Sequence[Mapping[str, float]], name: str, holds: Callable[[float], bool]) -> bool:

@@ -44,6 +44,10 @@ class TrainConf:
         questions: `found` trains on those questions only for which a search with the question itself brings a passage
             that holds an answer. On all others few rollouts are right, and a group of equal rewards teaches nothing;
             but these questions seldom need a second search. Validation and evaluation play all questions.
+        groups: `unequal` leaves out of the updates the groups in which all advantages are 0, because all rewards are
+            equal. They would only hold the policy near its reference, and cost as much as the others. Means over tokens
+            are then over the groups that are left. A method that does not compare rollouts in groups (PPO) learns from
+            all.
         variance_questions: number of questions on which the variance of advantages is measured, before and after
             training (`tasks.train.variance`); 0 measures nothing.
         record_trajectories: trajectories per recorded step; the first, the last and every `validate_every`-th are
@@ -79,6 +83,7 @@ class TrainConf:
     minibatches_of: Literal["samples", "questions"] = "samples"
     variance_questions: int = 0
     questions: Literal["all", "found"] = "all"
+    groups: Literal["all", "unequal"] = "all"
 
     def __post_init__(self) -> None:
         require(self.num_steps >= 1, "num_steps", self.num_steps, "at least 1")

@@ -48,12 +48,30 @@ class Learner:
             DivergedError: a gradient is not finite.
         """
         experience = collate(samples, scores)
+        if not self._leaves_out_equal_groups:
+            return self._learn(experience, step)
+
+        everything = self.method.advantage(experience)
+        rows = unequal_groups(everything)
+        if not rows:
+            return everything, {"learned_share": 0.0, "skipped_update": 1.0}
+        _, metrics = self._learn(experience.rows(rows), step)
+        return everything, metrics | {"learned_share": len(rows) / len(everything)}
+
+    def _learn(self, experience: Experience, step: int) -> tuple[Experience, dict[str, float]]:
         plan = self._plan(experience, step)
         experience = self._prepare(experience, plan)
         metrics = self._update(experience, plan)
         if self.method.sampler.has_logprobs and not self.method.sampler.from_start:
             metrics = self._generator_gap(experience, plan) | metrics
         return experience, metrics
+
+    @property
+    def _leaves_out_equal_groups(self) -> bool:
+        """See `TrainConf.groups`; only advantages that follow from rewards alone are known before forward passes."""
+        advantage = self.method.advantage
+        needs_passes = advantage.needs_values or advantage.needs_old_logprobs or advantage.needs_reference
+        return self.conf.groups == "unequal" and advantage.compares_group and not needs_passes
 
     def _plan(self, experience: Experience, step: int) -> list[Plan]:
         """The mini-batches of a step, each divided into micro-batches."""
@@ -150,6 +168,18 @@ class Learner:
         rows = [row for minibatch in computed for microbatch in minibatch for row in microbatch]
         gap = (experience.old_logprobs - experience.sampler_logprobs)[rows][experience.loss_mask[rows]].abs()
         return {"logprob_gap_mean": float(gap.mean()), "logprob_gap_max": float(gap.max())}
+
+
+def unequal_groups(experience: Experience) -> list[int]:
+    """Numbers of the samples in whose group some advantage is not 0.
+
+    Args:
+        experience: with advantages.
+    """
+    assert experience.advantages is not None
+    has_signal = (experience.advantages != 0).any(-1).tolist()
+    groups = {group for group, one in zip(experience.group_ids, has_signal, strict=True) if one}
+    return [row for row, group in enumerate(experience.group_ids) if group in groups]
 
 
 def _add(sums: dict[str, float], update: Update) -> float:

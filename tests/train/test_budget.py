@@ -85,7 +85,7 @@ def test_no_group_survives_the_update_is_skipped_and_after_so_many_the_run_stops
     before = weights_of(trainer)
     trainer.run()
     assert trainer.progress.step == 3
-    assert trainer.progress.stopped == "3 updates in a row were skipped: the filter kept too few groups"
+    assert trainer.progress.stopped == "3 updates in a row were skipped: too few groups were left to learn from"
     assert all(metrics["skipped_update"] == 1.0 and "loss" not in metrics for metrics in steps_of(trainer))
     assert all(metrics["filter_kept_share"] == 0 and metrics["sampling_rounds"] == 2 for metrics in steps_of(trainer))
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights_of(trainer).items())

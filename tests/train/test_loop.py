@@ -445,6 +445,56 @@ def test_equal_rewards_teach_grpo_nothing(tmp_path: Path) -> None:
     assert all(m["share_with_signal"] == 0 for m in steps_of(trainer))
 
 
+@dataclass(frozen=True)
+class OnlyFirstDiffers(ByNumber):
+    """Rewards 1 and 0 in the group of question 0; 1 and 1, or 0 and 0, in that of question 1."""
+
+    second: float = 0.0
+
+    def __call__(self, trajectories: Any, questions: Any, services: Any = None) -> list[Scores]:
+        first = iter((1.0, 0.0))
+        return [on_last_token(t, next(first) if t.question_id == "q0" else self.second) for t in trajectories]
+
+
+@pytest.mark.parametrize("second", [0.0, 1.0])
+def test_groups_of_equal_rewards_can_be_left_out(tmp_path: Path, second: float) -> None:
+    """The update is then that of the other groups alone, bit for bit, and the recorder still sees all."""
+    both = fixed()
+    alone = Fixed(tuple(t for t in both.trajectories if t.question_id == "q0"))
+    reward = (OnlyFirstDiffers(second=second),)
+    left_out = fixed_run(tmp_path / "left-out", both, rewards=reward, groups="unequal")
+    wanted = fixed_run(tmp_path / "alone", alone, rewards=reward)
+    everything = fixed_run(tmp_path / "all", both, rewards=reward)
+
+    for name, weights in outcome(wanted)[0].items():
+        assert torch.equal(outcome(left_out)[0][name], weights)
+    assert any(not torch.equal(outcome(everything)[0][n], w) for n, w in outcome(wanted)[0].items())
+    assert [metrics["learned_share"] for metrics in steps_of(left_out)] == [0.5, 0.5]
+    recorded = {row["question_id"] for row in left_out.trajectories()}
+    assert recorded == {"q0", "q1"}
+
+
+def test_a_step_whose_groups_are_all_equal_is_skipped(tmp_path: Path) -> None:
+    class Same(EvenFirst):
+        def __call__(self, trajectories: Any, questions: Any, services: Any = None) -> list[Scores]:
+            return [on_last_token(t, 1.0) for t in trajectories]
+
+    trainer = make_trainer(tmp_path, rewards=(Same(),), groups="unequal")  # With its KL penalty.
+    before = outcome(trainer)[0]
+    trainer.run()
+    assert all(torch.equal(t, before[n]) for n, t in outcome(trainer)[0].items())
+    assert all(m["skipped_update"] == 1 and m["learned_share"] == 0 for m in steps_of(trainer))
+
+
+def test_a_method_without_groups_learns_from_everything(tmp_path: Path) -> None:
+    trainers = [
+        fixed_run(tmp_path / groups, fixed(), "ppo", groups=groups, rewards=(OnlyFirstDiffers(),))
+        for groups in ("all", "unequal")
+    ]
+    first, second = (outcome(trainer)[0] for trainer in trainers)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
 # What is played ---------------------------------------------------------------------------------------------------
 
 
