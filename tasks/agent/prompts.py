@@ -68,11 +68,15 @@ def check_prompts(
 def prompt_ids(tokenizer: Any, prompt: Prompt, question: Question, grammar: SearchGrammar, limit: int) -> list[int]:
     """Token ids of a question's prompt, in the tokenizer's chat template where it has one.
 
+    Without a template the system message stands before the prompt, and a blank line between them.
+
     Raises:
         DataError: more than `limit` tokens; a prompt is never cut, because the policy would answer another question.
     """
     text = render_prompt(prompt.user, question.question, grammar)
-    if getattr(tokenizer, "chat_template", None):
+    if not getattr(tokenizer, "chat_template", None):
+        text = f"{prompt.system}\n\n{text}" if prompt.system else text
+    else:
         system = [{"role": "system", "content": prompt.system}] if prompt.system else []
         messages = [*system, {"role": "user", "content": text}]
         text = tokenizer.apply_chat_template(messages, tools=grammar.tools, add_generation_prompt=True, tokenize=False)

@@ -184,8 +184,8 @@ def supervised_loss(model: Any, examples: Sequence[Example]) -> Tensor:
     """Summed cross-entropy of the response tokens in the mask, of a right-padded batch; computes no other logits."""
     rows = [torch.tensor(e.prompt_ids + e.response_ids) for e in examples]
     masks = [torch.tensor((False,) * len(e.prompt_ids) + e.loss_mask) for e in examples]
-    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)  # [B, T]
-    mask = torch.nn.utils.rnn.pad_sequence(masks, batch_first=True)[:, 1:]  # [B, T-1]: position t predicts t+1
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(model.device)  # [B, T]
+    mask = torch.nn.utils.rnn.pad_sequence(masks, batch_first=True)[:, 1:].to(model.device)  # [B, T-1]: t predicts t+1
 
     hidden = model.get_decoder()(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
     logits = model.get_output_embeddings()(hidden[mask])

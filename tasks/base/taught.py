@@ -2,7 +2,7 @@
 
 Demonstrations are made from training questions by a plan, through the real retriever, and kept where what the plan
 looked for came back. The plan is the question's decomposition where the data has one, else the question as the query.
-No plan uses gold passages as text: it sees what a policy would see.
+No plan uses gold passages as text: it sees what a policy would see, and what it writes as found stands in what it sees.
 
 Two flaws leave reinforcement learning something to do: a share of the questions with a decomposition is searched as it
 stands, in one search, and a share of all plans repeats its last search.
@@ -10,6 +10,8 @@ stands, in one search, and a share of all plans repeats its last search.
 
 from __future__ import annotations
 
+import itertools
+import operator
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from tasks.base.settings import FormatConf
 from tasks.data.decomposition import hops_of
 from tasks.records.start_policy import FormatRecord
 from tasks.retrieval.recall import holds
-from tasks.text import findable
+from tasks.text import contains_any, findable
 from tasks.types import Action, Hit, Question
 
 BATCH = 256
@@ -68,10 +70,11 @@ def has_come_back(search: Search, hits: Sequence[Hit], question: Question) -> bo
     return _first_holding(search, hits) is not None
 
 
-def _first_holding(search: Search, hits: Sequence[Hit]) -> Hit | None:
-    """The first passage that holds what was looked for."""
-    answers = findable(search.wanted)
-    return next((hit for hit in hits if holds(hit, answers)), None)
+def _first_holding(search: Search, hits: Sequence[Hit]) -> tuple[Hit, str] | None:
+    """The first passage that holds what was looked for, and the first of the wanted answers that it holds."""
+    wanted = search.wanted if findable(search.wanted) else ()
+    found = ((hit, answer) for hit in hits for answer in wanted if holds(hit, findable([answer])))
+    return next(found, None)
 
 
 def script(
@@ -79,26 +82,40 @@ def script(
 ) -> tuple[list[ScriptedTurn], list[Sequence[Hit] | None]]:
     """The turns of a plan and what each of them found.
 
-    A thought says what the last search found: the title of the first passage that holds it, and the answer of a hop.
+    A thought says what the last search found: the title of the first passage that holds it, and the first accepted
+    answer that stands there. The plan answers with the same words.
     """
     turns: list[ScriptedTurn] = []
     found: list[Sequence[Hit] | None] = []
-    thought = "I need to search."
+    thought, answer = "I need to search.", question.answers[0]
     for search, passages in zip(searches, hits, strict=True):
         turns.append(ScriptedTurn(thought, Action("search", search.query)))
         found.append(passages)
-        thought = _finding(search, passages)
+        thought, last = _finding(search, passages)
+        answer = last if last in question.answers else question.answers[0]
     if repeats:
         turns.append(ScriptedTurn("I search again.", turns[-1].action))
         found.append(found[-1])
-    turns.append(ScriptedTurn(thought, Action("answer", question.answers[0])))
+    turns.append(ScriptedTurn(thought, Action("answer", answer)))
     return turns, [*found, None]
 
 
-def _finding(search: Search, hits: Sequence[Hit]) -> str:
-    first = _first_holding(search, hits) or (hits[0] if hits else None)
-    title = first.title if first else ""
-    return f"{title}: {search.wanted[0]}." if title else f"{search.wanted[0]}."
+def _finding(search: Search, hits: Sequence[Hit]) -> tuple[str, str]:
+    """The thought after a search, and what it found."""
+    found = _first_holding(search, hits)
+    if found is None:  # Yes or no, which no passage says.
+        title, answer = hits[0].title if hits else "", search.wanted[0]
+    else:
+        title, answer = found[0].title, found[1]
+    return (f"{title}: {answer}." if title else f"{answer}."), answer
+
+
+def shows_all(example: Example, searches: Sequence[Search], tokenizer: Any) -> bool:
+    """Whether each observation, cut to its budget, still holds what its search looked for."""
+    shown = itertools.groupby(zip(example.loss_mask, example.response_ids, strict=True), key=operator.itemgetter(0))
+    observations = [tokenizer.decode([token for _, token in run]) for is_written, run in shown if not is_written]
+    wanted = [findable(search.wanted) for search in searches]
+    return all(not answers or contains_any(text, answers) for text, answers in zip(observations, wanted, strict=False))
 
 
 def demonstrations(questions: Sequence[Question], renderer: Renderer, conf: FormatConf, seed: str) -> Demonstrations:
@@ -115,7 +132,8 @@ def demonstrations(questions: Sequence[Question], renderer: Renderer, conf: Form
             repeats = rng.random() < conf.repeat and len(plan) < renderer.conf.max_turns
             if all(has_come_back(search, found, question) for search, found in zip(plan, hits, strict=True)):
                 example = renderer.example(question, *script(question, plan, hits, repeats))
-                if example.loss_mask and example.loss_mask[-1]:  # Not one that was cut before its answer.
+                is_whole = bool(example.loss_mask) and example.loss_mask[-1]  # Not cut before its answer.
+                if is_whole and shows_all(example, plan, renderer.tokenizer):
                     examples.append(example)
     return Demonstrations(examples, len(questions))
 

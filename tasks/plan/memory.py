@@ -151,7 +151,7 @@ def _bytes_of(dtype: Dtype, has_bfloat16: bool) -> int:
 
 def phases(demand: Demand) -> list[Phase]:
     """The phases of a run in order."""
-    found = [Phase("start policy", (*_process(demand, on_gpu=False), *_teaching(demand)))]
+    found = [Phase("start policy", (*_process(demand, on_gpu=_teaches_given(demand)), *_teaching(demand)))]
     if demand.learner is not None:
         held = (*_process(demand), *_held(demand, demand.learner))
         found += [
@@ -170,24 +170,29 @@ def _process(demand: Demand, on_gpu: bool = True) -> Iterator[Item]:
 
 
 def _teaching(demand: Demand) -> Iterator[Item]:
-    """Supervised training of the start policy, which runs on the processor; or its copy."""
+    """Supervised training of the start policy, of a tiny one on the processor; or its copy."""
     model, teaching = demand.model, demand.teaching
+    place: Place = demand.place if _teaches_given(demand) else "memory"
     if teaching is None:
         yield Item("weights", model.stored, "memory")
         return
     dtype: Dtype = teaching.dtype if isinstance(teaching, FormatConf) else "float32"
-    size = _bytes_of(dtype, demand.machine.host_has_bfloat16)
-    yield from _trained("policy", model.num_weights, model.num_weights, size, "memory")
-    yield Item("gradients", FLOAT * model.num_weights, "memory")
+    size = _bytes_of(dtype, demand.machine.host_has_bfloat16 or place == "GPU")
+    yield from _trained("policy", model.num_weights, model.num_weights, size, place)
+    yield Item("gradients", FLOAT * model.num_weights, place)
 
     tokens = max(teaching.max_batch_tokens, demand.longest)
     scores = 0 if size == FLOAT else min(demand.longest, LONGEST_BY_MATRICES)
     activations = _activations(model, tokens, size, scores, keeps_all=True)
-    yield Item(f"activations of {tokens} tokens", int(HEAP[size] * activations), "memory")
+    yield Item(f"activations of {tokens} tokens", int(HEAP[size] * activations), place)
     # Segments that teach a tiny policy to copy have a loss on every token.
     written = (demand.rollout.max_turns + 1) * demand.rollout.max_call_tokens
     share = min(1.0, written / demand.longest) if isinstance(teaching, FormatConf) else 1.0
-    yield Item("logits", int(HEAP[size] * share * tokens * model.vocab * (size + 3 * FLOAT)), "memory")
+    yield Item("logits", int(HEAP[size] * share * tokens * model.vocab * (size + 3 * FLOAT)), place)
+
+
+def _teaches_given(demand: Demand) -> bool:
+    return isinstance(demand.teaching, FormatConf)
 
 
 def _trained(name: str, num_weights: int, num_trained: int, size: int, place: Place) -> Iterator[Item]:

@@ -147,10 +147,11 @@ def _teach_format(
 ) -> tuple[list[Row], FormatRecord]:
     """Teach a given model; returns the metrics of its training, and what it was taught with."""
     from tasks.base.taught import teach_format
-    from tasks.model import computes_in
+    from tasks.model import computes_in, pick_device
 
     conf = taught.training
     lessons: Lessons[FormatConf] = lessons_of(ctx, taught, ctx.settings.seed, conf.fit.max_steps)
+    model = model.to(pick_device())
     fit = lessons.fit(model, computes_in(conf.dtype, model.device))
     chosen, seed = lessons.chosen(), f"{ctx.settings.seed}/format"
     record = teach_format(model, fit, lessons.renderer(tokenizer), chosen, conf, seed)

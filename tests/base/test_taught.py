@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from tasks.agent.prompts import prompt_ids
 from tasks.base.demonstrations import Renderer
 from tasks.base.fit import Fit, PhaseConf
 from tasks.base.settings import FormatConf
 from tasks.base.taught import Search, demonstrations, has_come_back, script, searches_of, teach_format
 from tasks.data.decomposition import hops_of
+from tasks.text import contains_any, findable
 from tasks.types import Hit, Hop, Question
 from tests.base.conftest import SmallWorld
 from tests.base.test_demonstrations import CONF, _play, _renderer
@@ -85,6 +87,32 @@ def test_a_thought_says_what_the_last_search_found() -> None:
     assert found == [hits[0], hits[1], hits[1], None]
 
 
+def test_a_plan_answers_with_the_accepted_answer_that_it_has_read() -> None:
+    asked = replace(CHAIN, answers=("United States of America", "USA"), decomposition=())
+    searches = searches_of(asked, FORMAT, 4, random.Random(0))
+    turns, _ = script(asked, searches, [[_hit("p1", "born in the USA", "Emma")]], repeats=False)
+    assert (turns[-1].think, turns[-1].action.content) == ("Emma: USA.", "USA")
+
+    unspoken = replace(asked, answers=("yes",))
+    searches = searches_of(unspoken, FORMAT, 4, random.Random(0))
+    turns, _ = script(unspoken, searches, [[_hit("p1", "born in the USA", "Emma")]], repeats=False)
+    assert (turns[-1].think, turns[-1].action.content) == ("Emma: yes.", "yes")
+
+
+def test_a_demonstration_whose_answer_is_cut_off_is_left_out(small_world: SmallWorld) -> None:
+    questions = _train(small_world)
+    whole = demonstrations(questions, _renderer(small_world), FORMAT, "seed").examples
+    renderer = _renderer(small_world)
+    cut = replace(renderer, conf=replace(renderer.conf, max_observation_tokens=20))
+    made = demonstrations(questions, cut, FORMAT, "seed").examples
+    by_prompt = {tuple(prompt_ids(cut.tokenizer, cut.prompt, one, cut.grammar, 512)): one for one in questions}
+    assert 0 < len(made) < len(whole)
+    for example in made:
+        read = [token for token, own in zip(example.response_ids, example.loss_mask, strict=True) if not own]
+        question = by_prompt[example.prompt_ids]
+        assert contains_any(cut.tokenizer.decode(read), findable(question.answers))
+
+
 def _train(small: SmallWorld) -> list[Question]:
     return [question for question in small.questions if question.split == "train"]
 
@@ -110,7 +138,7 @@ def test_a_demonstration_is_what_a_rollout_records(small_world: SmallWorld, repe
         if example is not None:
             kept.append(question)
             assert (example.response_ids, example.loss_mask) == (trajectory.response_ids, trajectory.loss_mask)
-            assert trajectory.answer == question.answers[0]
+            assert trajectory.answer in question.answers
             assert example.loss_mask[-1]
     assert len(kept) == len(made.examples)
     assert {len(hops_of(question)) for question in kept} >= {1, 2}
