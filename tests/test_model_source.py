@@ -154,6 +154,21 @@ def test_what_is_no_such_file_leaves_no_folder(tmp_path: Path):
     assert sorted(path.name for path in (tmp_path / "models").iterdir() if path.is_dir()) == ["Tiny"]
 
 
+def test_a_folder_of_another_source_or_without_a_model_is_not_taken(tmp_path: Path):
+    write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q8_0)
+    digest = hashlib.sha256((tmp_path / "tiny.gguf").read_bytes()).hexdigest()
+    ensure(tmp_path, FOLDER, Source(gguf="tiny.gguf"))
+    with pytest.raises(
+        DataError, match=rf"made from sha256 '', but conf/model names sha256 '{digest}'. Delete the fol"
+    ):
+        ensure(tmp_path, FOLDER, Source(gguf="tiny.gguf", sha256=digest))
+    (tmp_path / FOLDER / "source.json").unlink()  # As a folder that its user has put there.
+    ensure(tmp_path, FOLDER, Source(gguf="tiny.gguf", sha256=digest))
+    (tmp_path / FOLDER / "config.json").unlink()
+    with pytest.raises(DataError, match=r"there is no config.json in this folder, .* the next run makes it again"):
+        ensure(tmp_path, FOLDER, Source(gguf="tiny.gguf"))
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -221,9 +236,14 @@ def test_an_installed_package_is_read_in_place_if_its_version_is_right(
         package.extractall(tmp_path / "site")
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(DataError, match="found sha256"):
-        ensure(tmp_path, FOLDER, Source(package="tiny-model==1.0", file="tiny_model/tiny.gguf", sha256="0" * 64))
+    digest = hashlib.sha256(b"not a model").hexdigest()
+    with pytest.raises(DataError, match=r"tiny.gguf: transformers cannot load"):
+        ensure(tmp_path, FOLDER, Source(package="tiny-model==1.0", file="tiny_model/tiny.gguf", sha256=digest))
     assert "downloading" not in capsys.readouterr().out
+    with pytest.raises(OutageError, match=r"pip cannot get tiny-model==1.0"):
+        ensure(tmp_path, FOLDER, Source(package="tiny-model==1.0", file="tiny_model/tiny.gguf", sha256="0" * 64))
+    said = capsys.readouterr().out
+    assert "tiny.gguf: missing or damaged in the installed tiny-model==1.0, which is not used" in said
     with pytest.raises(OutageError, match=r"pip cannot get tiny-model==1.1"):
         ensure(tmp_path, FOLDER, Source(package="tiny-model==1.1", file="tiny_model/tiny.gguf", sha256="0" * 64))
 

@@ -192,7 +192,8 @@ def parse(words: list[str], root: Path = Path(".")) -> dict[str, Any]:
     """`["evaluate.top_k=5", "SEEDS=0,1"]` as `{"evaluate.top_k": 5, "seeds": [0, 1]}`; values are YAML.
 
     Variables of the Makefile stand for keys; `DATA` and `METHODS` set more than one key of this name would.
-    Where the scale teaches a pretrained model before it is trained, `METHODS` lists the model as it comes, too.
+    Where the scale teaches a pretrained model before it is trained, `METHODS` lists the model as it comes, too; another
+    model or scale takes it off the list again.
 
     Raises:
         ValueError: no `key=value`, no setting or variable of this name, or a value that is not YAML.
@@ -214,8 +215,13 @@ def parse(words: list[str], root: Path = Path(".")) -> dict[str, Any]:
         else:
             key = VARIABLES.get(name, name)
             answers[key] = _value(word, value, SETTINGS[key].is_list)
-    if any(word.startswith("METHODS=") for word in words) and _teaches_format(answers, root):
-        answers["systems"].insert(0, AS_IT_COMES)
+    if any(word.startswith("METHODS=") for word in words):
+        if _teaches_format(answers, root):
+            answers["systems"].insert(0, AS_IT_COMES)
+    elif {"model", "scale"} & answers.keys() and "systems" not in answers:
+        systems = list(params.read(root).systems)
+        if AS_IT_COMES in systems and not _teaches_format(answers, root):
+            answers["systems"] = [system for system in systems if system != AS_IT_COMES]
     return answers
 
 

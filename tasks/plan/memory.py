@@ -177,7 +177,8 @@ def _teaching(demand: Demand) -> Iterator[Item]:
         yield Item("weights", model.stored, "memory")
         return
     dtype: Dtype = teaching.dtype if isinstance(teaching, FormatConf) else "float32"
-    size = _bytes_of(dtype, demand.machine.host_has_bfloat16 or place == "GPU")
+    machine = demand.machine
+    size = _bytes_of(dtype, machine.trains_in_bfloat16 if place == "GPU" else machine.host_has_bfloat16)
     yield from _trained("policy", model.num_weights, model.num_weights, size, place)
     yield Item("gradients", FLOAT * model.num_weights, place)
 

@@ -27,6 +27,7 @@ class ModelSize:
         is_tied: whether the output head is the embedding.
         num_weights: all of them, shared ones once.
         stored: bytes of its weights in files.
+        positions: the longest text it was made for, in tokens; 0 where its configuration does not say.
     """
 
     hidden: int
@@ -39,6 +40,7 @@ class ModelSize:
     is_tied: bool
     num_weights: int = 0
     stored: int = 0
+    positions: int = 0
 
     @property
     def query(self) -> int:
@@ -121,4 +123,5 @@ def _of_config(config: Mapping[str, Any], has_head: bool) -> ModelSize:
         kv_heads=int(config.get("num_key_value_heads") or heads),
         head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
         is_tied=bool(config.get("tie_word_embeddings", not has_head)),
+        positions=int(config.get("max_position_embeddings") or 0),
     )

@@ -44,13 +44,14 @@ def check(run: RunSettings, machine: Callable[[], Machine] = this_machine) -> No
     systems = systems_of(run, model, machine())
     peak, room = worst(systems), _Room(run, systems)
 
-    problems = list(filter(None, (_of_memory(run, peak, systems), room.problem())))
+    problems = list(filter(None, (_of_length(run, systems), _of_memory(run, peak, systems), room.problem())))
     if problems and not asked:
         raise ValueError(f"{' '.join(problems)} {VARIABLE}=warn starts in spite of it.")
     for problem in problems:
         print(f"warning: {problem}", file=sys.stderr)
     if not problems:
         _say(model, peak, room)
+        _say_dtype(systems[0][1])
 
 
 def _size(run: RunSettings) -> ModelSize | None:
@@ -94,6 +95,19 @@ def _learning(run: RunSettings, system: str, plain: Demand) -> Demand:
         max(rows, train.validate_questions),
     )
     return replace(plain, train=train, rollout=rollout, learner=learner)
+
+
+def _of_length(run: RunSettings, systems: Systems) -> str:
+    """One line where a play may be longer than the model can place tokens, else nothing."""
+    name, demand = max(systems, key=lambda one: one[1].rollout.max_total_tokens)
+    longest, positions = demand.rollout.max_total_tokens, demand.model.positions
+    if not positions or longest <= positions:
+        return ""
+    return (
+        f"{conf.CONF}/scale/{run.params.scale}.yaml, {conf.CONF}/model/{run.params.model}.yaml: {name} plays up to "
+        f"{longest} tokens (`rollout: max_total_tokens`), and the model was made for {positions} "
+        f"(max_position_embeddings). Set `rollout: {{max_total_tokens: {positions}}}` in the model's file."
+    )
 
 
 def _of_memory(run: RunSettings, peak: Peak, systems: Systems) -> str:
@@ -169,6 +183,14 @@ def _say(model: ModelSize, peak: Peak, room: _Room) -> None:
         print(f"warning: this run nearly fills the machine: {told}", file=sys.stderr)
     elif model.num_weights >= SMALL:
         print(f"this run takes {told}", flush=True)
+
+
+def _say_dtype(demand: Demand) -> None:
+    """One line where a large model falls back to float32."""
+    is_wanted = demand.train.dtype != "float32" and demand.model.num_weights >= SMALL
+    if is_wanted and not demand.machine.trains_in_bfloat16:
+        which = "processor" if demand.place == "memory" else "GPU"
+        print(f"it computes in float32: this {which} has no instructions for bfloat16", flush=True)
 
 
 def gb(size: int) -> str:

@@ -7,6 +7,7 @@ appears only in the terminal table and the page.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
@@ -27,6 +28,7 @@ from tasks.report.artifacts import (
     same_data,
 )
 from tasks.report.augmentation import augmentation_line, funnel, read_augmentation
+from tasks.report.terminal import BY_DATASET
 from tasks.store import Row, read_json, replacing
 from tasks.types import ALL as ALL
 
@@ -417,8 +419,7 @@ def markdown(results: Results) -> str:
         _markdown_table(*_headline(results)),
         "## Exact match by number of hops",
         _markdown_table(*_breakdown(results, "hops", sorted({c.hops for c in results.cells} - {ALL}, key=int))),
-        "## Exact match by dataset",
-        _markdown_table(*_breakdown(results, "dataset", sorted({row.dataset for row in runs[0].scores["greedy"]}))),
+        *_by_dataset(results),
         "## Training cost, mean over seeds",
         _markdown_table(*_costs(results)),
         "## Retriever alone, the question as query",
@@ -516,6 +517,32 @@ def _breakdown(results: Results, key: str, values: Sequence[str]) -> tuple[list[
         found = [show(results.find(policy, "em", **{key: value})) for policy in results.policies]
         rows.append([value, str(cell.num_questions if cell else 0), *found])
     return header, rows
+
+
+def _by_dataset(results: Results) -> tuple[str, ...]:
+    """One line for each dataset and policy; nothing where all questions are of one dataset."""
+    datasets = sorted({row.dataset for row in results.runs[0].scores["greedy"]})
+    header = ["dataset", "policy", "EM", "F1", "searches", "gold recall", "tokens", "answer in passage", "questions"]
+    rows = []
+    for dataset, policy in itertools.product(datasets, results.policies):
+        em, f1, searches, recall, tokens, found = (
+            results.find(policy, metric, dataset=dataset)
+            for metric in ("em", "f1", "searches", "recall", "generated_tokens", "answer_in_passage")
+        )
+        rows.append(
+            [
+                dataset,
+                results.title(policy),
+                show(em),
+                show(f1),
+                show(searches, digits=2, interval=False),
+                show(recall, interval=False),
+                show(tokens, digits=1, interval=False),
+                show(found, interval=False),
+                str(em.num_questions if em else 0),
+            ]
+        )
+    return (BY_DATASET, _markdown_table(header, rows)) if len(datasets) > 1 else ()
 
 
 def _costs(results: Results) -> tuple[list[str], list[list[str]]]:

@@ -153,8 +153,10 @@ def opened(policy: Policy, search: Retriever, about: str, generator: str, root: 
         DataError: its model cannot be loaded.
         ValueError: settings of another version of the code.
     """
+    from tasks.device import use_threads
     from tasks.model import load_tokenizer
 
+    use_threads(policy.num_threads)
     audience, kind = Audience(), policy.kind()
     tokenizer, writer = load_tokenizer(policy.weights), generate.load(generator, root)
 

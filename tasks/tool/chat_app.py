@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -44,6 +44,7 @@ class Plays:
     def __init__(self, asker: Asker, max_in_work: int) -> None:
         """Prepare the thread; `max_in_work` bounds the questions that are played or wait."""
         self.in_work, self.state = 0, "ready"
+        self._reading = 0
         self._asker, self._max = asker, max_in_work
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="play")
 
@@ -82,6 +83,22 @@ class Plays:
         finally:
             is_wanted = False
             playing.cancel()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Room for the body of one request: as many are read at once as questions may be in work.
+
+        Raises:
+            ApiError: 503, as `begun`.
+        """
+        self._require_room()
+        if self._reading >= self._max:
+            raise _busy(f"{self._reading} requests are read, at most {self._max} may be. Ask again later.")
+        self._reading += 1
+        try:
+            yield
+        finally:
+            self._reading -= 1
 
     def _require_room(self) -> None:
         if self.state != "ready":
@@ -129,7 +146,9 @@ def make_app(asker: Asker, plays: Plays, settings: Settings, api_key: str | None
 
     async def chat(request: Request) -> Response:
         check_key(request.scope, api_key)
-        wanted = parsed(await read_body(request.scope, request.receive, settings), name)
+        with plays.reading():
+            body = await read_body(request.scope, request.receive, settings)
+        wanted = parsed(body, name)
         question = _checked(asker, wanted.question, settings.max_query_chars)
         return _Answer(plays, question, wanted, Completion(name))
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import PositiveInt
+
 from tasks import conf, parts, planned, store, systems
 from tasks.agent import grammars
 from tasks.model import Dtype
@@ -28,6 +30,7 @@ _MODEL = "policy"
 @dataclass(frozen=True)
 class _Computed:
     dtype: Dtype
+    num_threads: PositiveInt = 1
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Policy:
         weights: folder of the model.
         where: the file that says how it plays, for messages.
         playing: kind and settings of the system that plays it.
-        dtype: what it was evaluated in, so that it answers a question as it did there.
+        dtype, num_threads: what it was evaluated in.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Policy:
     where: str
     playing: dict[str, Any]
     dtype: Dtype
+    num_threads: int
 
     def kind(self) -> systems.Kind:
         """The system that plays it.
@@ -136,11 +140,14 @@ def _trained(folder: Path, name: str) -> Policy:
     method, train = _mapping(settings.get("method"), path), _mapping(settings.get("train"), path)
     playing = {key: method.get(key) for key in ("prompt", "grammar")} | {"rollout": settings.get("rollout")}
     where = f"{path}: settings"
-    return Policy(name, folder / _MODEL, where, {parts.KIND: "policy", **playing}, _dtype(train, where))
+    computed = _computed(train, where)
+    kind = {parts.KIND: "policy", **playing}
+    return Policy(name, folder / _MODEL, where, kind, computed.dtype, computed.num_threads)
 
 
-def _dtype(settings: Mapping[str, Any], where: str) -> Dtype:
-    return conf.fill(_Computed, {"dtype": settings.get("dtype")}, where).dtype
+def _computed(settings: Mapping[str, Any], where: str) -> _Computed:
+    known = ("dtype", "num_threads")
+    return conf.fill(_Computed, {key: settings[key] for key in known if key in settings}, where)
 
 
 def _mapping(found: Any, path: Path) -> Mapping[str, Any]:
@@ -166,4 +173,5 @@ def _untrained(folder: Path, name: str) -> Policy:
         raise DataError(f"{where}: found none. Run `make run`, which plans anew.")
     # The services of a policy are none: only prompted systems call any.
     called = {key: value for key, value in playing.items() if key != "services"}
-    return Policy(name, root / record.policy, where, called, _dtype(settings, str(planned.path_of(stage))))
+    computed = _computed(settings, str(planned.path_of(stage)))
+    return Policy(name, root / record.policy, where, called, computed.dtype, computed.num_threads)

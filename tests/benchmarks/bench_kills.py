@@ -3,9 +3,10 @@
     python -m tests.benchmarks.bench_kills [--kills 10] [--seed 0] [--folder FOLDER] [--cut] NAME=value ...
 
 The variables are those of `make run`, such as MODEL=smollm2-135m SCALE=small METHODS=search_r1_grpo SEEDS=0. A clone
-is run once undisturbed. Then all results, caches and resume folders are taken away and the run begins anew; at a random
-moment every process that works in the clone gets signal 9, and the next run goes on from what is left, until there were
-that many kills. `--cut` makes the steps of `conf/scale/small.yaml` few, so that a run takes minutes.
+is run once undisturbed. Then all results, caches and resume folders are taken away and the run begins anew. At a random
+moment every process that works in the clone gets signal 9, and the next run goes on from what is left, until stages at
+work were killed that many times; a run that ends before begins anew. `--cut` makes the steps of `conf/scale/small.yaml`
+few, so that a run takes minutes.
 
 Exit 1 unless the last run ends well and gives the bytes of the undisturbed one.
 """
@@ -75,10 +76,18 @@ class Runs:
         (self.clone.root / "dvc.lock").unlink(missing_ok=True)
 
     def kill_after(self, seconds: float) -> str:
-        """Start a run and kill all of it after so long; the stages that were at work, or how it ended before."""
+        """Start a run and kill all of it after so long; the stages that were at work.
+
+        Empty if there was none: the run had ended before, or was between stages.
+
+        Raises:
+            RuntimeError: it had ended with an error.
+        """
         made = self.start()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return f"had ended with {made.wait(seconds)}"
+            if code := made.wait(seconds):
+                raise RuntimeError(f"the run ended with {code}; see {self.clone.root.parent / 'said.txt'}")
+            return ""
         stages = set()
         while found := processes_in(self.clone.root):
             stages |= {match[1] for words in found.values() if (match := STAGE.search(words))}
@@ -86,7 +95,7 @@ class Runs:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         made.wait()
-        return ", ".join(sorted(stages)) or "between stages"
+        return ", ".join(sorted(stages))
 
 
 def _cut(path: Path) -> None:
@@ -118,9 +127,15 @@ def main() -> int:
         print(f"undisturbed: {seconds:.0f} s, {len(wanted)} files", flush=True)
 
         runs.forget()
-        for number in range(given.kills):
+        killed = 0
+        while killed < given.kills:
             moment = rng.uniform(5, 5 + 2 * seconds / given.kills)
-            print(f"kill {number + 1:2} after {moment:5.1f} s: {runs.kill_after(moment)}", flush=True)
+            if stages := runs.kill_after(moment):
+                killed += 1
+                print(f"kill {killed:2} after {moment:5.1f} s: {stages}", flush=True)
+            elif all((runs.clone.root / path).is_file() for path in wanted):
+                print("all is made, so the run begins anew", flush=True)
+                runs.forget()
         print(f"the last run: {runs.finish():.0f} s", flush=True)
         other = differing(hashes_of(runs.clone), wanted)
     print(f"other bytes: {', '.join(other) or 'none'}")

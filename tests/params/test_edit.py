@@ -1,6 +1,7 @@
 """How answers get into `params.yaml`: all or none, checked, comments kept."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -136,6 +137,16 @@ def test_methods_of_a_model_that_is_taught_stand_beside_the_model_as_it_comes(or
     for other in (["METHODS=dspo"], ["METHODS=dspo", "MODEL=smollm2-135m"], ["METHODS=dspo", "SCALE=small"]):
         assert edit.parse(other, HOUSE)["systems"] == ["base", "dspo"]
     assert "systems" not in edit.parse(["MODEL=smollm2-135m", "SCALE=small"], HOUSE)
+
+
+def test_another_model_or_scale_takes_the_model_as_it_comes_off_the_list(tmp_path: Path) -> None:
+    shutil.copytree(HOUSE / "conf", tmp_path / "conf")
+    shutil.copy(HOUSE / "params.yaml", tmp_path)
+    edit.apply(edit.parse(["METHODS=dspo", "MODEL=smollm2-135m", "SCALE=small"], tmp_path), tmp_path)
+    for words in (["MODEL=tiny"], ["SCALE=laptop"], ["MODEL=tiny", "SCALE=laptop"]):
+        assert edit.parse(words, tmp_path)["systems"] == ["base", "dspo"]
+    assert "systems" not in edit.parse(["SEEDS=1"], tmp_path)
+    assert "systems" not in edit.parse(["MODEL=smollm2-135m"], tmp_path)
 
 
 def test_the_comments_of_params_are_the_descriptions() -> None:

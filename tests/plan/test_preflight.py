@@ -84,6 +84,15 @@ def test_where_nothing_is_enough_it_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     assert "critic" not in str(caught.value)
 
 
+def test_a_play_longer_than_the_model_can_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    _given(monkeypatch, replace(SMOL, positions=1024))
+    with pytest.raises(ValueError, match="search_r1_grpo plays up to 2048 tokens") as caught:
+        preflight.check(_smol("search_r1_grpo"), lambda: _here(200 * 10**9))
+    assert "the model was made for 1024 (max_position_embeddings). Set `rollout: {max_total" in str(caught.value)
+    _given(monkeypatch, replace(SMOL, positions=2048))
+    preflight.check(_smol("search_r1_grpo"), lambda: _here(200 * 10**9))
+
+
 def test_it_can_be_asked_to_warn_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     _given(monkeypatch, SMOL)
     monkeypatch.setenv(preflight.VARIABLE, "warn")
@@ -108,6 +117,10 @@ def test_one_line_where_it_fits_and_a_warning_where_it_is_close(
         r"this run takes memory up to [\d.]+ GB of 200 GB \(search_r1_grpo, update\), disk up to [\d.]+ GB of .* GB\n"
     )
     assert re.fullmatch(said, out), out
+    preflight.check(run, lambda: replace(_here(200 * 10**9), host_has_bfloat16=False))
+    fallback = "it computes in float32: this processor has no instructions for bfloat16\n"
+    out, err = capsys.readouterr()
+    assert re.fullmatch(said + fallback, out), out
     assert err == ""
 
     peak = worst(preflight.systems_of(run, SMOL, _here(LARGE)))

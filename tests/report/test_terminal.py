@@ -31,10 +31,24 @@ def test_the_table_is_aligned_and_fits_the_terminal(clone: Path, width: int) -> 
     assert lines[0] == "Results"
     assert not any("|" in line.replace("a | <b>", "") or "---" in line for line in lines)
     table = [line for line in lines if line.startswith(("policy", "base", "a | <b>", "Search-R1-GRPO"))]
-    assert len(table) == 4
     ends = table[0].index("EM") + 2
-    assert {line[ends - 1] for line in table[1:]} <= {"]"}  # A column ends at one place.
+    assert {line[ends - 1] for line in table[1:4]} <= {"]"}  # A column ends at one place.
     assert ("F1" in table[0]) == (width == 140)
+    assert sum(" ".join(line.split()).count("gold recall") for line in table) == 1  # What does not fit stands below.
+    assert not any("dataset" in line for line in table)
+
+
+def test_results_by_dataset_come_with_the_run(tmp_path: Path) -> None:
+    artifacts = write_artifacts(tmp_path, num_questions=6, steps=3, datasets=("nq", "musique"))
+    text = markdown(build(artifacts, SYSTEMS, (0, 1), "base", 50, TITLES))
+    (tmp_path / TABLE).parent.mkdir(exist_ok=True)
+    (tmp_path / TABLE).write_text(text, encoding="utf-8")
+    lines = headline(tmp_path, 100).splitlines()
+    assert max(map(len, lines)) <= 100
+    header = next(line for line in lines if line.startswith("dataset"))
+    assert all(name in header for name in ("policy", "EM", "F1", "searches", "gold recall"))
+    rows = [line.split()[:2] for line in lines if line.startswith(("musique", "nq"))]
+    assert rows[:2] == [["musique", "base"], ["musique", "Search-R1-PPO"]]
 
 
 def test_a_run_ends_with_the_way_to_all_tables_and_to_the_page(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -297,6 +297,24 @@ def test_too_many_questions_are_refused_and_the_others_are_played_in_turn() -> N
     asyncio.run(session())
 
 
+def test_no_more_bodies_are_read_at_once_than_questions_may_wait() -> None:
+    async def session() -> None:
+        async with running(Slow()) as (app, plays):
+            with plays.reading(), plays.reading():
+                status, headers, body = await call(app, body_of("a"))
+                assert (status, headers["retry-after"]) == (503, "1")
+                message = json.loads(body)["error"]["message"]
+                assert message == "2 requests are read, at most 2 may be. Ask again later."
+                assert plays.in_work == 0
+            asking = asyncio.create_task(call(app, body_of("a")))
+            await until(lambda: plays.in_work == 1)
+            with plays.reading():
+                pass
+            asking.cancel()
+
+    asyncio.run(session())
+
+
 @pytest.mark.parametrize(
     ("ends", "status", "told"),
     [
