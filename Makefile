@@ -28,7 +28,7 @@
 #
 # METHODS=a,b trains these and sets them beside the system they are compared with, PARALLEL=2 runs so many stages at once,
 # RUN_NAME="first try" is the name of the run on the pages of Prefect and MLflow. REQUIREMENTS=requirements/cpu.txt decides
-# what is installed. A run downloads no model: HF_HUB_OFFLINE=1, unless you set it, and sends nothing out:
+# what is installed. A run downloads no model but one whose source conf/model names (HF_HUB_OFFLINE=1), and sends nothing out:
 # DO_NOT_TRACK=true. The settings of run, smoke and compare are:
 
 override SHELL := /bin/bash
