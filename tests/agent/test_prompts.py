@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,6 +42,13 @@ def test_chat_template_wraps_the_message(merging: Any) -> None:
     finally:
         merging.chat_template = None
     assert merging.decode(ids) == "[user]Question: Who rules Avenor ?\n[assistant]"
+
+
+def test_without_a_chat_template_the_system_message_stands_before_the_prompt(tokenizer: Any) -> None:
+    assert not getattr(tokenizer, "chat_template", None)
+    alone = prompt_ids(tokenizer, PROMPT, question(0), GRAMMAR, 256)
+    told = prompt_ids(tokenizer, replace(PROMPT, system="Be short."), question(0), GRAMMAR, 256)
+    assert tokenizer.decode(told) == f"Be short.\n\n{tokenizer.decode(alone)}"
 
 
 def test_a_prompt_over_its_budget_is_an_error_and_never_cut(tokenizer: Any) -> None:

@@ -36,7 +36,7 @@ def clone(tmp_path: Path) -> Path:
         systems.write(folder, record)
     grammar, rollout = parts.plain(RSearchGrammar()), conf.plain(replace(BUDGET, max_turns=1))
     playing = {"kind": "policy", "prompt": conf.plain(PROMPT), "grammar": grammar, "rollout": rollout, "services": {}}
-    plan = planned.Plan({"playing": playing, "dtype": "bfloat16"}, {}, "")
+    plan = planned.Plan({"playing": playing, "dtype": "bfloat16", "num_threads": 2}, {}, "")
     planned.write(tmp_path / planned.FOLDER, "evaluate@base-1", plan)
     return tmp_path
 
@@ -52,7 +52,7 @@ def test_a_start_policy_plays_as_in_its_evaluation_also_from_another_clone(clone
     for found in (policies.find("base-1", clone), policies.find(clone / "artifacts/train/base-1", Path("elsewhere"))):
         assert found.weights == clone / "artifacts/base/1/policy"
         assert found.kind().rollout.max_turns == 1  # type: ignore[attr-defined]
-        assert found.dtype == "bfloat16"
+        assert (found.dtype, found.num_threads) == ("bfloat16", 2)
     (clone / planned.path_of("evaluate@base-1")).unlink()
     with pytest.raises(ValueError, match=r"artifacts/plan/evaluate/base-1\.json: the stage needs its plan"):
         policies.find("base-1", clone)
