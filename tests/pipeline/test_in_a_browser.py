@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from flows.server import LOG
 from tests.pipeline.test_prefect import _eventually
 from tests.report.browser import Browser
 from tests.skips import needs_chromium
@@ -56,6 +57,7 @@ def _answer(url: str, body: dict[str, Any]) -> Any:
 def _ui(clone: Clone) -> Iterator[dict[str, str]]:
     """The addresses that `make ui` prints, while it runs."""
     env = {**clone.env(), "BREADCRUMB_TRACKING": "on", "PORT_PREFECT": _free_port(), "PORT_MLFLOW": _free_port()}
+    env["PREFECT_SERVER_LOG_RETRYABLE_ERRORS"] = "true"
     log = clone.root / ".scratch/ui.txt"
     log.parent.mkdir(exist_ok=True)
     with log.open("w") as output:
@@ -73,8 +75,8 @@ def _ui(clone: Clone) -> Iterator[dict[str, str]]:
 class Pages:
     """The pages of Prefect and MLflow, with a picture of each step."""
 
-    def __init__(self, browser: Browser, pictures: Path) -> None:
-        self.browser, self.pictures = browser, pictures
+    def __init__(self, browser: Browser, pictures: Path, log: Path) -> None:
+        self.browser, self.pictures, self.log = browser, pictures, log
         pictures.mkdir(parents=True, exist_ok=True)
 
     def picture(self, name: str) -> None:
@@ -88,16 +90,19 @@ class Pages:
         self.browser.run("document.activeElement.select()")  # Prefect has filled in a name of its own.
         self.browser.write(name)
         self.picture(f"form of {name}")
-        self.browser.click_on("Submit")
-        with contextlib.suppress(TimeoutError):  # The notice goes away by itself.
-            self.browser.click_on("View run", seconds=10)
-        time.sleep(2)
-        if "/runs/flow-run/" not in self.browser.run("location.href"):
-            server = form.split("/deployments/")[0]
-            asked = {"flow_runs": {"name": {"any_": [name]}}}
-            found = _eventually(lambda: _answer(f"{server}/api/flow_runs/filter", asked), 60)
-            assert found, f"no run was made: {self.browser.text()}"
-            self.browser.open(f"{server}/runs/flow-run/{found[0]['id']}")
+        server = form.split("/deployments/")[0]
+        asked = {"flow_runs": {"name": {"any_": [name]}}}
+        for _ in range(3):  # The server answers 503 while SQLite is busy, and Prefect's page does not ask again.
+            self.browser.click_on("Submit")
+            with contextlib.suppress(TimeoutError):  # The notice goes away by itself.
+                self.browser.click_on("View run", seconds=10)
+            time.sleep(2)
+            if "/runs/flow-run/" in self.browser.run("location.href"):
+                return
+            if found := _eventually(lambda: _answer(f"{server}/api/flow_runs/filter", asked), 20):
+                self.browser.open(f"{server}/runs/flow-run/{found[0]['id']}")
+                return
+        raise AssertionError(f"no run was made: {self.browser.text()}\n{self.log.read_text()}")
 
     def ends(self, state: str, seconds: float) -> None:
         """Wait until the run of this page is in that state."""
@@ -114,7 +119,7 @@ class Pages:
 def test_a_run_from_the_form_to_the_comparison(clone: Clone, tmp_path: Path) -> None:
     pictures = Path(os.environ.get("BROWSER_PICTURES") or tmp_path / "pictures")
     with _ui(clone) as pages, Browser(1500, 1000, calm=True) as browser:
-        user = Pages(browser, pictures)
+        user = Pages(browser, pictures, clone.root / LOG)
         user.start(pages["Form"], "my first run")
         _watch_to_success(user)
         _open_the_report(user, clone)
