@@ -29,7 +29,6 @@ from tasks.runner.lock import BUSY, HOLDER, PIPELINE, pipeline_pid
 
 REPORT = Path("reports/index.html")
 SECONDS_FOR_DVC = 30
-PROCESSORS = len(os.sched_getaffinity(0))
 DVC_IS_BUSY = "is busy, it is being blocked by"
 Submit = Callable[[str], "Future[Any]"]
 
@@ -143,7 +142,7 @@ class Run:
         """
         cached = name not in self.graph.stale
         threads = sum(planned.threads_of(self.root, one) for one in (name, *running))
-        return len(running) < self.max_parallel and (cached or not running or threads <= PROCESSORS)
+        return len(running) < self.max_parallel and (cached or not running or threads <= planned.PROCESSORS)
 
     @property
     def problems(self) -> list[Outcome]:

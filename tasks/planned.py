@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import importlib.abc
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from tasks import conf, identity, store
 from tasks.reached import divided
 
 FOLDER = Path("artifacts/plan")
+PROCESSORS = len(os.sched_getaffinity(0))
 S = TypeVar("S")
 
 
@@ -97,13 +99,16 @@ def read(root: Path, name: str) -> Plan:
 
 
 def threads_of(root: Path, name: str) -> int:
-    """Threads of a stage's numeric libraries: the largest `num_threads` in its plan; 1 without plan or such a key."""
+    """Threads of a stage's numeric libraries: the largest `num_threads` in its plan; 1 without plan or such a key.
+
+    A stage that generates with vLLM counts all processors: on a CPU vLLM takes them, whatever it is told.
+    """
     path = root / path_of(name)
 
     def largest(node: Any) -> int:
         if not isinstance(node, dict):
             return 1
-        own = node.get("num_threads")
+        own = PROCESSORS if node.get("kind") == "vllm" else node.get("num_threads")
         return max([own if isinstance(own, int) else 1, *map(largest, node.values())])
 
     return largest(store.read_json(path)) if path.is_file() else 1

@@ -43,10 +43,12 @@ class Demonstrations:
 
     Attributes:
         examples: the ones that were kept.
+        alone: each of them with one passage a search, the one that holds what it looked for.
         tried: plans that were searched.
     """
 
     examples: list[Example]
+    alone: list[Example]
     tried: int
 
 
@@ -122,6 +124,7 @@ def demonstrations(questions: Sequence[Question], renderer: Renderer, conf: Form
     """Play the plans of these questions and keep those that found what they looked for and fit the budgets."""
     rng = random.Random(f"{seed}/plans")
     examples: list[Example] = []
+    alone: list[Example] = []
     for first in range(0, len(questions), BATCH):
         batch = questions[first : first + BATCH]
         plans = [searches_of(question, conf, renderer.conf.max_turns, rng) for question in batch]
@@ -135,13 +138,21 @@ def demonstrations(questions: Sequence[Question], renderer: Renderer, conf: Form
                 is_whole = bool(example.loss_mask) and example.loss_mask[-1]  # Not cut before its answer.
                 if is_whole and shows_all(example, plan, renderer.tokenizer):
                     examples.append(example)
-    return Demonstrations(examples, len(questions))
+                    single = [_alone(search, found) for search, found in zip(plan, hits, strict=True)]
+                    alone.append(renderer.example(question, *script(question, plan, single, repeats)))
+    return Demonstrations(examples, alone, len(questions))
+
+
+def _alone(search: Search, hits: Sequence[Hit]) -> list[Hit]:
+    """The passage that holds what was looked for; the best one where no passage says it."""
+    found = _first_holding(search, hits)
+    return [hits[0] if found is None else found[0]]
 
 
 def teach_format(
     model: Any, fit: Fit, renderer: Renderer, chosen: Sequence[Question], conf: FormatConf, seed: str
 ) -> FormatRecord:
-    """Train the model on demonstrations from the chosen questions.
+    """Train the model on demonstrations from the chosen questions, no demonstration twice before all have had a turn.
 
     Raises:
         ValueError: no plan found what it looked for.
@@ -153,14 +164,21 @@ def teach_format(
             "artifacts/recall.json, raise top_k or the token budgets in conf/scale, or set `format: null` there, which "
             "takes the model as it comes."
         )
-    steps, batch = conf.fit.max_steps, conf.fit.batch
-    order = random.Random(f"{seed}/order")
-    passes = -(-steps * batch // len(made.examples))
-    queue = [one for _ in range(passes) for one in order.sample(made.examples, len(made.examples))]
-    fit.run("format", conf.fit, lambda step: queue[step * batch : (step + 1) * batch])
+    read_steps = 0 if conf.read is None else conf.read.max_steps
+    count, draw = len(made.examples), random.Random(f"{seed}/order")
+    wanted = conf.fit.max_steps * conf.fit.batch + (read_steps * conf.read.batch if conf.read else 0)
+    order = [number for _ in range(-(-wanted // count)) for number in draw.sample(range(count), count)]
+    first = 0
+    if conf.read is not None:
+        size = conf.read.batch
+        first = read_steps * size
+        fit.run("read", conf.read, lambda step: [made.alone[i] for i in order[step * size : (step + 1) * size]])
+    batch, later = conf.fit.batch, order[first:]
+    fit.run("format", conf.fit, lambda step: [made.examples[i] for i in later[step * batch : (step + 1) * batch]])
     model.eval()
 
-    trained = queue[: fit.step * batch]
+    trained = [made.alone[i] for i in order[:first]]
+    trained += [made.examples[i] for i in later[: (fit.step - read_steps) * batch]]
     return FormatRecord(
         num_weights=sum(parameter.numel() for parameter in model.parameters()),
         plans=made.tried,

@@ -17,7 +17,7 @@ NAMES = ("policy", "dataset")
 def headline(root: Path = Path("."), width: int = 0) -> str:
     """What stands before the first section of `results.md`, and its results by dataset; empty without such a file.
 
-    Prose is wrapped and columns are aligned; those that do not fit any more follow below, with the first one again.
+    Prose is wrapped and columns are aligned; those that do not fit any more follow below, after those that name a row.
 
     Args:
         root: root of the clone.

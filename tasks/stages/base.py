@@ -150,7 +150,8 @@ def _teach_format(
     from tasks.model import computes_in, pick_device
 
     conf = taught.training
-    lessons: Lessons[FormatConf] = lessons_of(ctx, taught, ctx.settings.seed, conf.fit.max_steps)
+    num_steps = conf.fit.max_steps + (conf.read.max_steps if conf.read else 0)
+    lessons: Lessons[FormatConf] = lessons_of(ctx, taught, ctx.settings.seed, num_steps)
     model = model.to(pick_device())
     fit = lessons.fit(model, computes_in(conf.dtype, model.device))
     chosen, seed = lessons.chosen(), f"{ctx.settings.seed}/format"

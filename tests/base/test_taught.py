@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from tasks.agent.prompts import prompt_ids
-from tasks.base.demonstrations import Renderer
+from tasks.base.demonstrations import Example, Renderer
 from tasks.base.fit import Fit, PhaseConf
 from tasks.base.settings import FormatConf
 from tasks.base.taught import Search, demonstrations, has_come_back, script, searches_of, teach_format
@@ -153,35 +154,103 @@ def test_the_same_seed_gives_the_same_demonstrations(small_world: SmallWorld) ->
     assert first != other
 
 
-def _teach(small: SmallWorld, renderer: Renderer, scratch: Path) -> tuple[Any, Any]:
-    model = make_model(small.tokenizer)
-    fit = Fit(model, scratch, FORMAT.checkpoint_every, FORMAT.max_batch_tokens, lambda step, metrics: None)
-    return model, teach_format(model, fit, renderer, _train(small), FORMAT, "0")
-
-
-def test_a_killed_training_ends_as_an_undisturbed_one(small_world: SmallWorld, tmp_path: Path) -> None:
+@pytest.mark.parametrize("repeat", [0.0, 1.0])
+def test_a_demonstration_alone_shows_the_passage_that_holds_what_was_looked_for(
+    small_world: SmallWorld, repeat: float
+) -> None:
     renderer = _renderer(small_world)
-    whole, record = _teach(small_world, renderer, tmp_path / "whole")
-    assert record.trained == 10
+    made = demonstrations(_train(small_world), renderer, replace(FORMAT, repeat=repeat), "seed")
+    assert len(made.alone) == len(made.examples)
+    for example, alone in zip(made.examples, made.alone, strict=True):
+        assert alone.prompt_ids == example.prompt_ids
+        written = [[token for token, own in _shown(one) if own] for one in (example, alone)]
+        assert written[0] == written[1], "a policy writes the same with one passage as with all"
+        read = [renderer.tokenizer.decode([token for token, own in _shown(one) if not own]) for one in (example, alone)]
+        searches = read[0].count("Doc 1")
+        assert read[0].count("Doc 2") == searches > 0, "several passages a search"
+        assert (read[1].count("Doc 1"), read[1].count("Doc 2")) == (searches, 0)
+
+
+def _shown(example: Example) -> list[tuple[int, bool]]:
+    return list(zip(example.response_ids, example.loss_mask, strict=True))
+
+
+PHASES = [FORMAT, replace(FORMAT, read=PhaseConf(max_steps=5, batch=3, lr=1e-3, decay=False, stop_loss=0.0))]
+
+
+def _teach(small: SmallWorld, renderer: Renderer, scratch: Path, conf: FormatConf = FORMAT) -> tuple[Any, Any]:
+    model = make_model(small.tokenizer)
+    fit = Fit(model, scratch, conf.checkpoint_every, conf.max_batch_tokens, lambda step, metrics: None)
+    return model, teach_format(model, fit, renderer, _train(small), conf, "0")
+
+
+class _KilledError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(("conf", "trained", "killed_at"), [(PHASES[0], 10, 3), (PHASES[1], 25, 3), (PHASES[1], 25, 8)])
+def test_a_killed_training_ends_as_an_undisturbed_one(
+    small_world: SmallWorld, tmp_path: Path, conf: FormatConf, trained: int, killed_at: int
+) -> None:
+    renderer = _renderer(small_world)
+    whole, record = _teach(small_world, renderer, tmp_path / "whole", conf)
+    assert record.trained == trained
     assert 0 < record.written_tokens < record.tokens
     assert record.demonstrations <= record.plans == len(_train(small_world))
 
-    model = make_model(small_world.tokenizer)
-
-    class KilledError(Exception):
-        pass
-
     def kill(step: int, metrics: dict[str, float]) -> None:
-        if step == 3:
-            raise KilledError
+        if step == killed_at:
+            raise _KilledError
 
-    fit = Fit(model, tmp_path / "killed", FORMAT.checkpoint_every, FORMAT.max_batch_tokens, kill)
-    with pytest.raises(KilledError):
-        teach_format(model, fit, renderer, _train(small_world), FORMAT, "0")
-    resumed, again = _teach(small_world, renderer, tmp_path / "killed")
+    model = make_model(small_world.tokenizer)
+    fit = Fit(model, tmp_path / "killed", conf.checkpoint_every, conf.max_batch_tokens, kill)
+    with pytest.raises(_KilledError):
+        teach_format(model, fit, renderer, _train(small_world), conf, "0")
+    resumed, again = _teach(small_world, renderer, tmp_path / "killed", conf)
     assert again == record
     for (name, own), (_, other) in zip(resumed.named_parameters(), whole.named_parameters(), strict=True):
         assert torch.equal(own, other), name
+
+
+class _Batches:
+    """A training that only keeps what each step was given."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[str, list[Example]]] = []
+        self.step = 0
+
+    def run(self, name: str, conf: PhaseConf, sample: Callable[[int], list[Example]]) -> None:
+        self.given += [(name, sample(step)) for step in range(conf.max_steps)]
+        self.step += conf.max_steps
+
+
+def test_all_demonstrations_have_a_turn_before_one_comes_again(small_world: SmallWorld) -> None:
+    renderer, questions = _renderer(small_world), _train(small_world)
+    made = demonstrations(questions, renderer, FORMAT, "0")
+    count = len(made.examples)
+    read = PhaseConf(max_steps=count // 4, batch=2, lr=1e-3, decay=False, stop_loss=0.0)
+    conf = replace(FORMAT, read=read, fit=replace(FORMAT.fit, max_steps=count // 2))
+    batches = _Batches()
+    record = teach_format(make_model(small_world.tokenizer), batches, renderer, questions, conf, "0")  # type: ignore[arg-type]
+
+    by_phase = {
+        name: [one for phase, batch in batches.given if phase == name for one in batch] for name in ("read", "format")
+    }
+    order = [made.alone.index(one) for one in by_phase["read"]] + [
+        made.examples.index(one) for one in by_phase["format"]
+    ]
+    assert [len(batch) for _, batch in batches.given] == [2] * len(batches.given)
+    assert len(set(order[:count])) == count, "one pass over all"
+    assert len(set(order[count:])) == len(order) - count, "and a part of the next"
+    assert record.trained == len(order)
+    trained = [made.alone[one] for one in order[: 2 * read.max_steps]]
+    trained += [made.examples[one] for one in order[2 * read.max_steps :]]
+    assert record.tokens == sum(len(one.prompt_ids) + len(one.response_ids) for one in trained)
+
+
+def test_reading_has_a_fixed_length() -> None:
+    with pytest.raises(ValueError, match=r"read: stop_loss.*fixed length"):
+        replace(FORMAT, read=replace(FORMAT.fit, stop_loss=0.1))
 
 
 def test_plans_that_find_nothing_end_with_what_helps(small_world: SmallWorld, tmp_path: Path) -> None:

@@ -107,9 +107,9 @@ def test_the_index_lists_every_page() -> None:
     assert {path.name for path in (ROOT / "docs").glob("*.md")} - linked <= {"README.md"}
 
 
-def test_the_tree_of_the_readme_names_every_room() -> None:
-    readme = next(document for document in DOCUMENTS if document.path == Path("README.md"))
-    tree = next(block for block in readme.blocks("text") if "\n  rewards/" in block)
+def test_the_tree_of_folders_names_every_room() -> None:
+    page = next(document for document in DOCUMENTS if document.path == Path("docs/path.md"))
+    tree = next(block for block in page.blocks("text") if "\n  rewards/" in block)
     rooms = {path.name for path in (ROOT / "tasks").iterdir() if any(path.glob("*.py"))}
     named = set(re.findall(r"([\w-]+)/", tree))
     assert rooms <= named, rooms - named
