@@ -119,6 +119,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as made:
         folder = (given.folder or Path(made)).resolve()
         runs = Runs(Clone.make(folder / "clone", smoke=False), given.words)
+        subprocess.run(["git", "init", "-q", str(runs.clone.root)], check=True)
         if given.cut:
             _cut(runs.clone.root / "conf/scale/small.yaml")
         runs.forget()
