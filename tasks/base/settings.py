@@ -131,8 +131,8 @@ class FormatConf:
         shortcut: share of the questions with a decomposition that are searched as they stand, in one search.
         repeat: share of the plans that repeat their last search.
         read: training before `fit`, on demonstrations in which each search shows only the passage that holds what it
-            looked for. They have a third of the tokens, so as many seconds teach to read three times as many; null is
-            none.
+            looked for. With one passage of three a demonstration has half the tokens, so as many seconds teach twice as
+            many; null is none.
         fit: the training on demonstrations with all passages.
     """
 

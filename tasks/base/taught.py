@@ -43,7 +43,7 @@ class Demonstrations:
 
     Attributes:
         examples: the ones that were kept.
-        alone: each of them with one passage a search, the one that holds what it looked for.
+        alone: each of them with one passage a search, the one that holds what it looked for; empty without `read`.
         tried: plans that were searched.
     """
 
@@ -138,8 +138,9 @@ def demonstrations(questions: Sequence[Question], renderer: Renderer, conf: Form
                 is_whole = bool(example.loss_mask) and example.loss_mask[-1]  # Not cut before its answer.
                 if is_whole and shows_all(example, plan, renderer.tokenizer):
                     examples.append(example)
-                    single = [_alone(search, found) for search, found in zip(plan, hits, strict=True)]
-                    alone.append(renderer.example(question, *script(question, plan, single, repeats)))
+                    if conf.read is not None:
+                        single = [_alone(search, found) for search, found in zip(plan, hits, strict=True)]
+                        alone.append(renderer.example(question, *script(question, plan, single, repeats)))
     return Demonstrations(examples, alone, len(questions))
 
 

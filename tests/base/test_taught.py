@@ -33,6 +33,7 @@ FORMAT = FormatConf(
     repeat=0.0,
     fit=PhaseConf(max_steps=5, batch=2, lr=1e-3, decay=True, stop_loss=0.0),
 )
+PHASES = [FORMAT, replace(FORMAT, read=PhaseConf(max_steps=5, batch=3, lr=1e-3, decay=False, stop_loss=0.0))]
 CHAIN = Question(
     "q", "d", "train", "Where was the writer of Emma born?", ("Steventon",), 2, gold_passage_ids=("p1", "p2"),
     gold_complete=True, decomposition=(Hop("Emma >> writer", "Jane Austen"), Hop("Where was #1 born?", "Steventon")),
@@ -159,7 +160,9 @@ def test_a_demonstration_alone_shows_the_passage_that_holds_what_was_looked_for(
     small_world: SmallWorld, repeat: float
 ) -> None:
     renderer = _renderer(small_world)
-    made = demonstrations(_train(small_world), renderer, replace(FORMAT, repeat=repeat), "seed")
+    made = demonstrations(_train(small_world), renderer, replace(PHASES[1], repeat=repeat), "seed")
+    without = demonstrations(_train(small_world), renderer, replace(FORMAT, repeat=repeat), "seed")
+    assert (without.examples, without.alone) == (made.examples, [])
     assert len(made.alone) == len(made.examples)
     for example, alone in zip(made.examples, made.alone, strict=True):
         assert alone.prompt_ids == example.prompt_ids
@@ -173,9 +176,6 @@ def test_a_demonstration_alone_shows_the_passage_that_holds_what_was_looked_for(
 
 def _shown(example: Example) -> list[tuple[int, bool]]:
     return list(zip(example.response_ids, example.loss_mask, strict=True))
-
-
-PHASES = [FORMAT, replace(FORMAT, read=PhaseConf(max_steps=5, batch=3, lr=1e-3, decay=False, stop_loss=0.0))]
 
 
 def _teach(small: SmallWorld, renderer: Renderer, scratch: Path, conf: FormatConf = FORMAT) -> tuple[Any, Any]:
@@ -226,7 +226,7 @@ class _Batches:
 
 def test_all_demonstrations_have_a_turn_before_one_comes_again(small_world: SmallWorld) -> None:
     renderer, questions = _renderer(small_world), _train(small_world)
-    made = demonstrations(questions, renderer, FORMAT, "0")
+    made = demonstrations(questions, renderer, PHASES[1], "0")
     count = len(made.examples)
     read = PhaseConf(max_steps=count // 4, batch=2, lr=1e-3, decay=False, stop_loss=0.0)
     conf = replace(FORMAT, read=read, fit=replace(FORMAT.fit, max_steps=count // 2))
