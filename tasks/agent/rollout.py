@@ -42,7 +42,8 @@ class RolloutConf:
         top_k: passages per search.
         batch_rows: trajectories played at once.
         search_retries: how often a failed search is repeated, after 1, 2, 4, ... seconds.
-        share_reading: an observation that several trajectories of equal text get is read once (`Sampling`).
+        share_reading: what prompts begin with in common, and an observation that several trajectories of equal text
+            get, is read once (`Sampling`).
     """
 
     max_turns: int

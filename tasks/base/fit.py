@@ -21,6 +21,7 @@ from tasks.attention import IN_TRAINING, attend_in_training, attending
 from tasks.base.demonstrations import Example
 from tasks.conf import LearningRate
 from tasks.precision import FullWeights
+from tasks.shared_prefix import attention_to_prefixes, common_beginning, hidden_states, require_supported
 
 LOG_EVERY = 10
 
@@ -54,6 +55,10 @@ class Fit:
         max_batch_tokens: tokens of one forward, padding included; a step's examples are spread over several.
         log: receives (step over all phases, metrics) after every step; metrics are empty but every `LOG_EVERY` steps.
         dtype: of forward and backward passes; the optimizer works in float32.
+        share_reading: read what examples begin with in common once for all of a forward.
+
+    Raises:
+        ValueError: an architecture that cannot share what it reads.
     """
 
     def __init__(
@@ -64,14 +69,19 @@ class Fit:
         max_batch_tokens: int,
         log: Callable[[int, dict[str, float]], None],
         dtype: torch.dtype = torch.float32,
+        share_reading: bool = False,
     ) -> None:
+        if share_reading:
+            require_supported(model.get_decoder())
         self.model = model
         self.dtype = dtype
+        self.share_reading = share_reading
         self.full = FullWeights(dict(model.named_parameters()), model, dtype)
         self.scratch = scratch
         self.checkpoint_every = checkpoint_every
         self.max_batch_tokens = max_batch_tokens
         self.log = log
+
         self.optimizer = torch.optim.AdamW(
             self.full.weights.values(),
             lr=1.0,
@@ -113,6 +123,8 @@ class Fit:
 
     @property
     def _attention(self) -> AbstractContextManager[None]:
+        if self.share_reading:
+            return attention_to_prefixes(self.model.get_decoder())
         if self.dtype == torch.float32:
             return nullcontext()
         return attending(self.model.get_decoder(), IN_TRAINING, attend_in_training)
@@ -129,9 +141,10 @@ class Fit:
         self.optimizer.zero_grad(set_to_none=True)
         total = sum(sum(e.loss_mask) for e in examples)
         value = 0.0
-        for batch in by_length(examples, self.max_batch_tokens):
+        common = common_beginning([e.prompt_ids for e in examples]) if self.share_reading else 0
+        for batch in by_length(examples, self.max_batch_tokens, common):
             with self._attention:
-                loss = supervised_loss(self.model, batch) / total
+                loss = supervised_loss(self.model, batch, self.share_reading) / total
                 loss.backward()
             value += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(self.full.weights.values(), 1.0)
@@ -169,24 +182,35 @@ class Fit:
         self.finished, self.recent, self.history = values["finished"], values["recent"], values["history"]
 
 
-def by_length(examples: Sequence[Example], max_tokens: int) -> list[list[Example]]:
-    """Batches of examples of similar length, each at most `max_tokens` with its padding; a longer example is alone."""
+def by_length(examples: Sequence[Example], max_tokens: int, common: int = 0) -> list[list[Example]]:
+    """Batches of examples of similar length, each at most `max_tokens` with its padding; a longer example is alone.
+
+    The first `common` tokens of a batch's examples count once.
+    """
     batches: list[list[Example]] = []
     for example in sorted(examples, key=lambda e: len(e.prompt_ids) + len(e.response_ids)):
         width = len(example.prompt_ids) + len(example.response_ids)
-        if not batches or (len(batches[-1]) + 1) * width > max_tokens:
+        if not batches or common + (len(batches[-1]) + 1) * (width - common) > max_tokens:
             batches.append([])
         batches[-1].append(example)
     return batches
 
 
-def supervised_loss(model: Any, examples: Sequence[Example]) -> Tensor:
-    """Summed cross-entropy of the response tokens in the mask, of a right-padded batch; computes no other logits."""
+def supervised_loss(model: Any, examples: Sequence[Example], share_reading: bool = False) -> Tensor:
+    """Summed cross-entropy of the response tokens in the mask; computes no other logits.
+
+    Examples are a right-padded batch, or with `share_reading` one row in which common beginnings stand once
+    (`tasks/shared_prefix.py`, inside whose attention this is called then).
+    """
     rows = [torch.tensor(e.prompt_ids + e.response_ids) for e in examples]
     masks = [torch.tensor((False,) * len(e.prompt_ids) + e.loss_mask) for e in examples]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(model.device)  # [B, T]
     mask = torch.nn.utils.rnn.pad_sequence(masks, batch_first=True)[:, 1:].to(model.device)  # [B, T-1]: t predicts t+1
 
-    hidden = model.get_decoder()(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
+    decoder = model.get_decoder()
+    if share_reading:
+        hidden = hidden_states(decoder, ids, torch.tensor([len(row) for row in rows]))
+    else:
+        hidden = decoder(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
     logits = model.get_output_embeddings()(hidden[mask])
     return torch.nn.functional.cross_entropy(logits.float(), ids[:, 1:][mask], reduction="sum")

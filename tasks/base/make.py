@@ -84,9 +84,10 @@ class Lessons(Generic[C]):
         rng = random.Random(f"{self.seed}/base/questions")
         return rng.sample(training, min(self.conf.max_questions, len(training)))
 
-    def fit(self, model: Any, dtype: torch.dtype = torch.float32) -> Fit:
+    def fit(self, model: Any, dtype: torch.dtype = torch.float32, share_reading: bool = False) -> Fit:
         """The training of this model; continues from `scratch` after a kill, exactly."""
-        return Fit(model, self.scratch, self.conf.checkpoint_every, self.conf.max_batch_tokens, self.log, dtype)
+        every, tokens = self.conf.checkpoint_every, self.conf.max_batch_tokens
+        return Fit(model, self.scratch, every, tokens, self.log, dtype, share_reading)
 
     def renderer(self, tokenizer: Any) -> Renderer:
         """Writes demonstrations; refuses questions that do not fit the prompt budget."""

@@ -98,6 +98,7 @@ class BaseConf:
         num_threads: torch threads (part of the result).
         checkpoint_every: optimizer steps.
         max_batch_tokens: of one forward, padding included.
+        share_reading: read what demonstrations have in common at their beginning, such as instructions, once a forward.
         max_questions: training questions that demonstrations are made from.
         recall: repeat shuffled token segments.
         read: clean one-hop demonstrations.
@@ -127,6 +128,7 @@ class FormatConf:
         dtype: of forward and backward passes.
         checkpoint_every: optimizer steps.
         max_batch_tokens: of one forward, padding included.
+        share_reading: read what demonstrations have in common at their beginning, such as instructions, once a forward.
         max_questions: training questions whose plans are tried.
         shortcut: share of the questions with a decomposition that are searched as they stand, in one search.
         repeat: share of the plans that repeat their last search.
@@ -145,6 +147,7 @@ class FormatConf:
     repeat: Share
     fit: PhaseConf
     read: PhaseConf | None = None
+    share_reading: bool = False
 
     def __post_init__(self) -> None:
         if self.read is not None:

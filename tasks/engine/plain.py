@@ -32,10 +32,10 @@ from tasks.engine import (
     Update,
     ValueLoss,
 )
-from tasks.engine.shared_prefix import attention_to_prefixes, hidden_states, require_supported
 from tasks.model import Dtype, LoraConf, computes_in, export_folder, load_policy, pick_device
 from tasks.precision import FullWeights
-from tasks.rl.experience import Experience
+from tasks.rl.experience import Experience, shared_prefixes
+from tasks.shared_prefix import attention_to_prefixes, hidden_states, require_supported
 from tasks.store import replacing_folder
 
 
@@ -77,7 +77,8 @@ class _Trainee:
     def hidden(self, decoder: Any, batch: Experience) -> Tensor:
         """[B, T - 1, d] last hidden states; position t predicts token t + 1."""
         if self.share_prefixes:
-            return hidden_states(decoder, batch, self.share_prefixes == "longest")
+            groups = None if self.share_prefixes == "longest" else shared_prefixes(batch)
+            return hidden_states(decoder, batch.ids, batch.lengths, groups)
         states: Tensor = decoder(input_ids=batch.ids[:, :-1], use_cache=False).last_hidden_state
         return states
 

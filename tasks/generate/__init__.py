@@ -27,8 +27,8 @@ class Sampling:
         top_p: nucleus mass; 1.0 keeps all.
         stop: a call ends right after the token that completes one of these strings.
         seed: determines every draw, together with the call's position in the session (plain generator, one machine).
-        share_reading: rows whose texts are equal are read as one; the plain generator's results differ by rounding, and
-            vLLM does so anyway.
+        share_reading: what prompts begin with in common is read once, and rows whose texts are equal are read as one;
+            the plain generator's results differ by rounding, and vLLM does so anyway.
     """
 
     temperature: float

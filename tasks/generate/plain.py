@@ -6,8 +6,8 @@ right-padded, active rows first: a row that stops is swapped behind the last act
 reads a view and copies nothing. A draw is a function of (seed, row, position) and does not depend on which other rows
 are still active.
 
-With `share_reading`, rows whose texts are equal up to an observation read it as one row, whose keys and values the
-others get.
+With `share_reading`, prompts read their common beginning once, and rows whose texts are equal up to an observation read
+it as one row, whose keys and values the others get.
 
 It refuses architectures whose logits are not `output_embeddings(decoder(...))` (logit scaling, soft caps), and
 attention that would not use its mask (sliding windows, implementations other than sdpa).
@@ -28,6 +28,7 @@ from torch import Tensor
 from tasks.attention import GROUPED, attend_grouped, attending
 from tasks.generate import Call, Sampling, Trainee, Weights, checked, not_open, require_prompts
 from tasks.model import Dtype, computes_in, load_policy, load_tokenizer, pick_device
+from tasks.shared_prefix import common_beginning
 
 if TYPE_CHECKING:
     from tasks.generate.row_cache import RowCache
@@ -203,8 +204,7 @@ class PlainSession:
     ) -> None:
         require_prompts(prompts, max_total_tokens)
         self.model, self.tokenizer, self.eos_ids = owner.model, owner.tokenizer, owner.eos_ids
-        self.sampling = sampling
-        self.max_total_tokens = max_total_tokens
+        self.sampling, self.max_total_tokens = sampling, max_total_tokens
         self.attending = owner.attending
         self.num_prefilled = self.num_generated = 0
 
@@ -226,8 +226,7 @@ class PlainSession:
     def _draw_uniforms(self, rows: int) -> np.ndarray:
         """Random numbers for the next rows, one per position.
 
-        torch fills a table on the CPU row by row from one stream, so a row that is added later gets the numbers that it
-        would have had in a larger table.
+        torch fills a table on the CPU row by row from one stream, so a later row gets its numbers of a larger table.
         """
         table: np.ndarray = torch.rand(rows, self.max_total_tokens + 1, generator=self._random).numpy()
         return table
@@ -235,11 +234,15 @@ class PlainSession:
     @torch.inference_mode()
     def _prefill(self, prompts: Sequence[Sequence[int]], copies: int) -> None:
         heads = [list(p[:-1]) for p in prompts]
-        self.num_prefilled += sum(map(len, heads)) + len(self.pending)
+        common = _readable_once(heads) if self.sampling.share_reading else 0
+        self.num_prefilled += sum(map(len, heads)) - common * (len(heads) - 1) + len(self.pending)
         self._texts.read(range(len(self.pending)), [head for head in heads for _ in range(copies)])
         lengths = np.array([len(h) for h in heads])
+        if common:
+            self._forward([heads[0][:common]], np.zeros(1, dtype=np.int64))
+            self.cache.copy_slot(0, [*range(1, len(heads))], common)
         if lengths.size and lengths.max() > 0:
-            self._forward(heads, np.zeros(len(heads), dtype=np.int64))
+            self._forward([head[common:] for head in heads], np.full(len(heads), common))
             self.cache.repeat(copies)
         self.cache.slots = len(self.pending)
         self.length = np.repeat(lengths, copies)
@@ -269,9 +272,8 @@ class PlainSession:
                 self.closed.add(row)
                 self._free.append(row)
         if len(self.closed) == len(self.slot):
-            self.cache = _empty_cache(
-                self.model, self.max_total_tokens
-            )  # No row can read the old cache any more, so its memory is freed.
+            # No row can read the old cache any more, so its memory is freed.
+            self.cache = _empty_cache(self.model, self.max_total_tokens)
 
     @torch.inference_mode()
     def fork(self, row: int, times: int) -> list[int]:
@@ -329,8 +331,7 @@ class PlainSession:
         """See `Session.generate`.
 
         Raises:
-            ValueError: a closed or repeated row, a budget below 1, a full row, or a row that ended its text and got no
-                observation since.
+            ValueError: a closed or repeated row, a budget below 1, a full row, or one that ended, without observation.
         """
         self._require_playable(rows, max_new_tokens)
         writings = {row: _Writing(min(most, self._room(row))) for row, most in zip(rows, max_new_tokens, strict=True)}
@@ -436,6 +437,14 @@ class PlainSession:
 
     def _sample(self, logits: Tensor, rows: list[int]) -> tuple[list[int], list[float]]:
         return _draw(logits, self.sampling, self.uniforms[rows, self.length[: len(rows)]])
+
+
+def _readable_once(heads: Sequence[list[int]]) -> int:
+    """Tokens that all prompts begin with, such as their instructions.
+
+    One token of each prompt is left, so that no row of the next forward pass is empty.
+    """
+    return max(0, min(common_beginning(heads), min(map(len, heads)) - 1)) if len(heads) > 1 else 0
 
 
 def _empty_cache(model: Any, longest: int) -> RowCache:

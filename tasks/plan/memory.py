@@ -187,8 +187,11 @@ def _teaching(demand: Demand) -> Iterator[Item]:
     activations = _activations(model, tokens, size, scores, keeps_all=True)
     yield Item(f"activations of {tokens} tokens", int(HEAP[size] * activations), place)
     # Segments that teach a tiny policy to copy have a loss on every token.
-    written = (demand.rollout.max_turns + 1) * demand.rollout.max_call_tokens
-    share = min(1.0, written / demand.longest) if isinstance(teaching, FormatConf) else 1.0
+    share = 1.0
+    if isinstance(teaching, FormatConf):
+        written = (demand.rollout.max_turns + 1) * demand.rollout.max_call_tokens
+        read_once = demand.rollout.max_prompt_tokens if teaching.share_reading else 0
+        share = min(1.0, written / max(1, demand.longest - read_once))
     yield Item("logits", int(HEAP[size] * share * tokens * model.vocab * (size + 3 * FLOAT)), place)
 
 

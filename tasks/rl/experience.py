@@ -144,6 +144,12 @@ def prefix_groups(experience: Experience, rows: Sequence[int] | None = None) -> 
     return list(groups.values())
 
 
+def shared_prefixes(experience: Experience) -> list[tuple[int, list[int]]]:
+    """Tokens of each different prefix, and the rows that begin with it."""
+    sizes = experience.prefix_lengths.tolist()
+    return [(sizes[rows[0]], rows) for rows in prefix_groups(experience)]
+
+
 def minibatches(num_rows: int, count: int, seed: str) -> list[list[int]]:
     """A seeded partition of the rows into `count` mini-batches whose sizes differ by at most one."""
     order = list(range(num_rows))

@@ -153,7 +153,7 @@ def _teach_format(
     num_steps = conf.fit.max_steps + (conf.read.max_steps if conf.read else 0)
     lessons: Lessons[FormatConf] = lessons_of(ctx, taught, ctx.settings.seed, num_steps)
     model = model.to(pick_device())
-    fit = lessons.fit(model, computes_in(conf.dtype, model.device))
+    fit = lessons.fit(model, computes_in(conf.dtype, model.device), conf.share_reading)
     chosen, seed = lessons.chosen(), f"{ctx.settings.seed}/format"
     record = teach_format(model, fit, lessons.renderer(tokenizer), chosen, conf, seed)
     print(f"{record.demonstrations} of {record.plans} plans were kept; {record.tokens} tokens were read", flush=True)

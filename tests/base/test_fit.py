@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from tasks.base.demonstrations import Example
 from tasks.base.fit import Fit, PhaseConf, by_length, supervised_loss
+from tasks.shared_prefix import attention_to_prefixes, common_beginning
 
 VOCAB = 40
 FIRST = PhaseConf(max_steps=7, batch=4, lr=1e-2, decay=True, stop_loss=0.0)
@@ -46,6 +48,60 @@ def _sample(name: str, batch: int) -> Callable[[int], list[Example]]:
         return [_example(rng) for _ in range(batch)]
 
     return sample
+
+
+def _alike(rng: random.Random, count: int) -> list[Example]:
+    """Examples with instructions in common, as different questions have."""
+    instructions = tuple(rng.randrange(VOCAB) for _ in range(rng.randint(0, 9)))
+    return [replace(one, prompt_ids=instructions + one.prompt_ids) for one in (_example(rng) for _ in range(count))]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_examples_begin_with_in_common_is_read_once_and_changes_no_gradient(seed: int) -> None:
+    rng, model, read = random.Random(seed), _model(), []
+    model.double()
+    examples = _alike(rng, 5)
+    supervised_loss(model, examples).backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+
+    decoder = model.get_decoder()
+    handle = decoder.register_forward_pre_hook(
+        lambda _m, _a, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    with handle, attention_to_prefixes(decoder):
+        supervised_loss(model, examples, share_reading=True).backward()
+    common = common_beginning([e.prompt_ids for e in examples])
+    assert sum(read) <= sum(len(e.prompt_ids + e.response_ids) - 1 for e in examples) - 4 * common
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=0, atol=1e-6)
+
+
+def test_a_fit_that_shares_what_it_reads_learns_the_same(tmp_path: Path) -> None:
+    def run(share_reading: bool) -> Any:
+        torch.set_num_threads(1)
+        model = _model()
+        fit = Fit(
+            model, tmp_path / str(share_reading), 100, 48, lambda step, metrics: None, share_reading=share_reading
+        )
+        fit.run("first", replace(FIRST, lr=1e-3), lambda step: _alike(random.Random(step), 4))
+        return model
+
+    shared, separate, start = run(True), run(False), _model()
+    for ours, theirs, before in zip(shared.parameters(), separate.parameters(), start.parameters(), strict=True):
+        assert not torch.equal(theirs, before)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+
+@given(st.integers(0, 1000), st.integers(1, 60))
+def test_a_batch_counts_what_its_examples_have_in_common_once(seed: int, most: int) -> None:
+    examples = _alike(random.Random(seed), 7)
+    common = common_beginning([e.prompt_ids for e in examples])
+    batches = by_length(examples, most, common)
+    assert sorted(map(id, (e for batch in batches for e in batch))) == sorted(map(id, examples))
+    for batch in batches:
+        tokens = common + sum(len(e.prompt_ids + e.response_ids) - common for e in batch)
+        assert tokens <= most or len(batch) == 1
 
 
 class KilledError(Exception):

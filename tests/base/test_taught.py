@@ -33,7 +33,10 @@ FORMAT = FormatConf(
     repeat=0.0,
     fit=PhaseConf(max_steps=5, batch=2, lr=1e-3, decay=True, stop_loss=0.0),
 )
-PHASES = [FORMAT, replace(FORMAT, read=PhaseConf(max_steps=5, batch=3, lr=1e-3, decay=False, stop_loss=0.0))]
+PHASES = [
+    replace(FORMAT, share_reading=True),
+    replace(FORMAT, read=PhaseConf(max_steps=5, batch=3, lr=1e-3, decay=False, stop_loss=0.0)),
+]
 CHAIN = Question(
     "q", "d", "train", "Where was the writer of Emma born?", ("Steventon",), 2, gold_passage_ids=("p1", "p2"),
     gold_complete=True, decomposition=(Hop("Emma >> writer", "Jane Austen"), Hop("Where was #1 born?", "Steventon")),

@@ -109,13 +109,15 @@ def test_rollouts_are_laid_out_as_their_shape_says() -> None:
 
 @pytest.mark.parametrize("most", [30, 60, 1000])
 def test_positions_are_those_that_the_model_reads(tiny: tuple[Any, Any], most: int) -> None:
-    from tasks.engine.shared_prefix import attention_to_prefixes, hidden_states
+    from tasks.rl.experience import shared_prefixes
+    from tasks.shared_prefix import attention_to_prefixes, hidden_states
 
     batch = training.experience(TURNS, 100)
     meter = Meter()
     with positions_counted(tiny[0], meter, lambda: True), attention_to_prefixes(tiny[0].get_decoder()), torch.no_grad():
         for rows in shared_microbatches(batch, range(4), most):
-            hidden_states(tiny[0].get_decoder(), batch.rows(rows))
+            part = batch.rows(rows)
+            hidden_states(tiny[0].get_decoder(), part.ids, part.lengths, shared_prefixes(part))
     assert training._positions(batch, most, share=True) == meter.positions
     assert training._positions(batch, most, share=False) == 4 * (TURNS.total - 1)
 

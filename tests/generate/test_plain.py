@@ -150,6 +150,37 @@ def test_rows_of_equal_text_are_read_as_one(any_model: Any, tokenizer: Any) -> N
     assert [call.token_ids for call in alone.generate(rows, [7] * 7)] == [call.token_ids for call in calls]
 
 
+@pytest.mark.parametrize("copies", [1, 3])
+@pytest.mark.parametrize(
+    ("ends", "common"), [([[7, 8, 9], [5, 5], [5, 6, 7, 8]], 4), ([[9], [9], [9]], 3), ([[], [7, 8]], 2)]
+)
+def test_prompts_read_their_common_beginning_once(
+    any_model: Any, tokenizer: Any, ends: list[list[int]], common: int, copies: int
+) -> None:
+    """The newest token of a prompt, and one before it, are read by every prompt for itself."""
+    prompts = [[11, 12, 13, 14, *end] for end in ends]
+    shared = PlainGenerator(any_model, tokenizer).open(prompts, copies, replace(GREEDY, share_reading=True), 60)
+    alone = PlainGenerator(any_model, tokenizer).open(prompts, copies, GREEDY, 60)
+    assert alone.num_prefilled - shared.num_prefilled == common * (len(prompts) - 1)
+
+    rows = list(range(len(prompts) * copies))
+    calls = [session.generate(rows, [9] * len(rows)) for session in (shared, alone)]
+    for mine, other in zip(*calls, strict=True):
+        assert mine.token_ids == other.token_ids
+        torch.testing.assert_close(torch.tensor(mine.logprobs), torch.tensor(other.logprobs), rtol=0, atol=1e-5)
+
+
+def test_prompts_with_nothing_in_common_are_read_as_they_were(any_model: Any, tokenizer: Any) -> None:
+    for prompts in ([[1, 2, 3], [2, 2, 3]], [[1], [1]], [[4, 5, 6]]):
+        counts = [
+            PlainGenerator(any_model, tokenizer)
+            .open(prompts, 2, replace(GREEDY, share_reading=share), 60)
+            .num_prefilled
+            for share in (False, True)
+        ]
+        assert counts[0] == counts[1]
+
+
 def test_forks_share_what_is_read_after_them(model: Any, tokenizer: Any) -> None:
     session = PlainGenerator(model, tokenizer).open([[1, 2, 3]], 2, replace(GREEDY, share_reading=True), 60)
     session.append([0], [[8, 9]])

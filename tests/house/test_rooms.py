@@ -39,6 +39,7 @@ ORDER = (
     "device",
     "pretrained",
     "attention",
+    "shared_prefix",
     "precision",
     "model",
     "model_source",

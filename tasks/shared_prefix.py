@@ -3,14 +3,15 @@
 The samples form a tree, and the row holds its segments. A segment attends to those above it and to itself, at the
 positions that it has in its samples. So hidden states and gradients are those of separate rows, except for the order of
 additions in floating point. Rollouts of a question share their prompt, and candidates for a turn all turns before it:
-their prefix. `longest` also shares what policies wrote and read in the same words, such as the first search of a
-question and its passages.
+their prefix. A tree of every common beginning also shares what policies wrote and read in the same words, such as the
+first search of a question and its passages, or the instructions of a prompt.
 
 The decoder must pass keyword arguments on to its attention, as those of transformers do; `require_supported` tries it.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -21,7 +22,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from tasks.attention import attending, causal_mask, grouped_attention, trains_by_matrices
-from tasks.rl.experience import Experience, prefix_groups
+
+Groups = Sequence[tuple[int, Sequence[int]]]
+"""Rows of equal beginnings: how many tokens of them are read once, and the rows' numbers."""
 
 _NAME = "shared_prefix"
 """Of this attention among those of transformers."""
@@ -43,7 +46,7 @@ class _Segment:
 
 
 class _Packed:
-    """A micro-batch in one row.
+    """A batch in one row.
 
     Attributes:
         ids, positions: [1, L].
@@ -51,18 +54,18 @@ class _Packed:
         places: [B, T - 1] of each token that the model reads; 0 in the padding.
     """
 
-    def __init__(self, batch: Experience, longest: bool) -> None:
-        self._batch = batch
-        self._read = [length - 1 for length in batch.lengths.tolist()]
+    def __init__(self, ids: Tensor, lengths: Tensor, groups: Groups | None) -> None:
+        self._rows = ids
+        self._read = [length - 1 for length in lengths.tolist()]
         self._ids: list[Tensor] = []
         self._positions: list[Tensor] = []
         self._size = 0
         self.segments: list[_Segment] = []
-        self.places = torch.zeros(len(batch), batch.ids.shape[1] - 1, dtype=torch.long)
-        if longest:
-            self._grow(list(range(len(batch))), 0, ())
+        self.places = torch.zeros(len(ids), ids.shape[1] - 1, dtype=torch.long)
+        if groups is None:
+            self._grow(list(range(len(ids))), 0, ())
         else:
-            self._by_prefix()
+            self._by_prefix(groups)
 
     @property
     def ids(self) -> Tensor:
@@ -70,20 +73,18 @@ class _Packed:
 
     @property
     def positions(self) -> Tensor:
-        return torch.cat(self._positions)[None].to(self._batch.ids.device)
+        return torch.cat(self._positions)[None].to(self._rows.device)
 
-    def _by_prefix(self) -> None:
+    def _by_prefix(self, groups: Groups) -> None:
         """Two levels: the samples' prefixes, and below each its samples."""
-        prefixes = self._batch.prefix_lengths.tolist()
-        for rows in prefix_groups(self._batch):
-            prefix = prefixes[rows[0]]
+        for prefix, rows in groups:
             root = self._add(rows, 0, prefix, ())
             for row in rows:
                 self._add([row], prefix, self._read[row], root)
 
     def _grow(self, rows: list[int], start: int, above: tuple[int, ...]) -> None:
         """The tree of rows whose first `start` tokens are equal and stand in the segments above."""
-        ids, shortest = self._batch.ids, min(self._read[row] for row in rows)
+        ids, shortest = self._rows, min(self._read[row] for row in rows)
         differ = (ids[rows, start:shortest] != ids[rows[0], start:shortest]).any(0).nonzero()
         stop = start + int(differ[0]) if len(differ) else shortest
         above = self._add(rows, start, stop, above)
@@ -100,26 +101,43 @@ class _Packed:
         if size == 0:
             return above
         self.places[rows, start:stop] = self._size + torch.arange(size)
-        self._ids.append(self._batch.ids[rows[0], start:stop])
+        self._ids.append(self._rows[rows[0], start:stop])
         self._positions.append(torch.arange(start, stop))
-        device = self._batch.ids.device
-        seen = torch.ones(size, stop, dtype=torch.bool, device=device).tril(start) if above else None
+        seen = torch.ones(size, stop, dtype=torch.bool, device=self._rows.device).tril(start) if above else None
         self.segments.append(_Segment(size, above, seen))
         self._size += size
         return (*above, len(self.segments) - 1)
 
 
-def hidden_states(decoder: Any, batch: Experience, longest: bool = False) -> Tensor:
-    """[B, T - 1, d] last hidden states of a micro-batch, whose last tokens are not read; arbitrary in the padding.
+def common_beginning(texts: Sequence[Sequence[int]]) -> int:
+    """The number of tokens with which all these texts begin.
 
-    Call it, and the backward pass of its result, inside `attention_to_prefixes`. `longest` shares every common
-    beginning, else the samples' prefixes alone are shared.
+    >>> common_beginning([[5, 6, 7], [5, 6, 8, 9]])
+    2
     """
-    packed = _Packed(batch, longest)
+    alike = itertools.takewhile(lambda tokens: len(set(tokens)) == 1, zip(*texts, strict=False))
+    return sum(1 for _ in alike)
+
+
+def hidden_states(decoder: Any, ids: Tensor, lengths: Tensor, groups: Groups | None = None) -> Tensor:
+    """Last hidden states of samples, whose last tokens are not read.
+
+    Call it, and the backward pass of its result, inside `attention_to_prefixes`.
+
+    Args:
+        decoder: of a causal LM of transformers.
+        ids: [B, T] right-padded.
+        lengths: [B] tokens of each sample.
+        groups: samples that share a prefix, each sample in one of them; None shares every common beginning.
+
+    Returns:
+        [B, T - 1, d]; arbitrary in the padding.
+    """
+    packed = _Packed(ids, lengths, groups)
     states = decoder(
         input_ids=packed.ids, position_ids=packed.positions, use_cache=False, segments=packed.segments
     ).last_hidden_state
-    places = packed.places.to(batch.ids.device)
+    places = packed.places.to(ids.device)
     result: Tensor = states[0].index_select(0, places.flatten()).unflatten(0, places.shape)
     return result
 
@@ -141,15 +159,13 @@ def require_supported(decoder: Any) -> None:
     """
     size = decoder.config.vocab_size
     ids = torch.tensor([[1, 2, 3, 4, 5, 6], [1, 2, 3, 7, 8, 9]], device=decoder.device) % size
-    mask = torch.arange(6, device=decoder.device).expand(2, 6) >= 3
-    batch = Experience(ids, torch.tensor([6, 6]), mask, mask, torch.zeros(2, 6), ("0", "0"), torch.zeros(2, 6))
     expected = decoder(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
     with attention_to_prefixes(decoder):
-        found = hidden_states(decoder, batch)
+        found = hidden_states(decoder, ids, torch.tensor([6, 6]), [(3, [0, 1])])
     if not torch.allclose(found, expected, rtol=1e-2, atol=1e-2):
         raise ValueError(
             f"{type(decoder).__name__}: its hidden states change when samples share a prefix, because its attention is "
-            "not only causal or takes no arguments. Set train: share_prefixes: false."
+            "not only causal or takes no arguments. Set train: share_prefixes and format: share_reading to false."
         )
 
 
@@ -175,7 +191,7 @@ def _attend(
     if sliding_window is not None or softcap is not None:
         raise ValueError(
             f"{type(module).__name__}: found sliding_window={sliding_window}, softcap={softcap}, expected neither "
-            "where samples share a prefix. Set train: share_prefixes: false."
+            "where samples share a prefix. Set train: share_prefixes and format: share_reading to false."
         )
     sizes = [segment.size for segment in segments]
     queries, keys, values = (piece.split(sizes, 2) for piece in (query, key, value))
