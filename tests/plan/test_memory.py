@@ -237,21 +237,35 @@ def test_a_backward_pass_keeps_about_what_is_predicted(folder: Path, half: bool,
     assert found == pytest.approx(predicted * size.layers / (size.layers + 1), rel=0.1)
 
 
+SMOL = ModelSize(576, 1536, 30, 49_152, 9, 3, 64, is_tied=True, num_weights=134_515_008, stored=538_090_408)
 MEASURED = {"start policy": 13.75, "evaluation": 6.44}
 """GB at the peak of `peak_rss_mb`, SmolLM2-135M at scale small in bfloat16 on two cores, GRPO."""
 
 
 @pytest.mark.parametrize("phase", MEASURED)
 def test_measured_peaks_of_a_model_of_135_million_weights(phase: str) -> None:
-    size = ModelSize(576, 1536, 30, 49_152, 9, 3, 64, is_tied=True, num_weights=134_515_008, stored=538_090_408)
-    assert size.counted() == size.num_weights
+    assert SMOL.counted() == SMOL.num_weights
+    (found,) = (one.size("memory") for one in phases(_taught_at_scale_small()) if one.name == phase)
+    assert 0.9 < found / 1e9 / MEASURED[phase] < 1.5
+
+
+def test_where_instructions_are_read_once_a_batch_has_more_logits() -> None:
+    """A call of 64 tokens after each of four searches and at the end; a row then has 512 tokens less to read."""
+    sizes = []
+    for share_reading in (False, True):
+        (taught,) = (one for one in phases(_taught_at_scale_small(share_reading)) if one.name == "start policy")
+        (logits,) = (item.size for item in taught.items if item.name == "logits")
+        sizes.append(logits)
+    assert sizes[1] / sizes[0] == pytest.approx(2048 / (2048 - 512))
+
+
+def _taught_at_scale_small(share_reading: bool = False) -> Demand:
     small = replace(TRAIN, max_batch_tokens=2048, share_prefixes=True, keep_activations=True)
-    teaching = FormatConf(2, "auto", 20, 2048, 2500, 0.3, 0.1, PhaseConf(64, 8, 5e-5, True, 0.0))
+    fit = PhaseConf(64, 8, 5e-5, True, 0.0)
+    teaching = FormatConf(2, "auto", 20, 2048, 2500, 0.3, 0.1, fit, share_reading=share_reading)
     machine = Machine(Memory(24 * 10**9, "memory"), host_has_bfloat16=True)
     rollout = RolloutConf(4, 512, 64, 384, 2048, 3, 64)
-    demand = Demand(size, machine, small, rollout, LoraConf(), Learner(False, True, False, 64), teaching, None)
-    (found,) = (one.size("memory") for one in phases(demand) if one.name == phase)
-    assert 0.9 < found / 1e9 / MEASURED[phase] < 1.5
+    return Demand(SMOL, machine, small, rollout, LoraConf(), Learner(False, True, False, 64), teaching, None)
 
 
 def test_a_tiny_policy_is_counted_as_it_is_made() -> None:
