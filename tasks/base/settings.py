@@ -98,7 +98,6 @@ class BaseConf:
         num_threads: torch threads (part of the result).
         checkpoint_every: optimizer steps.
         max_batch_tokens: of one forward, padding included.
-        share_reading: read what demonstrations have in common at their beginning, such as instructions, once a forward.
         max_questions: training questions that demonstrations are made from.
         recall: repeat shuffled token segments.
         read: clean one-hop demonstrations.

@@ -181,9 +181,13 @@ def _shown(example: Example) -> list[tuple[int, bool]]:
     return list(zip(example.response_ids, example.loss_mask, strict=True))
 
 
+def _fit(model: Any, scratch: Path, conf: FormatConf, log: Callable[[int, dict[str, float]], None]) -> Fit:
+    return Fit(model, scratch, conf.checkpoint_every, conf.max_batch_tokens, log, share_reading=conf.share_reading)
+
+
 def _teach(small: SmallWorld, renderer: Renderer, scratch: Path, conf: FormatConf = FORMAT) -> tuple[Any, Any]:
     model = make_model(small.tokenizer)
-    fit = Fit(model, scratch, conf.checkpoint_every, conf.max_batch_tokens, lambda step, metrics: None)
+    fit = _fit(model, scratch, conf, lambda step, metrics: None)
     return model, teach_format(model, fit, renderer, _train(small), conf, "0")
 
 
@@ -206,7 +210,7 @@ def test_a_killed_training_ends_as_an_undisturbed_one(
             raise _KilledError
 
     model = make_model(small_world.tokenizer)
-    fit = Fit(model, tmp_path / "killed", conf.checkpoint_every, conf.max_batch_tokens, kill)
+    fit = _fit(model, tmp_path / "killed", conf, kill)
     with pytest.raises(_KilledError):
         teach_format(model, fit, renderer, _train(small_world), conf, "0")
     resumed, again = _teach(small_world, renderer, tmp_path / "killed", conf)
