@@ -1,8 +1,9 @@
 """What a stage reports while it works: rows that it appends to a local file, its record.
 
-The record is `.scratch/tracking/<stage>-<start>-<random>.jsonl`. A stage never waits for a server and never imports
-MLflow: `tasks.runner.upload` sends the rows. The first stage starts that process, one for all stages of the clone, and
-whatever it could not send stays in the record. Nothing here decides or changes a result, and no call raises.
+The record is `.scratch/tracking/<stage>-<start>-<random>.jsonl`, and beside it a folder of the files to keep. A stage
+never waits for a server and never imports MLflow: `tasks.runner.upload` sends the rows. The first stage starts that
+process, one for all stages of the clone, and whatever it could not send stays in the record. Nothing here decides or
+changes a result, and no call raises.
 
 Environment: `MLFLOW_TRACKING_URI` names a server (default: a database in `.scratch/mlflow/`),
 `BREADCRUMB_TRACKING=off` keeps the local file only, `BREADCRUMB_RUN` is the key of the pipeline run and
@@ -17,6 +18,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -49,6 +51,7 @@ class Track:
         self.record = f"{name}-{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
         self._root = root
         self._file: IO[str] | None = None
+        self._number = 0  # Of artifacts.
         with self._guard():
             (root / FOLDER).mkdir(parents=True, exist_ok=True)
             self._file = (root / FOLDER / f"{self.record}.jsonl").open("a", encoding="utf-8")
@@ -73,8 +76,17 @@ class Track:
         self.set_tags({f"data.{name}": digest})
 
     def log_artifact(self, path: Path, shared: bool = False) -> None:
-        """A file or folder to keep with the run, a `shared` one with the pipeline's, too; over 200 MB only its path."""
-        self._write("artifact", path=str(path), shared=shared)
+        """A file or folder to keep with the run, a `shared` one with the pipeline's, too; over 200 MB only its path.
+
+        It is kept as it is now, by hard links beside the record: once the stage has ended, DVC moves its files into the
+        cache and gives copies back, and a later run replaces them, perhaps before they are sent.
+        """
+        self._number += 1
+        kept = FOLDER / self.record / str(self._number) / path.name
+        with self._guard():
+            if self._file is not None:
+                _link(self._root / path, self._root / kept)
+        self._write("artifact", path=str(path), kept=str(kept), shared=shared)
 
     def log_trajectory(self, row: Row) -> None:
         """One row of `trajectories.jsonl`, shown as a trace."""
@@ -127,6 +139,22 @@ def start(name: str, params: Row, root: Path, code: Commit) -> Track:
             command = ["/bin/sh", "-c", START, sys.executable]
             subprocess.run(command, cwd=root, stdin=subprocess.DEVNULL, start_new_session=True, check=False)
     return track
+
+
+def _link(path: Path, to: Path) -> None:
+    """Make `to` the same file or folder of files as `path`, without a second copy of the bytes where the disk can."""
+
+    def link(one: str, other: str) -> None:
+        try:
+            os.link(one, other)
+        except OSError:  # Another file system, or one that has no hard links.
+            shutil.copyfile(one, other)
+
+    to.parent.mkdir(parents=True)
+    if path.is_dir():
+        shutil.copytree(path, to, copy_function=link)
+    else:
+        link(str(path), str(to))
 
 
 def run_id(root: Path, record: str) -> str | None:

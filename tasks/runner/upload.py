@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -109,6 +110,7 @@ class Sending:
                 return False
             if "run" in self.state:
                 self._end({"status": "KILLED", "time": self.path.stat().st_mtime})
+        shutil.rmtree(self.path.with_suffix(""), ignore_errors=True)
         self.path.unlink()
         return True
 
@@ -164,12 +166,12 @@ class Sending:
             self.client.log_inputs(run, [DatasetInput(data, [InputTag("mlflow.data.context", row["context"])])])
 
     def _artifact(self, row: Row) -> None:
-        path = self.root / row["path"]
+        path = self.root / row.get("kept", row["path"])
         size = sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
         for run in self._runs if row.get("shared") else self._runs[:1]:
-            if size > MAX_ARTIFACT_MB << 20:
+            if size > MAX_ARTIFACT_MB << 20 or not path.exists():
                 self.client.set_tag(run, f"artifact.{path.name}", row["path"])
-            elif path.exists():
+            else:
                 self.client.log_artifact(run, str(path))
 
     def _trajectory(self, row: Row) -> None:

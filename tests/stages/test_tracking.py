@@ -43,9 +43,13 @@ def body(ctx):
         ctx.log(step, {"loss": 1 / (step + 1), "bad": float("nan")})
     ctx.track.log_params({"train": {"lr": 0.1, "api_key": "hush"}, "server": "http://me:hush@host/x"})
     ctx.track.log_inputs("questions", Path("artifacts/data/out.txt"), "ab" * 32, 5, "train")
-    ctx.track.log_artifact(Path("params.yaml"))
+    Path("made").mkdir(exist_ok=True)
+    Path("made/policy.txt").write_text("new")
     Path("results.md").write_text("| a |")
     ctx.track.log_artifact(Path("results.md"), shared=True)
+    ctx.track.log_artifact(Path("made"))
+    for path in ("results.md", "made/policy.txt"):  # As DVC does before it gives copies back.
+        Path(path).rename(f"{path}.moved")
     ctx.track.log_metrics(0, {"a/em": 0.5, "a/em_low": 0.4}, shared=True)
     ctx.track.log_trajectory(ROW)
     print("worked", flush=True)
@@ -131,7 +135,8 @@ def _check(address: str) -> None:
     client = MlflowClient(address)
     history = client.get_metric_history(stage.info.run_id, "loss")
     assert [(m.step, m.value) for m in sorted(history, key=lambda m: m.step)] == [(s, 1 / (s + 1)) for s in range(50)]
-    assert {file.path for file in client.list_artifacts(stage.info.run_id)} >= {"params.yaml", "results.md"}
+    assert {file.path for file in client.list_artifacts(stage.info.run_id)} == {"made", "results.md"}
+    assert {file.path for file in client.list_artifacts(stage.info.run_id, "made")} == {"made/policy.txt"}
     assert {file.path for file in client.list_artifacts(parent.info.run_id)} == {"results.md"}
     (trace,) = client.search_traces(locations=[stage.info.experiment_id])
     assert [span.name for span in trace.data.spans] == ["q1", "1 search", "information"]
