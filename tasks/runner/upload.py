@@ -166,7 +166,7 @@ class Sending:
             self.client.log_inputs(run, [DatasetInput(data, [InputTag("mlflow.data.context", row["context"])])])
 
     def _artifact(self, row: Row) -> None:
-        path = self.root / row.get("kept", row["path"])
+        path = self.root / (row.get("kept") or row["path"])
         size = sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
         for run in self._runs if row.get("shared") else self._runs[:1]:
             if size > MAX_ARTIFACT_MB << 20 or not path.exists():
