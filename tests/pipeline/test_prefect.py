@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tasks import store
+from tests import prefect_database
 from tests.benchmarks.bench_stops import busy
 from tests.pipeline.toy import HOUSE, NAMES, Toy
 
@@ -29,6 +30,7 @@ class Server:
     """A Prefect server of its own, with its files in a temporary folder."""
 
     def __init__(self, home: Path) -> None:
+        prefect_database.give(home)
         listening = socket.create_server(("127.0.0.1", 0))
         self.api = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
         self.env = {

@@ -16,6 +16,7 @@ from typing import Any
 
 from tasks import conf, identity, planned, store
 from tasks.runner import Context, run
+from tests import prefect_database
 
 HOUSE = Path(__file__).resolve().parents[2]
 
@@ -99,7 +100,7 @@ class Toy:
         (root / "requirements/cpu.txt").write_text("numpy==2.0.0\n", encoding="utf-8")
         subprocess.run(["git", "init", "-q", str(root)], check=True)
         self.command("dvc", "init", "-q").check_returncode()
-        (root / ".scratch").mkdir(exist_ok=True)
+        prefect_database.give(root / ".scratch/prefect")
 
     def env(self, **more: str) -> dict[str, str]:
         """Environment of a command in the clone; tracking is off unless asked for."""

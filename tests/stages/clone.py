@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
+from tests import prefect_database
+
 HOUSE = Path(__file__).resolve().parents[2]
 SMOKE = {
     "scale": "smoke",
@@ -143,7 +145,7 @@ class Clone:
 
     @classmethod
     def make(cls, root: Path, smoke: bool = True) -> Clone:
-        """Copy sources and settings; `smoke` sets the smallest sizes in `params.yaml`."""
+        """Copy sources and settings; `smoke` sets the smallest sizes in `params.yaml` and has a Prefect database."""
         root.mkdir(parents=True)
         # What Python and numba compiled is taken along: it belongs to a file's time and size, which a copy keeps. Not
         # what another process is writing at this moment.
@@ -153,8 +155,10 @@ class Clone:
         for name in ("dvc.yaml", "params.yaml", ".dvcignore", ".gitignore"):
             shutil.copyfile(HOUSE / name, root / name)
         clone = cls(root)
-        for key, value in SMOKE.items() if smoke else ():
-            clone.set(key, value)
+        if smoke:
+            prefect_database.give(root / ".scratch/prefect")
+            for key, value in SMOKE.items():
+                clone.set(key, value)
         return clone
 
     def copy(self, root: Path) -> Clone:
