@@ -14,7 +14,9 @@ KEPT = Path(__file__).resolve().parents[1] / ".scratch/tests"
 
 
 def give(home: Path) -> None:
-    """Put a copy into `home`, Prefect's folder; the first call of all makes what later ones copy."""
+    """Put a copy into `home`, Prefect's folder, if it has none; the first call of all makes what later ones copy."""
+    if (home / "prefect.db").exists():
+        return
     made = KEPT / f"prefect-{version('prefect')}.db"
     KEPT.mkdir(parents=True, exist_ok=True)
     with FileLock(made.with_suffix(".lock")):
