@@ -22,7 +22,9 @@ def give(home: Path) -> None:
     with FileLock(made.with_suffix(".lock")):
         if not made.exists():
             with tempfile.TemporaryDirectory(dir=KEPT) as folder:
-                env = {**os.environ, "PREFECT_HOME": folder, "DO_NOT_TRACK": "true"}
+                # No setting of the caller's may lead to a database of theirs.
+                env = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
+                env |= {"PREFECT_HOME": folder, "DO_NOT_TRACK": "true"}
                 command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"]
                 subprocess.run(command, env=env, check=True, capture_output=True, timeout=120)
                 Path(folder, "prefect.db").replace(made)

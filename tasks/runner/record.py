@@ -39,6 +39,7 @@ STATE = ".sent.json"  # Ends the name of the file in which the sender notes what
 # In the background of a shell that ends at once: the sender must not die with the stage's children.
 START = 'mkdir -p .scratch/logs; nice -n 5 "$0" -m tasks.runner.upload follow >>.scratch/logs/tracking.txt 2>&1 &'
 MOST_NAMES = 4
+MAX_ARTIFACT_MB = 200
 SECRET_KEY = re.compile(r"(^|[._])(secret|password|passwd|token|api_?key|access_?key|credentials?)$", re.IGNORECASE)
 # A login up to the last @, because a password may hold / and @; and what a query calls a secret.
 SECRET = re.compile(r"(://)\S*(?=@)|([?&][\w.-]*(?:secret|passw|token|key|credential)[\w.-]*=)[^&\s]*", re.IGNORECASE)
@@ -83,9 +84,12 @@ class Track:
         """
         self._number += 1
         kept = FOLDER / self.record / str(self._number) / path.name
-        with self._guard():
-            if self._file is not None:
+        try:
+            if self._file is not None and _size(self._root / path) <= MAX_ARTIFACT_MB << 20:
                 _link(self._root / path, self._root / kept)
+        except OSError as error:  # Its path alone is sent then.
+            shutil.rmtree(self._root / kept.parent, ignore_errors=True)
+            print(f"warning: tracking does not keep {path}: {error!r}", file=sys.stderr, flush=True)
         self._write("artifact", path=str(path), kept=str(kept), shared=shared)
 
     def log_trajectory(self, row: Row) -> None:
@@ -139,6 +143,11 @@ def start(name: str, params: Row, root: Path, code: Commit) -> Track:
             command = ["/bin/sh", "-c", START, sys.executable]
             subprocess.run(command, cwd=root, stdin=subprocess.DEVNULL, start_new_session=True, check=False)
     return track
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of all files of a folder."""
+    return sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
 
 
 def _link(path: Path, to: Path) -> None:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 EXPERIMENT = "breadcrumb"
 POLL_S, RETRY_S, LINGER_S = 0.3, 2.0, 3.0  # Between two stages of a bare `dvc repro` pass 1.5 s.
-MAX_ARTIFACT_MB = 200
 VIEW = "mlflow.sharedViewState.results"  # Opened by .../runs?viewStateShareKey=results&workflowType=machine_learning
 COLUMNS = ["attributes.`Dataset`"]  # Shown at first sight, behind the exact match of each system.
 STATUSES = ("RUNNING", "FINISHED", "KILLED", "FAILED")  # A pipeline run ends like the worst of its stages.
@@ -167,12 +166,11 @@ class Sending:
 
     def _artifact(self, row: Row) -> None:
         path = self.root / (row.get("kept") or row["path"])
-        size = sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
         for run in self._runs if row.get("shared") else self._runs[:1]:
-            if size > MAX_ARTIFACT_MB << 20 or not path.exists():
-                self.client.set_tag(run, f"artifact.{path.name}", row["path"])
-            else:
+            if path.exists():
                 self.client.log_artifact(run, str(path))
+            else:  # Too large to be kept.
+                self.client.set_tag(run, f"artifact.{path.name}", row["path"])
 
     def _trajectory(self, row: Row) -> None:
         """A trace of spans: the question, below it every turn, and below a turn its observation."""

@@ -48,6 +48,9 @@ def body(ctx):
     Path("results.md").write_text("| a |")
     ctx.track.log_artifact(Path("results.md"), shared=True)
     ctx.track.log_artifact(Path("made"))
+    with Path("large.bin").open("wb") as file:
+        file.truncate((200 << 20) + 1)
+    ctx.track.log_artifact(Path("large.bin"))
     for path in ("results.md", "made/policy.txt"):  # As DVC does before it gives copies back.
         Path(path).rename(f"{path}.moved")
     ctx.track.log_metrics(0, {"a/em": 0.5, "a/em_low": 0.4}, shared=True)
@@ -136,10 +139,23 @@ def _check(address: str) -> None:
     history = client.get_metric_history(stage.info.run_id, "loss")
     assert [(m.step, m.value) for m in sorted(history, key=lambda m: m.step)] == [(s, 1 / (s + 1)) for s in range(50)]
     assert {file.path for file in client.list_artifacts(stage.info.run_id)} == {"made", "results.md"}
+    assert stage.data.tags["artifact.large.bin"] == "large.bin"
     assert {file.path for file in client.list_artifacts(stage.info.run_id, "made")} == {"made/policy.txt"}
     assert {file.path for file in client.list_artifacts(parent.info.run_id)} == {"results.md"}
     (trace,) = client.search_traces(locations=[stage.info.experiment_id])
     assert [span.name for span in trace.data.spans] == ["q1", "1 search", "information"]
+
+
+def test_a_file_that_cannot_be_kept_costs_a_warning_and_no_other_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    track = record.Track("train@a-0", tmp_path)
+    track.log_artifact(Path("absent"))
+    track.end("FINISHED", 1.0)
+    (path,) = _unsent(tmp_path)
+    assert [json.loads(line)["kind"] for line in path.read_text().splitlines()] == ["artifact", "end"]
+    assert not list(path.with_suffix("").glob("*"))
+    assert "tracking does not keep absent: FileNotFoundError" in capsys.readouterr().err
 
 
 def test_a_stage_reports_to_the_clones_own_database_and_the_ledger_learns_the_run(clone: Path) -> None:  # noqa: F811
