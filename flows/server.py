@@ -5,7 +5,6 @@ As a program, `python -m flows.server SOCKET`, it is that server, closed to web 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import socket
@@ -13,12 +12,11 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
-from http import HTTPStatus
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.server.origins import App, Guarded, Message, Receive, Send
+from tasks.server.origins import Guarded
 
 UI_ADDRESS = Path(".scratch/ui/prefect")
 LOG = Path(".scratch/logs/prefect.txt")
@@ -108,59 +106,28 @@ def wait_for(server: subprocess.Popen[bytes], name: str, url: str, log: Path) ->
         time.sleep(0.1)
 
 
-class Patient:
-    """ASGI middleware that hands a request on again while the answer is 503.
+def _wait_for_writers() -> None:
+    """Let every transaction that may write wait for its turn when it begins.
 
-    Prefect answers so where SQLite was busy and nothing was changed: a transaction that reads before it writes fails as
-    soon as another one has written in between. Its Python client asks again, but its pages give up.
+    Prefect begins most of them as readers. SQLite refuses such a one at its first write if another has written in
+    between, whatever time it may wait, and Prefect answers 503, upon which its pages give up.
     """
+    from prefect.server.database.configurations import AioSqliteConfiguration
 
-    def __init__(self, app: App, pauses: Sequence[float] = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)) -> None:
-        """Wrap `app`; `pauses` are the seconds before each further try."""
-        self._app, self._pauses = app, pauses
+    begin = AioSqliteConfiguration.begin_transaction
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Hand a request on, until the answer is another one or no pause is left."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        asked = [await receive()]
-        while asked[-1].get("more_body"):
-            asked.append(await receive())
-        for pause in self._pauses:
-            if await self._answers(scope, asked, receive, send):
-                return
-            await asyncio.sleep(pause)
-        await self._answers(scope, asked, receive, send, with_busy=True)
+    def begin_as_writer(self: Any, session: Any, with_for_update: bool = True) -> Any:
+        return begin(self, session, with_for_update=True)
 
-    async def _answers(
-        self, scope: Message, asked: Sequence[Message], receive: Receive, send: Send, with_busy: bool = False
-    ) -> bool:
-        """Whether there was an answer to send; 503 is one only `with_busy`."""
-        waiting, status = iter(asked), 0
-
-        async def give() -> Message:
-            return next(waiting, None) or await receive()
-
-        async def tell(message: Message) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            if status != HTTPStatus.SERVICE_UNAVAILABLE or with_busy:
-                await send(message)
-
-        try:
-            await self._app(dict(scope), give, tell)
-        except Exception:  # Starlette raises what it has answered, for the log of the server.
-            if status != HTTPStatus.SERVICE_UNAVAILABLE or with_busy:
-                raise
-        return status != HTTPStatus.SERVICE_UNAVAILABLE or with_busy
+    AioSqliteConfiguration.begin_transaction = begin_as_writer  # type: ignore[method-assign]
 
 
 def guarded() -> Any:
     """Prefect's pages and interface for this machine alone: a page of another origin can neither read nor start."""
     from prefect.server.api.server import create_app
 
-    return Guarded(Patient(create_app(final=True)))
+    _wait_for_writers()
+    return Guarded(create_app(final=True))
 
 
 if __name__ == "__main__":  # Serves on the socket that the parent has opened.
