@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -63,14 +64,80 @@ def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, 
     """A model folder as (causal LM, tokenizer), on the CPU.
 
     Raises:
-        DataError: the folder lacks a configuration, safetensors weights or a tokenizer, or one cannot be loaded.
+        DataError: the folder lacks a configuration, safetensors weights or a tokenizer, one cannot be loaded, they do
+            not belong together, or the model computes what generator and trainer do not expect.
     """
+    model, tokenizer, _ = _read(folder, dtype=dtype)
+    _try(folder, model.eval())
+    return model, tokenizer
+
+
+def outline(folder: Path) -> tuple[Any, Any, Collection[str]]:
+    """A model folder as (causal LM, tokenizer), the model on device `meta`: its modules and shapes, without weights.
+
+    Also the names of weights in its files that the model does not have, and that no one will use.
+
+    Raises:
+        DataError: as `load_policy`, but for what only weights show.
+    """
+    return _read(folder, device_map="meta")
+
+
+def _read(folder: Path, **options: Any) -> tuple[Any, Any, Collection[str]]:
     from tasks.pretrained import AutoModelForCausalLM
 
     tokenizer = load_tokenizer(folder)
-    options = {"dtype": dtype, "local_files_only": True, "use_safetensors": True}
-    model = loaded(folder, "configuration and weights", lambda: AutoModelForCausalLM.from_pretrained(folder, **options))
-    return model.eval(), tokenizer
+    options |= {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
+    load = functools.partial(AutoModelForCausalLM.from_pretrained, folder, **options)
+    model, info = loaded(folder, "configuration and weights", load)
+    require_whole(folder, model, info)
+
+    embedded, largest = model.get_input_embeddings().weight.shape[0], max(tokenizer.get_vocab().values(), default=-1)
+    if largest >= embedded:
+        raise DataError(
+            f"{folder}: the tokenizer has token ids up to {largest}, and the model embeds ids below {embedded}. "
+            "Expected a tokenizer and weights of one model."
+        )
+    return model, tokenizer, info["unexpected_keys"]
+
+
+def require_whole(folder: Path, model: Any, info: Mapping[str, Any]) -> None:
+    """Refuse a model some of whose weights were in no file: transformers makes them up at random.
+
+    Args:
+        folder: or file of the model, for the message.
+        model: as loaded.
+        info: what `from_pretrained` says with `output_loading_info`.
+
+    Raises:
+        DataError: weights are missing.
+    """
+    if names := info["missing_keys"]:
+        raise DataError(
+            f"{folder}: {len(names)} weights of {type(model).__name__} are in no file of the model, such as "
+            f"{min(names)}. Expected all that its configuration describes. Copy or save the model again."
+        )
+
+
+@torch.inference_mode()
+def _try(folder: Path, model: Any) -> None:
+    """Whether generator and trainer may take its logits for `head(decoder(ids))`, of what stands to the left alone."""
+    ids = torch.arange(min(4, model.get_input_embeddings().weight.shape[0]), device=model.device)[None]
+    other = torch.cat([ids[:, :-1], ids[:, :1]], 1)
+    logits, others = (model(input_ids=one, use_cache=False).logits for one in (ids, other))
+    if not logits.isfinite().all():
+        raise DataError(f"{folder}: its logits are not finite numbers. Expected weights without NaN or infinity.")
+
+    problem, close = "", functools.partial(torch.allclose, rtol=1e-3, atol=1e-3)
+    if not close(model.get_output_embeddings()(model.get_decoder()(input_ids=ids, use_cache=False)[0]), logits):
+        problem = "its logits are not head(decoder(ids)), but scaled or capped"
+    elif not close(others[:, :-1], logits[:, :-1]):
+        problem = "its logits depend on later tokens"
+    if problem:
+        raise DataError(
+            f"{folder}: {type(model).__name__}: {problem}, which generator and trainer do not expect. Use a causal "
+            "model of another architecture, such as Qwen2 or Llama."
+        )
 
 
 def stored_weights(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -130,7 +197,7 @@ def loaded(folder: Path, what: str, load: Callable[[], T], expected: str = SAVED
     except MemoryError:
         raise
     except Exception as error:  # transformers and tokenizers raise errors of every class.
-        reason = " ".join(str(error).split())[:300] or "no reason given"
+        reason = " ".join(str(error).split())[:300].rstrip(".") or "no reason given"
         raise DataError(
             f"{folder}: transformers cannot load {what}: {type(error).__name__}: {reason}. Expected {expected}."
         ) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,7 @@ def prompt_ids(tokenizer: Any, prompt: Prompt, question: Question, grammar: Sear
 
     Raises:
         DataError: more than `limit` tokens; a prompt is never cut, because the policy would answer another question.
+            Or the chat template does not take the messages.
     """
     text = render_prompt(prompt.user, question.question, grammar)
     if not getattr(tokenizer, "chat_template", None):
@@ -79,13 +80,31 @@ def prompt_ids(tokenizer: Any, prompt: Prompt, question: Question, grammar: Sear
     else:
         system = [{"role": "system", "content": prompt.system}] if prompt.system else []
         messages = [*system, {"role": "user", "content": text}]
-        text = tokenizer.apply_chat_template(messages, tools=grammar.tools, add_generation_prompt=True, tokenize=False)
+        text = _in_template(tokenizer, messages, grammar)
     ids = tokenizer.encode(text, add_special_tokens=False)
     if len(ids) > limit:
         raise DataError(
-            f"questions.jsonl, question {question.id!r}: its prompt has {len(ids)} tokens, the budget "
+            f"{_named(question)}: its prompt has {len(ids)} tokens, the budget "
             f"max_prompt_tokens is {limit}. Raise it for this model alone (in its file of conf/model: "
             f"`rollout: {{max_prompt_tokens: {max(2 * limit, len(ids))}}}`), shorten the prompt, or "
             "remove the question."
         )
     return list(ids)
+
+
+def _in_template(tokenizer: Any, messages: Sequence[Mapping[str, str]], grammar: SearchGrammar) -> str:
+    try:
+        text = tokenizer.apply_chat_template(messages, tools=grammar.tools, add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # Templates raise what they like, beside the errors of their language.
+        roles = " and ".join(message["role"] for message in messages)
+        reason = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+        raise DataError(
+            f"{tokenizer.name_or_path}: its chat template does not take messages of {roles}: {reason}. Mend "
+            "chat_template.jinja in the model's folder, or name a prompt without `system` in its file of conf/model "
+            "(`prompt:`)."
+        ) from None
+    return str(text)
+
+
+def _named(question: Question) -> str:
+    return f"questions.jsonl, question {question.id!r}" if question.id else "a question of one word"

@@ -1,16 +1,23 @@
-"""Which folders of models a run will read; one that is missing, and cannot be made, ends the run at its start."""
+"""Which folders of models a run will read, and whether the policy's is one that it can play and train.
+
+A folder that is missing and cannot be made, or is no such model, ends the run at its start: teaching may take an hour.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks import conf, extends
+from tasks import conf, extends, parts, systems
+from tasks.generate.plain import require_attention
+from tasks.model import outline
 from tasks.model_source import ensure
 from tasks.params import HUB_NAME, SYSTEMS, how_to_fetch, tool_reader_of
 from tasks.plan.run_settings import RunSettings
 from tasks.retrieval.encoders import MINILM
+from tasks.types import Question
 
 Named = tuple[str, str]
 """File and key that name a folder, and the folder."""
@@ -20,13 +27,38 @@ def check(run: RunSettings) -> None:
     """Look for every folder that the run will read.
 
     Raises:
-        ValueError: one is missing; says how to fetch the model.
+        ValueError: one is missing, with how to fetch the model; a judge, reader or labeller cannot be opened; the
+            policy cannot be played and trained.
     """
     if (model := run.model.pretrained) is not None:
         ensure(run.root, model.folder, model.source)
     for where, folder in (*_policy(run), *_reward_models(run), *_services(run), *_retrievers(run)):
         if not (run.root / folder).is_dir():
             raise ValueError(f"{where}={folder!r}: there is no such folder. {_how_to_get(folder)}")
+    for _, folder in _services(run):
+        outline(run.root / folder)
+    if model is not None:
+        _try(run, run.root / model.folder)
+
+
+def _try(run: RunSettings, folder: Path) -> None:
+    """Open the policy's folder as every stage will, but for its weights, and write a short prompt of each system."""
+    model, _, unused = outline(folder)
+    if unused:
+        what = f"{len(unused)} weights in its files have no place in {type(model).__name__}, such as {min(unused)}"
+        print(f"warning: {folder}: {what}; they are not used", file=sys.stderr)
+    if run.generator()[parts.KIND] == "plain":
+        try:
+            require_attention(model.config)
+        except ValueError as error:
+            raise ValueError(f"{folder}: {error}") from None
+
+    question = Question("", "any", "train", "Who?", ("nobody",), 1)
+    for name in run.params.systems:
+        where = f"{conf.CONF}/{conf.kind_of(SYSTEMS, name, run.root)}/{name}.yaml"
+        kind = systems.build(run.system(name), where).kind
+        if isinstance(kind, systems.Prompted):
+            kind.check_prompts(folder, [question], f"{where}: prompt")
 
 
 def _how_to_get(folder: str) -> str:

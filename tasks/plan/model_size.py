@@ -1,20 +1,13 @@
-"""How large a model is, read from its configuration and the headers of its files; no weight is loaded."""
+"""How large a model is, from its configuration and the shapes of its weights; none is loaded."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from safetensors import SafetensorError
-
-from tasks import store
 from tasks.base.settings import TinyConf
-from tasks.model import LoraConf, stored_weights
-
-CONFIG = "config.json"
+from tasks.model import LoraConf, outline
+from tasks.store import DataError
 
 
 @dataclass(frozen=True)
@@ -93,35 +86,31 @@ def of_tiny(tiny: TinyConf) -> ModelSize:
     return replace(size, num_weights=size.counted(), stored=4 * size.counted())
 
 
-def of_folder(folder: Path) -> ModelSize | None:
-    """The model of a folder; None where configuration or weights are missing, damaged or of an unknown kind.
+def of_folder(folder: Path) -> ModelSize:
+    """The model of a folder that transformers can open.
 
-    Whatever loads the folder says what is wrong with it.
+    Raises:
+        DataError: as `tasks.model.outline`; or it has no attention.
     """
+    model, *_ = outline(folder)
+    config = model.config.get_text_config()
     try:
-        config = store.read_json(folder / CONFIG)
-        weights = stored_weights(folder)
-        size = _of_config(config.get("text_config", config), has_head=any("lm_head" in name for name in weights))
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, SafetensorError):
-        return None
-    if not weights:
-        return None
-    # A tied head that is stored beside the embedding is loaded once.
-    count = sum(math.prod(shape) for name, (_, shape) in weights.items() if not (size.is_tied and "lm_head" in name))
-    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    return replace(size, num_weights=count, stored=stored)
-
-
-def _of_config(config: Mapping[str, Any], has_head: bool) -> ModelSize:
-    heads = int(config["num_attention_heads"])
+        heads, hidden, layers = config.num_attention_heads, config.hidden_size, config.num_hidden_layers
+    except AttributeError as error:
+        raise DataError(
+            f"{folder}: the configuration of {type(model).__name__} has no {error.name}. Expected a decoder with "
+            "attention, such as Qwen2 or Llama."
+        ) from None
     return ModelSize(
-        hidden=int(config["hidden_size"]),
-        intermediate=int(config["intermediate_size"]),
-        layers=int(config["num_hidden_layers"]),
-        vocab=int(config["vocab_size"]),
+        hidden=hidden,
+        intermediate=getattr(config, "intermediate_size", None) or 4 * hidden,
+        layers=layers,
+        vocab=config.vocab_size,
         heads=heads,
-        kv_heads=int(config.get("num_key_value_heads") or heads),
-        head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
-        is_tied=bool(config.get("tie_word_embeddings", not has_head)),
-        positions=int(config.get("max_position_embeddings") or 0),
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or hidden // heads,
+        is_tied=model.get_output_embeddings().weight is model.get_input_embeddings().weight,
+        num_weights=sum(weight.numel() for weight in model.parameters()),
+        stored=sum(file.stat().st_size for file in folder.glob("*.safetensors")),
+        positions=getattr(config, "max_position_embeddings", None) or 0,
     )

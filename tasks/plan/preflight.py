@@ -32,15 +32,13 @@ NO_CRITIC = ", or a method without a critic, such as search_r1_grpo"
 def check(run: RunSettings, machine: Callable[[], Machine] = this_machine) -> None:
     """Compare what the run takes with what there is; prints both for a large model, and a warning where it is close.
 
-    A model folder that is missing or of an unknown kind is left to those who read it.
-
     Raises:
-        ValueError: something does not fit, and the environment does not ask for a warning only.
+        ValueError: something does not fit, and the environment does not ask for a warning only; or the policy's folder
+            is no model.
     """
     asked = os.environ.get(VARIABLE, "")
     require(asked in ("", "warn"), VARIABLE, asked, "warn, which starts although something does not fit, or nothing")
-    if (model := _size(run)) is None:
-        return
+    model = _size(run)
     systems = systems_of(run, model, machine())
     peak, room = worst(systems), _Room(run, systems)
 
@@ -54,10 +52,11 @@ def check(run: RunSettings, machine: Callable[[], Machine] = this_machine) -> No
         _say_dtype(systems[0][1])
 
 
-def _size(run: RunSettings) -> ModelSize | None:
-    if run.model.pretrained is not None:
-        return of_folder(run.root / run.model.pretrained.folder)
-    return None if run.model.tiny is None else of_tiny(run.model.tiny)
+def _size(run: RunSettings) -> ModelSize:
+    if run.model.tiny is not None:
+        return of_tiny(run.model.tiny)
+    assert run.model.pretrained is not None
+    return of_folder(run.root / run.model.pretrained.folder)
 
 
 def systems_of(run: RunSettings, model: ModelSize, machine: Machine) -> Systems:

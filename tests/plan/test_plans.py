@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tasks import conf, extends, identity, params, plan, planned, services, systems
+from tasks.model import export_folder
 from tasks.params import Params
 from tasks.plan import RunSettings
 from tasks.planned import Plan
@@ -20,6 +21,7 @@ from tasks.reached import REACHED_BY
 from tasks.services.endpoint import Endpoint
 from tasks.stages.plan import stages
 from tasks.stages.train import _check_budgets
+from tests.tiny import make_model, make_tokenizer
 
 ROOT = Path(__file__).parents[2]
 SOURCES = identity.Sources(identity.ROOT)  # Each file is read once.
@@ -178,12 +180,17 @@ def _clone(root: Path, model: str) -> RunSettings:
     ],
 )
 def test_a_model_folder_that_is_missing_ends_the_plan(tmp_path: Path, folder: str, fetch: str) -> None:
-    run = _clone(tmp_path, f"kind: pretrained\nprompt: null\npretrained: {{folder: {folder}}}\nlora: {{rank: 0}}\n")
+    run = _clone(
+        tmp_path,
+        f"kind: pretrained\nprompt: tiny\npretrained: {{folder: {folder}}}\nlora: {{rank: 0}}\n"
+        "rollout: {max_total_tokens: 512}\n",
+    )
     with pytest.raises(ValueError, match=r"^conf/model/mine\.yaml: pretrained: folder=.* no such folder") as caught:
         plan.write(tmp_path / "plan", run, stages())
     assert fetch in str(caught.value)
     assert not (tmp_path / "plan").exists()
-    (tmp_path / folder).mkdir(parents=True)
+    tokenizer = make_tokenizer()
+    export_folder(make_model(tokenizer), tokenizer, tmp_path / folder)
     assert "base@0" in plan.write(tmp_path / "plan", run, stages())
 
 
