@@ -178,16 +178,23 @@ def load_tokenizer(folder: Path) -> Any:
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise DataError(f"{folder}: the model folder is missing. Name an existing folder in conf/model.")
+    if lacks := lacking(folder):
+        raise DataError(
+            f"{folder}: no {lacks}. Save the model with save_pretrained and its tokenizer with "
+            "tokenizer.save_pretrained into the same folder."
+        )
+
+
+def lacking(folder: Path) -> str:
+    """What a model needs and a folder does not have, with the files that were expected; empty for a whole folder."""
     for what, patterns in (
         ("model configuration", ("config.json",)),
         ("safetensors weights", ("*.safetensors",)),
         ("tokenizer", ("tokenizer.json", "vocab.json", "tokenizer.model")),
     ):
         if not any(any(folder.glob(pattern)) for pattern in patterns):
-            raise DataError(
-                f"{folder}: no {what} found (expected {' or '.join(patterns)}). Save the model with save_pretrained "
-                f"and its tokenizer with tokenizer.save_pretrained into the same folder."
-            )
+            return f"{what} found (expected {' or '.join(patterns)})"
+    return ""
 
 
 def loaded(folder: Path, what: str, load: Callable[[], T], expected: str = SAVED) -> T:

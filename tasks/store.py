@@ -242,7 +242,12 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     """A folder that becomes `path` if the block ends without an error; an older folder is replaced.
 
     Unfinished folders of killed processes are removed first. Those of living processes are locked.
+
+    Raises:
+        DataError: a file stands where the folder belongs; it is left as it is.
     """
+    if path.exists() and not path.is_dir():
+        raise DataError(f"{path}: found a file, expected a folder or nothing, because a folder is written there.")
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(path)
     with _locked_folder(path, _WORK) as work:

