@@ -23,8 +23,8 @@ from flows import STOPPED, dag
 from flows.child import Outcome, Say, Stopper, execute
 from tasks import conf, planned
 from tasks.params import edit
-from tasks.report.terminal import TABLE, headline
-from tasks.runner import record
+from tasks.report.terminal import TABLE, headline, times
+from tasks.runner import ledger, record
 from tasks.runner.lock import BUSY, HOLDER, PIPELINE, pipeline_pid
 
 REPORT = Path("reports/index.html")
@@ -174,7 +174,7 @@ class Run:
             return 1
 
         if text := headline(self.root):
-            print(f"\n{text}\nTables:  {TABLE} (this one and all others)")
+            print(f"\n{text}\n{times(ledger.seconds(self.root))}\nTables:  {TABLE} (this one and all others)")
         print(f"Done: {self.verdict}.")
         if (self.root / REPORT).is_file():
             print(f"Report:  {REPORT} (open it in a browser; it needs no server)")

@@ -19,6 +19,8 @@ from tasks.store import DataError, digest, sha256
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 """Dtype of forward passes; `auto` is bfloat16 on GPUs and processors that have it."""
+MADE_FROM = "source.json"
+"""Beside a model that a run has made: where it came from."""
 SAVED = "what save_pretrained writes, all of one model; copy or save the folder again"
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -222,3 +224,22 @@ def weights_sha256(folder: Path) -> str:
     """Hash of a policy's weights: the file's own, or one over the shards'."""
     files = sorted(folder.glob("*.safetensors"))
     return sha256(files[0]) if len(files) == 1 else digest([[file.name, sha256(file)] for file in files])
+
+
+def content_sha256(folder: Path) -> str:
+    """Hash of all files of a model folder but `source.json`, which says where they came from."""
+    files = sorted(file for file in folder.iterdir() if file.is_file() and file.name != MADE_FROM)
+    return digest([[file.name, sha256(file)] for file in files])
+
+
+def require_content(folder: Path, expected: str | None) -> None:
+    """Refuse a model folder whose files are not those that the plan was made with; None, a folder made since, is any.
+
+    Raises:
+        DataError: they are others.
+    """
+    if expected is not None and content_sha256(folder) != expected:
+        raise DataError(
+            f"{folder}: found other files than when the run was planned. Plan anew: python -m flows.reproduce "
+            "--force plan."
+        )

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from tasks.conf import require
+from tasks.model import MADE_FROM, export_folder, lacking, loaded, require_whole
 from tasks.store import DataError, OutageError, read_json, replacing_folder, sha256, write_json
 
 PINNED = re.compile(r"([\w.-]+)==([\w.]+)", re.ASCII)
 READABLE = "a whole GGUF file whose architecture and kind of quantisation transformers knows"
 SHA256 = re.compile(r"[0-9a-f]{64}")
 BLOCK = 1 << 20
-MADE_FROM = "source.json"
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,6 @@ def _convert(file: Path, out: Path) -> None:
     """Write the model of a GGUF file as an ordinary folder, its weights in float32."""
     import torch
 
-    from tasks.model import export_folder, loaded, require_whole
     from tasks.pretrained import AutoModelForCausalLM, AutoTokenizer
 
     where: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
@@ -227,8 +226,6 @@ def _download(source: Source, out: Path) -> str:
 
     Naming it in conf/model is the consent to download it, so it is done although a run is offline by default.
     """
-    from tasks.model import lacking
-
     print(f"downloading {source.hub} at {source.revision} from the Hugging Face hub ...", flush=True)
     code = (
         "import sys, huggingface_hub as hub; name, revision, out = sys.argv[1:]; "

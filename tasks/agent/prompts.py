@@ -83,11 +83,12 @@ def prompt_ids(tokenizer: Any, prompt: Prompt, question: Question, grammar: Sear
         text = _in_template(tokenizer, messages, grammar)
     ids = tokenizer.encode(text, add_special_tokens=False)
     if len(ids) > limit:
+        what = f"questions.jsonl, question {question.id!r}" if question.id else "a question of one word"
+        remove = ", or remove the question" if question.id else ", or name another one (`prompt:`)"
         raise DataError(
-            f"{_named(question)}: its prompt has {len(ids)} tokens, the budget "
-            f"max_prompt_tokens is {limit}. Raise it for this model alone (in its file of conf/model: "
-            f"`rollout: {{max_prompt_tokens: {max(2 * limit, len(ids))}}}`), shorten the prompt, or "
-            "remove the question."
+            f"{what}: its prompt has {len(ids)} tokens, the budget max_prompt_tokens is {limit}. Raise it for this "
+            f"model alone (in its file of conf/model: `rollout: {{max_prompt_tokens: {max(2 * limit, len(ids))}}}`), "
+            f"shorten the prompt{remove}."
         )
     return list(ids)
 
@@ -104,7 +105,3 @@ def _in_template(tokenizer: Any, messages: Sequence[Mapping[str, str]], grammar:
             "(`prompt:`)."
         ) from None
     return str(text)
-
-
-def _named(question: Question) -> str:
-    return f"questions.jsonl, question {question.id!r}" if question.id else "a question of one word"

@@ -421,11 +421,15 @@ class _Survey:
             if name not in splits:
                 files = ", ".join(map(str, paths))
                 raise DataError(
-                    f"{files}: resplit={conf.shares}: found no {name} question among {len(seen):,}, expected one or "
-                    f"more. Add questions, raise the share of {name}, or leave it out."
+                    f"{files}: resplit={conf.shares}: found no {name} question among {len(seen):,}{self._left_out()}, "
+                    f"expected one or more. Add questions, or raise the share of {name}."
                 )
         self.moves = moves((one.dataset, one.split, new) for one, new in zip(seen, splits, strict=True))
         return [replace(one, split=new) for one, new in zip(seen, splits, strict=True)]
+
+    def _left_out(self) -> str:
+        count = len(self.unscorable)
+        return f" ({count:,} more were left out, because none of their answers survives normalisation)" * bool(count)
 
     def _unrepeated(self, side: list[_Seen]) -> list[_Seen]:
         """The questions of one side without those that repeat an id; each of them is a fault."""

@@ -199,10 +199,8 @@ def check(tree: Mapping[str, Any], root: Path = Path("."), where: str = str(PARA
         value: Any = getattr(result, setting.key)
         if value != setting.default:
             for name in value if setting.is_list else [value]:
-                if setting.key == "model" and HUB_NAME.fullmatch(name):
-                    raise ValueError(
-                        f"{where}: model={name!r}: found a name of the Hugging Face hub. {how_to_take(name)}"
-                    )
+                if setting.key == "model" and (told := how_to_take(name, root)):
+                    raise ValueError(f"{where}: model={name!r}: {told}")
                 conf.kind_of(setting.kinds, name, root, where)
     return result
 
@@ -269,13 +267,24 @@ def with_models(params: Params, root: Path = Path(".")) -> Params:
     return dataclasses.replace(params, **needed)
 
 
-def how_to_take(hub_name: str) -> str:
-    """What to do to train a model of the Hugging Face hub; in one line, as stages print errors."""
-    short = hub_name.rpartition("/")[2]
-    file = f"{{kind: pretrained, prompt: null, pretrained: {{folder: models/{short}}}, lora: {{rank: 0}}}}"
+def how_to_take(name: str, root: Path = Path(".")) -> str:
+    """What to write so that a run takes the model of a folder, a GGUF file or the hub; empty for any other name."""
+    short = Path(name).name.removesuffix(".gguf")
+    source = ""
+    if (root / name).is_dir() and not name.startswith(f"{CONF}/"):
+        found, folder = "a folder", name
+    elif name.endswith(".gguf"):
+        found, folder, source = "a GGUF file", f"models/{short}", f"source: {{gguf: {name}}}"
+    elif HUB_NAME.fullmatch(name):
+        found, folder = "a name of the Hugging Face hub", f"models/{short}"
+        source = f"source: {{hub: {name}, revision: main}}"
+    else:
+        return ""
+    pretrained = ", ".join(filter(None, (f"folder: {folder}", source)))
     return (
-        f"A run reads local folders only. Fetch the model once (`{how_to_fetch(hub_name, f'models/{short}')}`), write "
-        f"`{file}` into {CONF}/model/{short.lower()}.yaml and run with MODEL={short.lower()}."
+        f"found {found}, expected a file of {CONF}/model. Write `{{kind: pretrained, prompt: null, pretrained: "
+        f"{{{pretrained}}}, lora: {{rank: 0}}}}` into {CONF}/model/{short.lower()}.yaml and run with "
+        f"MODEL={short.lower()}."
     )
 
 

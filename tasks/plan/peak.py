@@ -109,7 +109,9 @@ def _kinds(systems: Systems) -> list[list[Level]]:
         [("`generator: plain` in params.yaml", lambda demand: replace(demand, vllm=None))],
         [(f"`rollout: max_total_tokens: {n}`", partial(_no_longer_than, n=n)) for n in _halves(longest, 2 * prompt)],
         [(f"`lora: {{rank: {LORA_RANK}}}` in conf/model", _with_adapters)],
-        [("`format: null`", lambda demand: replace(demand, teaching=None))] if section == "format" else [],
+        [("`format: null`, which teaches the model nothing", lambda demand: replace(demand, teaching=None))]
+        if section == "format"
+        else [],
     ]
 
 

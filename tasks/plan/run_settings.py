@@ -19,6 +19,7 @@ from tasks.base.settings import ModelConf, StartConf
 from tasks.conf import Tree, require
 from tasks.data.settings import DataConf
 from tasks.methods import loader
+from tasks.model import content_sha256
 from tasks.params import (
     SYSTEMS,
     Params,
@@ -103,9 +104,11 @@ class RunSettings:
         """
         tree, place = self._scale, f"{conf.CONF}/scale/{self.params.scale}.yaml"
         if not isinstance(tree.get(section), dict):
-            raise ValueError(
-                f"{place}: {section}={tree.get(section)!r}: expected a section of settings. See conf/scale/laptop.yaml."
-            )
+            helps = "See conf/scale/laptop.yaml"
+            if section == "base" and tree.get(section) is None:  # What teaches a policy of random weights.
+                helps = "This scale is for a pretrained model: name one, such as MODEL=smollm2-135m"
+            found = conf.shown(tree.get(section))
+            raise ValueError(f"{place}: {section}={found}: expected a section of settings. {helps}.")
         plain = conf.fill(cls, tree[section], f"{place}: {section}")
         if not changes:
             return plain
@@ -153,6 +156,13 @@ class RunSettings:
     def model(self) -> ModelConf:
         """The policy's settings."""
         return self.load(ModelConf, "model", self.params.model)
+
+    @functools.cached_property
+    def given_sha256(self) -> str | None:
+        """Hash of the files of a pretrained model; None without one, or where its folder is not there yet."""
+        given = self.model.pretrained
+        folder = None if given is None else self.root / given.folder
+        return None if folder is None or not folder.is_dir() else content_sha256(folder)
 
     @property
     def _model_file(self) -> str:

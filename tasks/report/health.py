@@ -49,10 +49,10 @@ def section(results: Results, trainings: Sequence[TrainingRun]) -> Section | Non
         return None
     lead = (
         "The last third of training, mean over seeds; of the logprob gap the largest of each seed. Share with signal: "
-        "groups whose rewards differ, before any filter, only where there are groups. The selected step is the best "
-        "checkpoint by validation, seed by seed. Missing scores: searches of a trajectory without a number of the "
-        "reward model; judge unreadable: scores of 0 that stand for a judge's reply without a score. What a run did "
-        "not log is left empty."
+        "groups whose rewards differ, before any filter, only where there are groups. The selected step is the "
+        "checkpoint that was evaluated, seed by seed: the best by validation, or the last where `select` says so. "
+        "Missing scores: searches of a trajectory without a number of the reward model; judge unreadable: scores of 0 "
+        "that stand for a judge's reply without a score. What a run did not log is left empty."
     )
     header = ["policy", *(name.replace("_", " ") for name in names), "stopped", "selected step"]
     return Section("health-table", "Health in numbers", lead, header, rows)

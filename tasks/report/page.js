@@ -756,7 +756,7 @@
       const turns = t.turns.map((turn, k) => {
         const advantages = (turn.advantages || []).filter(known);
         return h("div", { class: "turn" },
-          h("aside", {}, h("strong", {}, `Turn ${k + 1}`), h("div", {}, turn.kind), h("div", { class: turn.reward > 0 ? "up" : turn.reward < 0 ? "down" : "" }, `reward ${short(turn.reward)}`),
+          h("aside", {}, h("strong", {}, `Turn ${k + 1}`), h("div", {}, turn.kind), t.step !== null && h("div", { class: turn.reward > 0 ? "up" : turn.reward < 0 ? "down" : "" }, `reward ${short(turn.reward)}`),
             advantages.length > 0 && h("div", {}, `adv. ${signed((advantages.reduce((a, b) => a + b, 0) / advantages.length).toFixed(2))}`), turn.tokens && h("div", {}, `${turn.tokens.length} tokens`),
             notesAt(t, k).filter(isNumberAlone).map((note) => h("div", {}, `${note.name} ${short(note.value)}`))),
           h("div", {}, blocksOf(turn).map((block) => written(t, k, block, scale)), noted(t, k), retrieved(turn, t)));

@@ -1,11 +1,11 @@
-"""The head of `results.md` for a terminal, and its table by dataset where there is more than one."""
+"""The head of `results.md` for a terminal, its table by dataset where there is more than one, and what it all took."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 TABLE = Path("reports/results.md")
@@ -32,6 +32,27 @@ def headline(root: Path = Path("."), width: int = 0) -> str:
     for block in "\n\n".join(part.lstrip("# ").strip() for part in shown).split("\n\n"):
         lines += [*(_aligned(block, width) if block.startswith("|") else textwrap.wrap(block, width)), ""]
     return "\n".join(lines)
+
+
+def times(seconds: Mapping[str, float], width: int = 0) -> str:
+    """What the stages of a run took, a line for each kind of stage, means over seeds; those below 1% are left out.
+
+    Args:
+        seconds: of each stage, by its name in `dvc.yaml`.
+        width: columns of the terminal; 0 asks it.
+    """
+    width = width or shutil.get_terminal_size((100, 24)).columns
+    kinds: dict[str, dict[str, list[float]]] = {}
+    for stage, taken in seconds.items():
+        kind, _, item = stage.partition("@")
+        kinds.setdefault(kind, {}).setdefault(item.rpartition("-")[0], []).append(taken)
+    lines = [f"Seconds on this machine, means over seeds (all stages: {sum(seconds.values()):,.0f})"]
+    for kind, items in kinds.items():
+        means = {name: sum(taken) / len(taken) for name, taken in items.items()}
+        shown = [f"{name} {mean:,.0f}".strip() for name, mean in means.items() if mean >= sum(seconds.values()) / 100]
+        if shown:
+            lines += textwrap.wrap(f"  {kind}: {', '.join(shown)}", width, subsequent_indent="    ")
+    return "\n".join(lines) if len(lines) > 1 else ""
 
 
 def _aligned(table: str, width: int) -> list[str]:

@@ -59,3 +59,14 @@ def read(root: Path) -> dict[str, Row]:
             if is_current and row["outputs_sha256"]:
                 found[row["stage"]] = {**row, "mlflow_run_id": record.run_id(root, row["record"])}
     return found
+
+
+def seconds(root: Path) -> dict[str, float]:
+    """Stage -> the seconds it took, where its plan is still the entry's; outputs, which may be large, are not read."""
+    found = {}
+    for path in sorted((root / LEDGER).glob("*.json")):
+        with contextlib.suppress(ValueError, OSError, KeyError, TypeError):
+            row = store.read_json(path)
+            if row["plan_sha256"] == _plan_sha256(root, path.stem):
+                found[str(row["stage"])] = float(row["seconds"])
+    return found

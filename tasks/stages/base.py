@@ -65,28 +65,32 @@ class Settings:
         made: for a policy that is made here; else None.
         pretrained: for a given model folder; else None.
         format: how a given model is taught the format of a search agent; None takes it as it comes.
+        given_sha256: of the files in the given model's folder.
     """
 
     seed: int
     made: Made | None
     pretrained: PretrainedConf | None
     format: Taught[FormatConf] | None
+    given_sha256: str | None = None
 
 
 def settings(run: RunSettings, seed: int) -> Settings:
     """The model of this run, and how it is taught if it is made or taught here."""
     model = run.model
     if model.tiny is None and not run.teaches_format:
-        return Settings(seed, None, model.pretrained, None)
+        return Settings(seed, None, model.pretrained, None, run.given_sha256)
     prompt, grammar = run.model_prompting
     if prompt is None or grammar is None:
         raise ValueError(
             f"{conf.CONF}/model/{run.params.model}.yaml: prompt={model.prompt!r}, grammar={model.grammar!r}: "
-            "expected both: a policy that is taught here is taught with its own prompt and grammar."
+            "expected both: a policy that is taught here is taught with its own prompt and grammar. Write, for "
+            "example, `prompt: short` and `grammar: {kind: search_r1}`."
         )
     if model.tiny is None:
         training = run.scale(FormatConf, "format")
-        return Settings(seed, None, model.pretrained, _taught(run, training, prompt, grammar))
+        format = _taught(run, training, prompt, grammar)
+        return Settings(seed, None, model.pretrained, format, run.given_sha256)
     return Settings(seed, Made(model.tiny, taught(run, prompt, grammar)), None, None)
 
 
@@ -116,7 +120,7 @@ def body(ctx: Context[Settings]) -> None:
     """Train the tiny policy, teach a given model, or copy it."""
     import torch
 
-    from tasks.model import export_folder, load_policy, stored_dtype
+    from tasks.model import export_folder, load_policy, require_content, stored_dtype
 
     history: list[Row] = []
     record = None
@@ -127,6 +131,7 @@ def body(ctx: Context[Settings]) -> None:
         assert ctx.settings.pretrained is not None
         ensure(ctx.root, ctx.settings.pretrained.folder, ctx.settings.pretrained.source)
         given = ctx.root / ctx.settings.pretrained.folder
+        require_content(given, ctx.settings.given_sha256)
         # A model that is only copied keeps the dtype of its files: in float32 each seed would take twice the disk.
         model, tokenizer = load_policy(given, torch.float32 if ctx.settings.format else stored_dtype(given))
         if ctx.settings.format is not None:

@@ -82,7 +82,10 @@ def _print(counts: dict[str, int], manifest: Row) -> None:
 def _about_splits(manifest: Row, counts: dict[str, int], folder: str) -> Iterator[str]:
     """Who decided on the splits of real data, near-duplicates across them, and another split where few train."""
     if is_resplit(manifest):
-        yield f"{NOTE} Published splits: {OUT / MANIFEST}"
+        yield (
+            f"{NOTE} Published splits: {OUT / MANIFEST}; `resplit: null` in conf/data, where it stands for this scale, "
+            "keeps them"
+        )
     near = manifest.get("near_duplicates", {})
     if near.get("pairs"):
         across, trained = sum(near["pairs_across_splits"].values()), near["train_rows_near_evaluation"]

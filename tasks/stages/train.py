@@ -79,6 +79,7 @@ class Settings:
         described: kind, settings and services of a system that does not learn; else None.
         learning: how a method trains its policy; else None.
         given: folder of the pretrained model, for a system that plays it as it comes; else None.
+        given_sha256: of the files in that folder.
     """
 
     system: str
@@ -87,13 +88,15 @@ class Settings:
     described: dict[str, Any] | None
     learning: Learning | None
     given: str | None = None
+    given_sha256: str | None = None
 
 
 def settings(run: RunSettings, system: str, seed: int) -> Settings:
     """A method with this run's budgets, engine and index, or a system as it is."""
     playing = run.system(system)
     if not run.is_method(system):
-        return Settings(system, seed, playing[parts.KIND], playing, None, _given(run, system, playing))
+        given = _given(run, system, playing)
+        return Settings(system, seed, playing[parts.KIND], playing, None, given, given and run.given_sha256)
     method, where = run.method(system), f"{conf.CONF}/method/{system}.yaml"
     rollout = run.rollout(method["rollout"], where)
     _check_budgets(method, rollout, where)
@@ -173,12 +176,13 @@ def describe(ctx: Context[Settings]) -> None:
 
     Its prompts are checked now, because its evaluation may wait until all methods are trained.
     """
-    from tasks.model import weights_sha256
+    from tasks.model import require_content, weights_sha256
 
     settings = ctx.settings
     policy, made_by = BASE / str(settings.seed) / "policy", f"base@{settings.seed}"
     if settings.given is not None:
         policy, made_by = Path(settings.given), settings.given
+        require_content(ctx.root / policy, settings.given_sha256)
     kind = cast(Named, loads(settings)).kind
     plays_policy = kind.plays_policy
 

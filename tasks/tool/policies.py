@@ -166,6 +166,11 @@ def _untrained(folder: Path, name: str) -> Policy:
         raise DataError(f"{folder}: {record.name!r} plays no policy, it asks a server. Name a trained policy.")
     root = folder.resolve().parents[len(FOLDER.parts)]
     stage = f"evaluate@{name}"
+    if not (root / planned.path_of(stage)).is_file():
+        raise DataError(
+            f"{planned.path_of(stage)}: the file is missing, so nothing says how {name!r} plays: it was not "
+            "among the systems of the last run. Run once more with it, or name a trained policy."
+        )
     settings = planned.read(root, stage).settings
     playing = settings.get("playing")
     where = f"{planned.path_of(stage)}: settings: playing"

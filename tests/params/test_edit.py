@@ -14,6 +14,7 @@ from flows import reproduce
 from tasks import conf, params
 from tasks.base.settings import ModelConf, PretrainedConf
 from tasks.methods import loader
+from tasks.model_source import Source
 from tasks.params import edit
 from tasks.params.form import form_of
 from tests.pipeline.toy import CONF, HOUSE, PARAMS_YAML
@@ -200,18 +201,30 @@ def test_there_and_back_leaves_the_file_as_it_was(root: Path) -> None:
     assert (root / "params.yaml").read_text() == text
 
 
-def test_a_name_of_the_hub_is_told_how_to_become_a_folder(root: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "found", "short", "expected"),
+    [
+        (
+            "Qwen/Qwen2.5-0.5B-Instruct",
+            "a name of the Hugging Face hub",
+            "qwen2.5-0.5b-instruct",
+            PretrainedConf("models/Qwen2.5-0.5B-Instruct", Source(hub="Qwen/Qwen2.5-0.5B-Instruct", revision="main")),
+        ),
+        ("down/My.gguf", "a GGUF file", "my", PretrainedConf("models/My", Source(gguf="down/My.gguf"))),
+        ("models/Mine", "a folder", "mine", PretrainedConf("models/Mine")),
+    ],
+)
+def test_a_model_is_told_how_to_become_a_file_of_conf(
+    root: Path, name: str, found: str, short: str, expected: PretrainedConf
+) -> None:
+    (root / "models/Mine").mkdir(parents=True)
     with pytest.raises(ValueError) as caught:
-        edit.apply(edit.parse(["MODEL=Qwen/Qwen2.5-0.5B-Instruct"], root), root)
-    for part in (
-        "params.yaml: model='Qwen/Qwen2.5-0.5B-Instruct': found a name of the Hugging Face hub.",
-        "`HF_HUB_OFFLINE=0 hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir models/Qwen2.5-0.5B-Instruct`",
-        "conf/model/qwen2.5-0.5b-instruct.yaml and run with MODEL=qwen2.5-0.5b-instruct.",
-    ):
+        edit.apply(edit.parse([f"MODEL={name}"], root), root)
+    for part in (f"params.yaml: model={name!r}: found {found}", f"conf/model/{short}.yaml and run with MODEL={short}."):
         assert part in str(caught.value)
     (written,) = re.findall(r"`(\{.*\})`", str(caught.value))
     model = conf.fill(ModelConf, conf.parse(written, "x"), "x")
-    assert model.pretrained == PretrainedConf("models/Qwen2.5-0.5B-Instruct")
+    assert model.pretrained == expected
 
 
 def compare_file(root: Path, text: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from flows.dag import Dag
 from flows.pipeline import REPORT, Run
 from tasks.report.table import build, markdown
-from tasks.report.terminal import TABLE, headline
+from tasks.report.terminal import TABLE, headline, times
 from tests.report.fake_artifacts import SYSTEMS, TITLES, write_artifacts
 
 
@@ -49,6 +49,19 @@ def test_results_by_dataset_come_with_the_run(tmp_path: Path) -> None:
     assert all(name in header for name in ("policy", "EM", "F1", "searches", "gold recall"))
     rows = [line.split()[:2] for line in lines if line.startswith(("musique", "nq"))]
     assert rows[:2] == [["musique", "base"], ["musique", "Search-R1-PPO"]]
+
+
+def test_what_stages_took_is_said_by_kind_and_system() -> None:
+    taken = {"plan": 2.0, "base@0": 600.0, "train@search_r1_grpo-0": 2400.4, "train@search_r1_grpo-1": 2600.0}
+    taken |= {"train@base-0": 1.0, "evaluate@base-0": 300.0, "evaluate@search_r1_grpo-0": 310.0}
+    assert times(taken, 60).splitlines() == [
+        "Seconds on this machine, means over seeds (all stages: 6,213)",
+        "  base: 600",
+        "  train: search_r1_grpo 2,500",
+        "  evaluate: base 300, search_r1_grpo 310",
+    ]
+    assert max(map(len, times(taken, 30).splitlines()[1:])) <= 30
+    assert times({}) == ""
 
 
 def test_a_run_ends_with_the_way_to_all_tables_and_to_the_page(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:

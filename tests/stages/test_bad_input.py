@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.data.rows import lines, passage, question
 from tests.stages.clone import Clone
@@ -125,7 +126,7 @@ def _without(*patterns: str) -> Callable[[Path], None]:
         (_without("config.json"), "given: no model configuration found"),
         (shutil.rmtree, "mine.yaml: pretrained: folder='given': there is no such folder. Put the model there"),
         (_spoilt("config.json", b"{"), "given: transformers cannot load "),
-        (_spoilt("model.safetensors", b"12345678"), "given: transformers cannot load the weights"),
+        (_spoilt("model.safetensors", b"12345678"), "given: transformers cannot load configuration and weights"),
         (_spoilt("tokenizer.json", b""), "given: transformers cannot load the tokenizer"),
         (_another_vocabulary, "given: transformers cannot load configuration and weights"),
     ],
@@ -150,6 +151,25 @@ def test_a_whole_model_folder_is_taken_over_as_it_is(clone: Clone) -> None:
     assert (clone.root / "artifacts/base/0/metrics.jsonl").read_bytes() == b""
 
 
+def test_a_model_folder_that_has_changed_since_the_plan_is_planned_anew(clone: Clone) -> None:
+    """So neither a result nor the resume state of the old weights is taken for that of the new ones."""
+    (clone.root / "conf/model/mine.yaml").write_text(PRETRAINED)
+    clone.set("model", "mine")
+    policy, given = clone.root / "artifacts/base/0/policy", clone.root / "given"
+    shutil.copytree(policy, given)
+    clone.must("plan")
+    before = (clone.root / "artifacts/plan/base/0.json").read_bytes()
+    weights = load_file(given / "model.safetensors")
+    weights["model.norm.weight"] *= 2
+    save_file(weights, given / "model.safetensors", {"format": "pt"})
+    _refused(clone, BASE, "given: found other files than when the run was planned. Plan anew: python -m flows.repro")
+
+    clone.must("plan")
+    assert (clone.root / "artifacts/plan/base/0.json").read_bytes() != before
+    clone.must(BASE)
+    assert load_file(policy / "model.safetensors")["model.norm.weight"].equal(weights["model.norm.weight"])
+
+
 def test_an_evaluation_question_over_the_budget(clone: Clone) -> None:
     path = clone.root / "artifacts/data/questions.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -161,13 +181,19 @@ def test_an_evaluation_question_over_the_budget(clone: Clone) -> None:
     )
 
 
-def test_a_question_over_the_budget_of_a_given_model_is_found_before_training(clone: Clone) -> None:
-    """The method's prompt is longer than the smallest budget for a policy with so few words."""
-    (clone.root / "conf/model/mine.yaml").write_text(PRETRAINED.replace("prompt: tiny", "prompt: null"))
+def test_prompts_over_the_budget_of_a_given_model_are_found_before_teaching_and_before_training(clone: Clone) -> None:
+    """The method's prompt takes 325 tokens of a policy with so few words: too many, or too many with most questions."""
+    given = PRETRAINED.replace("prompt: tiny", "prompt: null")
+    (clone.root / "conf/model/mine.yaml").write_text(given)
     clone.set("model", "mine")
     shutil.copytree(clone.root / "artifacts/base/0/policy", clone.root / "given")
+    _refused(
+        clone, BASE, "conf/system/base.yaml: prompt: a question of one word: its prompt has 325 tokens, the budget"
+    )
+
+    (clone.root / "conf/model/mine.yaml").write_text(f"{given}rollout: {{max_prompt_tokens: 328}}\n")
     clone.must(BASE, "augment", "inputs --system search_r1_grpo --seed 0")
-    _refused(clone, TRAIN, "questions.jsonl, question 'world/", "the budget max_prompt_tokens is 256")
+    _refused(clone, TRAIN, "questions.jsonl, question 'world/", "the budget max_prompt_tokens is 328")
 
 
 def test_a_prompt_of_a_system_over_the_budget_is_found_before_any_training(clone: Clone) -> None:

@@ -151,12 +151,14 @@ def test_an_entry_of_the_ledger_belongs_to_the_bytes_that_were_written(clone: Pa
     for text in ("one", "two"):
         assert _run(clone, "write", text).returncode == 0
         assert ledger.read(clone).keys() == {"train@a-0"}
+    assert ledger.seconds(clone) == {"train@a-0": ledger.read(clone)["train@a-0"]["seconds"]}
     assert ledger.read(clone)["train@a-0"]["libraries"]["numpy"] == importlib.metadata.version("numpy")
     out.write_text("one")
     assert ledger.read(clone) == {}
     out.write_text("two")
     plan.write_bytes(first + b"\n")
     assert ledger.read(clone) == {}
+    assert ledger.seconds(clone) == {}
     plan.write_bytes(first)
     assert ledger.read(clone).keys() == {"train@a-0"}
     out.unlink()

@@ -54,7 +54,9 @@ def test_a_start_policy_plays_as_in_its_evaluation_also_from_another_clone(clone
         assert found.kind().rollout.max_turns == 1  # type: ignore[attr-defined]
         assert (found.dtype, found.num_threads) == ("bfloat16", 2)
     (clone / planned.path_of("evaluate@base-1")).unlink()
-    with pytest.raises(ValueError, match=r"artifacts/plan/evaluate/base-1\.json: the stage needs its plan"):
+    with pytest.raises(
+        ValueError, match=r"evaluate/base-1\.json: the file is missing, so nothing says how 'base-1' plays"
+    ):
         policies.find("base-1", clone)
 
 
