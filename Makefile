@@ -105,9 +105,9 @@ export POLICY ?= $(if $(filter ask chat-server,$(GOALS)),search_r1_grpo-0,artifa
 export READER ?= artifacts/models/tiny_llama-1
 export CHAMPION ?= champion
 
-# A file of tests stays in one process: its fixtures are made once. Long files come first (tests/conftest.py). One
-# process more than processors (nproc heeds OMP_NUM_THREADS), because many tests wait for what they have started.
-export PYTEST := -n $(shell echo $$(( $$(env -u OMP_NUM_THREADS nproc) + 1 ))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# A file of tests stays in one process: its fixtures are made once. Long files come first (tests/conftest.py). Two
+# processes more than processors (nproc heeds OMP_NUM_THREADS), because many tests wait for what they have started.
+export PYTEST := -n $(shell echo $$(( $$(env -u OMP_NUM_THREADS nproc) + 2 ))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 override INSIDE := $(CURDIR)/$(BIN)
 export INSIDE

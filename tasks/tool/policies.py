@@ -125,10 +125,10 @@ def _described(folder: Path, name: str) -> Policy:
         return _trained(folder, name)
     if not (folder / records.FILE).is_file():
         inside = (folder.parent / SUMMARY).is_file()
-        hint = f"Name {folder.parent}, the folder above" if inside else "Make one with `make run METHODS=r_search`"
+        hint = f"Name {folder.parent}, the folder above" if inside else "Make one with `make run`"
         raise DataError(
             f"{folder / SUMMARY}: the file is missing. Expected a folder that a run has trained, such as "
-            f"artifacts/train/r_search-0. {hint}."
+            f"artifacts/train/search_r1_grpo-0. {hint}."
         )
     return _untrained(folder, name)
 
