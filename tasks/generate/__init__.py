@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -176,6 +176,15 @@ class GeneratorConf(Protocol):
         Raises:
             ValueError: no model folder, or a model that this kind of generator does not support.
         """
+        ...
+
+
+@runtime_checkable
+class Particular(Protocol):
+    """A `GeneratorConf` that can say, before a run, which models it does not play."""
+
+    def check_model(self, config: Any) -> None:
+        """Raise the ValueError for a model that this kind of generator does not support; `config` is transformers'."""
         ...
 
 

@@ -49,7 +49,7 @@ class PlainGenerator:
     """
 
     def __init__(self, model: Any, tokenizer: Any, shares_weights: bool = False) -> None:
-        require_attention(model.config)
+        _require_attention(model.config)
         self.model = model
         self.tokenizer = tokenizer
         self.shares_weights = shares_weights
@@ -94,6 +94,10 @@ class PlainGenerator:
 class PlainConf:
     """The plain generator has no settings."""
 
+    def check_model(self, config: Any) -> None:
+        """See `Particular.check_model`."""
+        _require_attention(config)
+
     def start(self, folder: Path, dtype: Dtype, trainee: Trainee | None = None) -> PlainGenerator:
         """See `GeneratorConf.start`."""
         if trainee is not None and trainee.causal_lm is not None:
@@ -113,7 +117,7 @@ def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset(i for i in ids if i is not None)
 
 
-def require_attention(config: Any) -> None:
+def _require_attention(config: Any) -> None:
     """Raise the ValueError for attention that would not use the plain generator's mask.
 
     Args:

@@ -199,7 +199,8 @@ def check(tree: Mapping[str, Any], root: Path = Path("."), where: str = str(PARA
         value: Any = getattr(result, setting.key)
         if value != setting.default:
             for name in value if setting.is_list else [value]:
-                if setting.key == "model" and (told := how_to_take(name, root)):
+                is_known = (root / CONF / "model" / f"{name}.yaml").is_file()
+                if setting.key == "model" and not is_known and (told := how_to_take(name, root)):
                     raise ValueError(f"{where}: model={name!r}: {told}")
                 conf.kind_of(setting.kinds, name, root, where)
     return result

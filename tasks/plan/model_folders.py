@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks import conf, extends, parts, systems
-from tasks.generate.plain import require_attention
+from tasks import conf, extends, generate, systems
 from tasks.model import outline
 from tasks.model_source import ensure
 from tasks.params import HUB_NAME, SYSTEMS, how_to_fetch, tool_reader_of
@@ -47,9 +46,10 @@ def _try(run: RunSettings, folder: Path) -> None:
     if unused:
         what = f"{len(unused)} weights in its files have no place in {type(model).__name__}, such as {min(unused)}"
         print(f"warning: {folder}: {what}; they are not used", file=sys.stderr)
-    if run.generator()[parts.KIND] == "plain":
+    generator = generate.load(run.params.generator, run.root)
+    if isinstance(generator, generate.Particular):
         try:
-            require_attention(model.config)
+            generator.check_model(model.config)
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from None
 

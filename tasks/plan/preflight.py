@@ -119,8 +119,14 @@ def _of_memory(run: RunSettings, peak: Peak, systems: Systems) -> str:
     return (
         f"{conf.CONF}/scale/{run.params.scale}.yaml, {conf.CONF}/model/{run.params.model}.yaml: {peak.system} takes up "
         f"to {gb(peak.size)} of memory ({peak.phase.name}), and there are {gb(peak.memory.size)} "
-        f"({peak.memory.source}). Most of it: {items}. {_advice(systems)}"
+        f"({peak.memory.source}). Most of it: {items}. {_advice(systems)}{_other_scale(run)}"
     )
+
+
+def _other_scale(run: RunSettings) -> str:
+    """The scale for a pretrained model that has the budgets of a tiny one."""
+    is_other = run.params.scale == "laptop" and run.model.pretrained is not None
+    return " SCALE=small has budgets for a pretrained model." if is_other else ""
 
 
 def _advice(systems: Systems) -> str:

@@ -174,7 +174,7 @@ def test_every_part_and_backend_was_looked_at() -> None:
         ("scale", "smoke", "read", {"stop_loss": -1}, "stop_loss=-1: expected 0"),
         ("scale", "smoke", "read", {"lr": 0.0}, "lr=0.0: expected a number above 0"),
         ("scale", "smoke", "read", {"batch": 0}, "batch=0: expected a number above 0"),
-        ("data", "world", "world", {"seed": -1}, "seed=-1: expected 0 or more"),
+        ("data", "smoke", "world", {"seed": -1}, "seed=-1: expected 0 or more"),
     ],
 )
 def test_what_surely_fails_later_is_refused(

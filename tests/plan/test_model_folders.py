@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -74,7 +75,7 @@ def _half(folder: Path) -> None:
 
 
 def _larger_tokenizer(folder: Path) -> None:
-    tokenizer = make_tokenizer()
+    tokenizer = copy.deepcopy(make_tokenizer())
     tokenizer.add_tokens([f"<more {i}>" for i in range(100)])
     tokenizer.save_pretrained(folder)
 

@@ -57,6 +57,15 @@ def test_too_little_memory_names_what_is_largest_and_settings_that_help(monkeypa
     assert "\n" not in message
 
 
+def test_a_pretrained_model_at_the_scale_of_a_tiny_one_is_told_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    _given(monkeypatch, SMOL)
+    for scale, is_told in (("laptop", True), ("small", False)):
+        run = _run(model="smollm2-135m", scale=scale, systems=("base", "search_r1_grpo"), seeds=(0,))
+        with pytest.raises(ValueError, match="takes up to") as caught:
+            preflight.check(run, lambda: _here(2 << 30))
+        assert ("SCALE=small has budgets for a pretrained model." in str(caught.value)) == is_told
+
+
 def test_the_settings_that_are_named_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each lowers the peak, the last one to what there is, and one less would not do."""
     run = _smol("search_r1_grpo")
