@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from flows import dag
+from tasks.model import export_folder
 from tests.stages.additions import ASKED as SYSTEM_FILE
 from tests.stages.clone import HOUSE, Clone
+from tests.tiny import make_model, make_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -115,14 +117,23 @@ def test_a_changed_loss_runs_all_who_are_trained_with_it_and_no_start_policy(clo
     assert _stale(clone) == _learns(*METHODS)
 
 
-GIVEN = "kind: pretrained\nprompt: null\npretrained: {folder: given}\nlora: {rank: 0}\n"
+GIVEN = """\
+kind: pretrained
+prompt: null
+pretrained: {folder: given}
+lora: {rank: 0}
+rollout: {max_prompt_tokens: 6000, max_total_tokens: 8000}
+"""
 
 
 def test_a_changed_grammar_or_prompt_runs_its_users(clone: Clone) -> None:
     """With a model that plays by the prompt and grammar of its method; the tiny one brings its own."""
     clone.change("tasks/agent/grammars/stepsearch.py", "PART = ", "EPSILON = 0.5\nPART = ")
     assert _stale(clone) == set()
-    (clone.root / "given").mkdir()
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer)
+    model.config.max_position_embeddings = 8000
+    export_folder(model, tokenizer, clone.root / "given")
     (clone.root / "conf/model/given.yaml").write_text(GIVEN)
     clone.set("model", "given")
     assert {name.partition("@")[0] for name in _stale(clone)} == {"base", "train", "evaluate", "report"}
