@@ -28,12 +28,12 @@ from tasks.params import (
     models_of_all,
     tool_reader_of,
 )
+from tasks.plan.scale import SECTIONS, Scale
 from tasks.reward_model.settings import RewardModelConf
 from tasks.train.settings import TrainConf
 
 T = TypeVar("T")
 R = TypeVar("R")
-SCALE_SECTIONS = ("base", "format", "rollout", "train", "evaluate")
 
 
 def _once(resolve: Callable[..., R]) -> Callable[..., R]:
@@ -88,43 +88,26 @@ class RunSettings:
 
     def load(self, cls: type[T], kind: str, name: str) -> T:
         """`conf/<kind>/<name>.yaml` as a dataclass, with its changes for this scale."""
-        return conf.fill(cls, extends.read(kind, name, self.params.scale, self.root), f"{conf.CONF}/{kind}/{name}.yaml")
+        tree = extends.read(kind, name, self.params.scale, self.root)
+        if kind == "data":
+            tree = {key: value for key, value in tree.items() if key not in SECTIONS}
+        return conf.fill(cls, tree, f"{conf.CONF}/{kind}/{name}.yaml")
 
     def scale(self, cls: type[T], section: str, changes: Mapping[str, Any] | None = None, where: str = "") -> T:
-        """A section of the scale, with the changes that another file makes.
-
-        Args:
-            cls: dataclass of the section.
-            section: its name.
-            changes: settings that replace those of the section.
-            where: the file with the changes, for messages.
-
-        Raises:
-            ValueError: the section is missing or wrong, or the file has an unknown section.
-        """
-        tree, place = self._scale, f"{conf.CONF}/scale/{self.params.scale}.yaml"
-        if not isinstance(tree.get(section), dict):
-            helps = "See conf/scale/laptop.yaml"
-            if section == "base" and tree.get(section) is None:  # What teaches a policy of random weights.
-                helps = "This scale is for a pretrained model: name one, such as MODEL=smollm2-135m"
-            found = conf.shown(tree.get(section))
-            raise ValueError(f"{place}: {section}={found}: expected a section of settings. {helps}.")
-        plain = conf.fill(cls, tree[section], f"{place}: {section}")
-        if not changes:
-            return plain
-        return conf.fill(cls, conf.merge(tree[section], changes), f"{where}: {section} over {place}: {section}")
+        """A section of the scale, with the changes that another file makes; see `Scale.section`."""
+        return self._scale.section(cls, section, changes, where)
 
     @property
     def evaluation(self) -> EvaluationConf:
         """How many questions are played, and whether also at temperature 1: `params.yaml` within the scale."""
-        place = f"{conf.CONF}/scale/{self.params.scale}.yaml: evaluate"
-        scale, asked = conf.fill(EvaluationConf, self._scale.get("evaluate") or {}, place), self.params.evaluate
-        return EvaluationConf(asked.max_questions or scale.max_questions, asked.sampled and scale.sampled)
+        place, asked = f"{self._scale.files('evaluate')}: evaluate", self.params.evaluate
+        own = conf.fill(EvaluationConf, self._scale.tree.get("evaluate") or {}, place)
+        return EvaluationConf(asked.max_questions or own.max_questions, asked.sampled and own.sampled)
 
     @property
     def teaches_format(self) -> bool:
         """Whether this scale teaches a pretrained model the format of a search agent."""
-        return self.model.pretrained is not None and self._scale.get("format") is not None
+        return self.model.pretrained is not None and self._scale.tree.get("format") is not None
 
     def training(self, changes: Mapping[str, Any] | None = None, where: str = "") -> TrainConf:
         """Budget and schedule of training; see `scale`."""
@@ -139,13 +122,8 @@ class RunSettings:
         return self.scale(RolloutConf, "rollout", changes, where)
 
     @functools.cached_property
-    def _scale(self) -> Tree:
-        tree = conf.section("scale", self.params.scale, self.root)
-        for key in tree:
-            if key not in SCALE_SECTIONS:
-                place = f"{conf.CONF}/scale/{self.params.scale}.yaml"
-                raise ValueError(f"{place}: unknown key {key!r}. Known: {', '.join(SCALE_SECTIONS)}.")
-        return tree
+    def _scale(self) -> Scale:
+        return Scale(self.root, self.params.scale, self.params.data)
 
     @functools.cached_property
     def data(self) -> DataConf:

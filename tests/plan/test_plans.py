@@ -7,12 +7,14 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tasks import conf, extends, identity, params, plan, planned, services, systems
+from tasks.base.settings import FormatConf
 from tasks.model import export_folder
 from tasks.params import Params
 from tasks.plan import RunSettings
@@ -125,6 +127,28 @@ def test_a_scale_plays_a_sample_unless_another_number_is_asked_for(asked: int, p
     assert (found["max_questions"], found["sampled"]) == (played, False)
     laptop = _planned("evaluate", systems=("base",), evaluate=evaluate, seeds=(0,))["evaluate@base-0"].settings
     assert (laptop["max_questions"], laptop["sampled"]) == (asked, True)
+
+
+def test_a_file_of_data_changes_the_scale_for_its_own_questions(tmp_path: Path) -> None:
+    chosen = replace(params.read(ROOT), data="world", **SMALL)
+    world, folder = (RunSettings(ROOT, replace(chosen, data=name)) for name in ("world", "folder"))
+    changes = conf.section("data", "world", ROOT)["scales"]["small"]["train"]
+    assert (folder.training().questions, changes["questions"]) == ("found", "all")
+    assert world.training() == replace(folder.training(), **changes)
+    assert world.scale(FormatConf, "format").fit.max_steps < folder.scale(FormatConf, "format").fit.max_steps
+    assert RunSettings(ROOT, replace(chosen, scale="smoke", model="tiny")).training().questions == "all"
+
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    file = tmp_path / "conf/data/world.yaml"
+    both = "conf/data/world.yaml over conf/scale/small.yaml: train"
+    for added, read, message in (
+        ("train: {num_step: 3}", RunSettings.training, f"{both}: unknown key 'num_step'"),
+        ("train: 3", RunSettings.training, f"{both}=3: expected a section of settings"),
+        ("training: {num_steps: 3}", attrgetter("data"), "conf/data/world.yaml: unknown key 'training'"),
+    ):
+        file.write_text(f"extends: smoke\nscales: {{small: {{{added}}}}}\n")
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+            read(RunSettings(tmp_path, chosen))
 
 
 def test_plans_of_the_frame_and_of_planning_are_nobodys() -> None:
