@@ -17,13 +17,14 @@ from typing import Any
 import yaml
 
 from tasks import conf, extends, params
+from tasks.params.scale import Scale
 
 NO_FOLDER = conf.CONF / "data/none.txt"
 """Stands as `data_folder` where data is generated. Settings would not do: a comment in them would run stage `data`."""
 KEPT = Path(".scratch/params.kept.yaml")
+"""What `params.yaml` was before a run that changed it for itself only."""
 AS_IT_COMES = "as_it_comes"
 """The system that plays a pretrained model before anything is taught to it."""
-"""What `params.yaml` was before a run that changed it for itself only."""
 
 
 def _every(cls: type = params.Params, prefix: str = "") -> Iterator[tuple[str, params.Setting]]:
@@ -218,7 +219,7 @@ def parse(words: list[str], root: Path = Path(".")) -> dict[str, Any]:
     if any(word.startswith("METHODS=") for word in words):
         if _teaches_format(answers, root):
             answers["systems"].insert(0, AS_IT_COMES)
-    elif {"model", "scale"} & answers.keys() and "systems" not in answers:
+    elif {"model", "scale", "data"} & answers.keys() and "systems" not in answers:
         systems = list(params.read(root).systems)
         if AS_IT_COMES in systems and not _teaches_format(answers, root):
             answers["systems"] = [system for system in systems if system != AS_IT_COMES]
@@ -228,11 +229,12 @@ def parse(words: list[str], root: Path = Path(".")) -> dict[str, Any]:
 def _teaches_format(answers: Mapping[str, Any], root: Path) -> bool:
     """Whether a run with these answers teaches a pretrained model the format before it trains it."""
     current = params.read(root)
-    model, scale = (answers.get(key, getattr(current, key)) for key in ("model", "scale"))
-    if {model} - {*names_of(["model"], root)} or {scale} - {*names_of(["scale"], root)}:
+    keys = ("model", "scale", "data")
+    model, scale, data = chosen = [answers.get(key, getattr(current, key)) for key in keys]
+    if any(name not in names_of([key], root) for key, name in zip(keys, chosen, strict=True)):
         return False  # The check of the settings names the wrong one.
     is_given = conf.section("model", model, root).get("kind") == "pretrained"
-    return is_given and conf.section("scale", scale, root).get("format") is not None
+    return is_given and Scale(root, scale, data).tree.get("format") is not None
 
 
 def _value(word: str, text: str, is_list: bool) -> Any:

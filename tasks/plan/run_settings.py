@@ -28,7 +28,7 @@ from tasks.params import (
     models_of_all,
     tool_reader_of,
 )
-from tasks.plan.scale import SECTIONS, Scale
+from tasks.params.scale import SECTIONS, Scale
 from tasks.reward_model.settings import RewardModelConf
 from tasks.train.settings import TrainConf
 

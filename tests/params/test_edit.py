@@ -144,10 +144,12 @@ def test_another_model_or_scale_takes_the_model_as_it_comes_off_the_list(tmp_pat
     shutil.copytree(HOUSE / "conf", tmp_path / "conf")
     shutil.copy(HOUSE / "params.yaml", tmp_path)
     edit.apply(edit.parse(["METHODS=dspo", "MODEL=smollm2-135m", "SCALE=small"], tmp_path), tmp_path)
-    for words in (["MODEL=tiny"], ["SCALE=laptop"], ["MODEL=tiny", "SCALE=laptop"]):
+    (tmp_path / "conf/data/untaught.yaml").write_text("extends: world\nscales: {small: {format: null}}\n")
+    for words in (["MODEL=tiny"], ["SCALE=laptop"], ["MODEL=tiny", "SCALE=laptop"], ["DATA=untaught"]):
         assert edit.parse(words, tmp_path)["systems"] == ["base", "dspo"]
     assert "systems" not in edit.parse(["SEEDS=1"], tmp_path)
-    assert "systems" not in edit.parse(["MODEL=smollm2-135m"], tmp_path)
+    for words in (["MODEL=smollm2-135m"], ["DATA=world"]):
+        assert "systems" not in edit.parse(words, tmp_path)
 
 
 def test_the_comments_of_params_are_the_descriptions() -> None:
