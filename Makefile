@@ -20,7 +20,8 @@
 #   make upload                 records that no MLflow server has taken yet
 #   make register               the best trained policy of the report goes into MLflow's model registry
 #   make evaluate CHAMPION=champion  exact match of a registered policy (a version or an alias), with its interval
-#   make test | check | lint    every test | lint and the fast tests | format, lint and types (ARGS= goes to pytest)
+#   make test | check | lint    the tests, with LONG=1 the longest, too | lint and the fast tests | format, lint and types
+#                               (ARGS= goes to pytest)
 #   make format                 what ruff can mend
 #   make bench | bench-retrieval | bench-slate  measurements
 #   make bench MODEL=smollm2-135m  a real language model on the CPU, beside transformers, vLLM and TRL
@@ -53,7 +54,7 @@ override TAKES_mcp-server := POLICY INDEX PORT ARGS
 override TAKES_measure-tool := POLICY READER INDEX ARGS
 override TAKES_evaluate := CHAMPION ARGS
 override TAKES_experiments := ARGS
-override TAKES_test := ARGS
+override TAKES_test := LONG ARGS
 override TAKES_check := ARGS
 override TAKES_bench := MODEL ARGS
 override TAKES_bench-slate := ARGS
@@ -196,7 +197,8 @@ compare: $(STAMP)
 	-@$(BIN)/python -m tasks.registry register
 
 test: $(STAMP)
-	@$(RUN_WITH_ARGS) pytest $$PYTEST
+	@$(if $(filter 1,$(LONG)),,echo "Tests marked long are left out: make test LONG=1 runs them, too.")
+	@$(RUN_WITH_ARGS) pytest $(if $(filter 1,$(LONG)),,-m "not long") $$PYTEST
 
 lint: $(STAMP)
 	@$(BIN)/ruff format --check --quiet . || { echo "error: run 'make format'."; exit 1; }

@@ -28,6 +28,7 @@ Groups = Sequence[tuple[int, Sequence[int]]]
 
 _NAME = "shared_prefix"
 """Of this attention among those of transformers."""
+_UNSHARED = "Set train: share_prefixes and format: share_reading to false."
 
 
 @dataclass(frozen=True)
@@ -160,12 +161,15 @@ def require_supported(decoder: Any) -> None:
     size = decoder.config.vocab_size
     ids = torch.tensor([[1, 2, 3, 4, 5, 6], [1, 2, 3, 7, 8, 9]], device=decoder.device) % size
     expected = decoder(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
-    with attention_to_prefixes(decoder):
-        found = hidden_states(decoder, ids, torch.tensor([6, 6]), [(3, [0, 1])])
+    try:
+        with attention_to_prefixes(decoder):
+            found = hidden_states(decoder, ids, torch.tensor([6, 6]), [(3, [0, 1])])
+    except (TypeError, RuntimeError) as error:  # It takes no further arguments, or does not hand them to its attention.
+        raise ValueError(f"{type(decoder).__name__}: it cannot read packed samples: {error}. {_UNSHARED}") from error
     if not torch.allclose(found, expected, rtol=1e-2, atol=1e-2):
         raise ValueError(
             f"{type(decoder).__name__}: its hidden states change when samples share a prefix, because its attention is "
-            "not only causal or takes no arguments. Set train: share_prefixes and format: share_reading to false."
+            f"not only causal or takes no arguments. {_UNSHARED}"
         )
 
 
@@ -191,7 +195,7 @@ def _attend(
     if sliding_window is not None or softcap is not None:
         raise ValueError(
             f"{type(module).__name__}: found sliding_window={sliding_window}, softcap={softcap}, expected neither "
-            "where samples share a prefix. Set train: share_prefixes and format: share_reading to false."
+            f"where samples share a prefix. {_UNSHARED}"
         )
     sizes = [segment.size for segment in segments]
     queries, keys, values = (piece.split(sizes, 2) for piece in (query, key, value))

@@ -33,7 +33,7 @@ class PhaseConf:
     Attributes:
         max_steps: at most this many optimizer steps.
         batch: examples per step.
-        lr: peak learning rate, after a linear warm-up of 20 steps.
+        lr: learning rate, times a linear warm-up over the phase's first 20 steps, so a shorter phase stays below it.
         decay: whether the learning rate falls linearly to a tenth over `max_steps`.
         stop_loss: the phase ends when the mean loss of 20 steps falls below this; 0 never ends it.
     """

@@ -29,6 +29,7 @@ Precision = Literal["float32", "bfloat16"]
 _TORCH = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _PROBE_LENGTHS = (7, 48)
 _EXTENSION = "tasks.generate.vllm.WeightsExtension"
+_READ_AT_ONCE = 2048  # Tokens of all rows in one forward pass of a CPU, unless a single text may be longer.
 # Largest allowed |logprob difference| on the probe tokens. Two float32 implementations agree to about 1e-5 on a CPU; on
 # GPUs matrix products may take TensorFloat-32. bfloat16 keeps 8 bits, which adds up over the layers.
 _TOLERANCE: dict[Precision, float] = {"float32": 1e-3, "bfloat16": 0.3}
@@ -432,6 +433,9 @@ def _start(folder: Path, conf: VllmConf, precision: Precision) -> Any:
     options: dict[str, Any] = {"enable_sleep_mode": current_platform.is_sleep_mode_available()}
     if current_platform.is_cpu():
         options["kv_cache_memory_bytes"] = int(conf.cpu_kv_cache_gib * 2**30)
+        # vLLM draws a token behind a piece of a prompt, too, and then turns back the row's random numbers. On a CPU
+        # that is an error, which ends the engine. So no prompt is read in pieces.
+        options |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(_READ_AT_ONCE, conf.max_model_len)}
     return LLM(
         model=str(folder),
         dtype=precision,

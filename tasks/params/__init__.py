@@ -63,7 +63,7 @@ class Evaluate:
     ]
     num_bootstrap: Annotated[int, Field(ge=100, le=1_000_000, description="resamples behind each 95% interval")]
     sampled: Annotated[
-        bool, Field(description="also play once at temperature 1 with a fixed seed, reported beside greedy")
+        bool, Field(description="also play once at temperature 1 with a fixed seed, if the scale allows that")
     ]
     reference: Annotated[str, Field(description="the system that others are compared with, one of systems")]
     max_failed_share: Annotated[
@@ -284,8 +284,8 @@ def how_to_take(name: str, root: Path = Path(".")) -> str:
     pretrained = ", ".join(filter(None, (f"folder: {folder}", source)))
     return (
         f"found {found}, expected a file of {CONF}/model. Write `{{kind: pretrained, prompt: null, pretrained: "
-        f"{{{pretrained}}}, lora: {{rank: 0}}}}` into {CONF}/model/{short.lower()}.yaml and run with "
-        f"MODEL={short.lower()}."
+        f"{{{pretrained}}}, lora: {{rank: 0}}, scales: {{small: {{prompt: short, grammar: {{kind: search_r1}}}}}}}}` "
+        f"into {CONF}/model/{short.lower()}.yaml and run with MODEL={short.lower()}."
     )
 
 

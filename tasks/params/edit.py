@@ -218,7 +218,7 @@ def parse(words: list[str], root: Path = Path(".")) -> dict[str, Any]:
             answers[key] = _value(word, value, SETTINGS[key].is_list)
     if any(word.startswith("METHODS=") for word in words):
         if _teaches_format(answers, root):
-            answers["systems"].insert(0, AS_IT_COMES)
+            answers["systems"] = [AS_IT_COMES, *(one for one in answers["systems"] if one != AS_IT_COMES)]
     elif {"model", "scale", "data"} & answers.keys() and "systems" not in answers:
         systems = list(params.read(root).systems)
         if AS_IT_COMES in systems and not _teaches_format(answers, root):

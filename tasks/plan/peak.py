@@ -107,7 +107,10 @@ def _kinds(systems: Systems) -> list[list[Level]]:
         [("`train: dtype: bfloat16`", _in_bfloat16)],
         [(f"`gpu_memory_utilization: {s}` in conf/generator", partial(_with_share, share=s)) for s in VLLM_SHARES],
         [("`generator: plain` in params.yaml", lambda demand: replace(demand, vllm=None))],
-        [(f"`rollout: max_total_tokens: {n}`", partial(_no_longer_than, n=n)) for n in _halves(longest, 2 * prompt)],
+        [
+            (f"`rollout: max_total_tokens: {n}` in conf/model or conf/scale", partial(_no_longer_than, n=n))
+            for n in _halves(longest, 2 * prompt)
+        ],
         [(f"`lora: {{rank: {LORA_RANK}}}` in conf/model", _with_adapters)],
         [("`format: null`, which teaches the model nothing", lambda demand: replace(demand, teaching=None))]
         if section == "format"

@@ -25,6 +25,8 @@ VARIABLE = "BREADCRUMB_PREFLIGHT"
 CLOSE = 0.9
 SMALL = 50_000_000
 """Weights of a model below which nothing is printed where all fits."""
+UNPACKED = 4
+"""Bytes of text behind a byte of a gzip file, about."""
 NO_SETTING = "take a smaller model or a machine with more memory"
 NO_CRITIC = ", or a method without a critic, such as search_r1_grpo"
 
@@ -177,7 +179,9 @@ class _Room:
 def _data(run: RunSettings) -> int:
     """Bytes of data that are read; those of a generated world are few."""
     folder = run.root / run.params.data_folder
-    return disk.size_of(folder, "*.jsonl") if run.data.kind == "folder" and folder.is_dir() else 0
+    if run.data.kind != "folder" or not folder.is_dir():
+        return 0
+    return disk.size_of(folder, "*.jsonl") + UNPACKED * disk.size_of(folder, "*.jsonl.gz")
 
 
 def _say(model: ModelSize, peak: Peak, room: _Room) -> None:

@@ -158,6 +158,7 @@ def _play(ctx: Context[Settings], record: SystemRecord, questions: list[Question
     settings, loaded = ctx.settings, loads(ctx.settings)
     retriever = retrieval.open_retriever(ctx.root / INDEX, ctx.root / DATA / "corpus.jsonl")
     bar = ctx.bar((2 if settings.sampled else 1) * len(questions))
+    bar.show(0)  # Its clock starts now: the first chunk, too, has a line that says how long the rest takes.
     done = {"greedy": 0, "sampled": 0}
 
     def progress(mode: str, count: int) -> None:

@@ -1,7 +1,11 @@
-"""Stage `validate`: the Great Expectations suites over `artifacts/data`; a violation ends the pipeline here."""
+"""Stage `validate`: the Great Expectations suites over `artifacts/data`; a violation ends the pipeline here.
+
+So does data without questions of the splits that are evaluated, before hours go into training.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +13,7 @@ from typing import TYPE_CHECKING
 from tasks.data.expectations import check
 from tasks.data.ingest import CORPUS, QUESTIONS
 from tasks.runner import Context, main
-from tasks.store import write_json
+from tasks.store import read_jsonl, write_json
 
 if TYPE_CHECKING:
     from tasks.plan import RunSettings
@@ -21,12 +25,22 @@ DOCS = Path(".scratch/data_docs")
 
 @dataclass(frozen=True)
 class Settings:
-    """The stage reads none of the settings."""
+    """The settings that this stage reads.
+
+    Attributes:
+        data: name of the file of `conf/data/`.
+        validated: the split that is played during training.
+        evaluated: the splits that are played for the result table.
+    """
+
+    data: str
+    validated: str
+    evaluated: tuple[str, ...]
 
 
 def settings(run: RunSettings) -> Settings:
-    """None."""
-    return Settings()
+    """Which split is used for what."""
+    return Settings(run.params.data, run.data.validation_split, run.data.evaluate_splits)
 
 
 def body(ctx: Context[Settings]) -> None:
@@ -36,11 +50,29 @@ def body(ctx: Context[Settings]) -> None:
         "passages": check("passages", [corpus], docs),
         "questions": check("questions", [ctx.root / DATA / QUESTIONS], docs, corpus=corpus),
     }
+    _check_splits(ctx.settings, ctx.root / DATA / QUESTIONS)
     write_json(ctx.root / OUT, outcome)
     for kind, result in outcome.items():
         print(f"{kind}: {result['rows']} rows, {len(result['expectations'])} expectations hold", flush=True)
     ctx.track_data("validation", outcome["questions"]["rows"])
     ctx.log(0, {f"{kind}_rows": float(result["rows"]) for kind, result in outcome.items()})
+
+
+def _check_splits(settings: Settings, path: Path) -> None:
+    """Raise the ValueError where nothing can be evaluated; say so where nothing is validated."""
+    counts = Counter(row["split"] for _, row in read_jsonl(path))
+    place, found = f"conf/data/{settings.data}.yaml", ", ".join(f"{n:,} {name}" for name, n in sorted(counts.items()))
+    if not any(counts[name] for name in settings.evaluated):
+        raise ValueError(
+            f"{place}: evaluate_splits={list(settings.evaluated)}: artifacts/data has no question of these, but "
+            f"{found}. Name a split that the data has."
+        )
+    if not counts[settings.validated]:
+        print(
+            f"warning: {place}: validation_split={settings.validated}: artifacts/data has no question of it, but "
+            f"{found}. Nothing is validated during training, and `select: best` keeps the last policy.",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

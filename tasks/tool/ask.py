@@ -63,7 +63,7 @@ def asker_of(given: argparse.Namespace) -> Iterator[Asker]:
     from tasks.tool.asking import opened, search_opened
 
     with (
-        search_opened(given.index, given.retriever) as (search, about),
+        search_opened(given.index, given.retriever, corpus=getattr(given, "corpus", None)) as (search, about),
         opened(policy, search, about, given.generator) as asker,
     ):
         yield asker

@@ -179,16 +179,19 @@ def _limit(max_prompt_tokens: int, weights: Path) -> tuple[int, str]:
 
 
 @contextlib.contextmanager
-def search_opened(index: Path, retriever: str | None = None, root: Path = Path(".")) -> Iterator[tuple[Retriever, str]]:
+def search_opened(
+    index: Path, retriever: str | None = None, root: Path = Path("."), corpus: Path | None = None
+) -> Iterator[tuple[Retriever, str]]:
     """The search engine, and what it is, for people.
 
     Args:
         index: folder of an index.
         retriever: file of `conf/retriever/`; another index than that of the folder is made for this process alone.
         root: of the clone.
+        corpus: that the index must have been built from; None takes any.
 
     Raises:
-        DataError: there is no index, or no server behind it.
+        DataError: there is no index, or no server behind it, or it was built from another corpus.
         ValueError: there is no such file.
     """
     with contextlib.ExitStack() as stack:
@@ -196,7 +199,7 @@ def search_opened(index: Path, retriever: str | None = None, root: Path = Path("
             index = stack.enter_context(_made(index, retriever, root))
         manifest = manifests.read(index)
         about = f"{retriever or index} ({manifest.backend}, {manifest.num_passages} passages)"
-        yield retrieval.open_retriever(index), about
+        yield retrieval.open_retriever(index, corpus), about
 
 
 @contextlib.contextmanager

@@ -175,6 +175,8 @@ class Trainer:
     def _validate(self, step: int) -> dict[str, float]:
         """Validation metrics; the policy is saved if it is the best so far."""
         total = len(self.validation)
+        if total:
+            self.watch(0, total)
         metrics = validate(self.validator, self.validation, lambda done: self.watch(done, total))
         is_selecting = metrics and self.conf.select == "best"
         if is_selecting and self._best.offer(step, metrics["validation_em"], self.progress.history):

@@ -98,12 +98,12 @@ def model_folder(name: str, root: Path = ROOT) -> Path:
         DataError: its folder is missing and has no source, or is no model folder.
         OutageError: its source cannot be reached.
     """
-    from tasks import conf, model_source
+    from tasks import conf, extends, model_source
     from tasks.base.settings import ModelConf
     from tasks.model import load_tokenizer
 
     conf.path_of("model", name, root, "--model")
-    settings = conf.load(ModelConf, "model", name, root=root)
+    settings = conf.fill(ModelConf, extends.read("model", name, "small", root), f"conf/model/{name}.yaml")
     if settings.pretrained is None:
         raise ValueError(f"conf/model/{name}.yaml: found kind {settings.kind!r}, expected 'pretrained'.")
     model_source.ensure(root, settings.pretrained.folder, settings.pretrained.source)

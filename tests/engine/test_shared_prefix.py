@@ -289,6 +289,17 @@ def test_an_architecture_that_reads_the_place_in_a_row_is_refused() -> None:
     require_supported(MODEL.get_decoder())
 
 
+def test_an_architecture_that_hands_nothing_on_to_its_attention_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = model_of().get_decoder()
+    forward = decoder.forward
+    monkeypatch.setattr(decoder, "forward", lambda segments=None, **words: forward(**words))
+    with pytest.raises(ValueError, match=r"Qwen2Model: it cannot read packed samples: .* share_prefixes .* to false"):
+        require_supported(decoder)
+    monkeypatch.setattr(decoder, "forward", lambda input_ids, position_ids=None, use_cache=False: forward(input_ids))
+    with pytest.raises(ValueError, match=r"cannot read packed samples: .*unexpected keyword argument"):
+        require_supported(decoder)
+
+
 @pytest.mark.parametrize("window", [2, 4096])
 def test_a_window_is_refused_however_wide_it_is(window: int) -> None:
     model = model_of(use_sliding_window=True, sliding_window=window, max_window_layers=0)

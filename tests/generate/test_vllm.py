@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from tasks import conf, parts
 from tasks.generate import Call, Sampling, WeightsError, load
-from tasks.generate.vllm import VllmConf, VllmGenerator, folder_logprobs
+from tasks.generate.vllm import _READ_AT_ONCE, VllmConf, VllmGenerator, folder_logprobs
 from tasks.model import load_policy
 from tasks.train.loop import Trainer
 from tests import tiny
@@ -338,6 +338,17 @@ def test_three_rl_steps_with_vllm(
     assert all(a == pytest.approx(b, abs=1e-5) for a, b in zip(ours, theirs, strict=True))
 
 
+def test_more_prompts_than_are_read_at_once(generator: VllmGenerator, tokenizer: Any) -> None:
+    """None is read in pieces: on a CPU vLLM ends at a piece of a row that draws with a seed of its own."""
+    texts = prompts(tokenizer, 150, 150)
+    assert sum(map(len, texts)) > 10 * _READ_AT_ONCE
+    sampling = Sampling(temperature=1.0, top_p=1.0, stop=(), seed=0)
+    calls = generator.open(texts, 1, sampling, BUDGET).generate(range(len(texts)), [2] * len(texts))
+    assert all(call.token_ids or not call.stopped for call in calls)
+    assert len(calls) == len(texts)
+
+
+@pytest.mark.long
 def test_ten_rl_steps_in_bfloat16_of_a_model_with_a_hundred_million_weights(tmp_path: Path) -> None:
     """Qwen2.5's shape at the size of the small scale: bfloat16 on both sides, weights proved after each update."""
     sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
@@ -475,6 +486,7 @@ def _running(pids: set[int]) -> list[int]:
     return found
 
 
+@pytest.mark.long
 def test_untied_embeddings_and_shutdown(tmp_path: Path) -> None:
     """A second engine, because tied and untied heads take different ways through a reload."""
     import psutil

@@ -45,10 +45,18 @@ def test_requirements_follow_the_machine(tmp_path: Path, nvidia_smi: str, given:
 
 
 def _make(*words: str, cwd: Path = ROOT, **more: str) -> subprocess.CompletedProcess[str]:
-    # `make test` exports its own default of POLICY, which is another one than that of `make ask`.
-    ours = ("MAKE", "POLICY")
+    # `make test` exports its own default of POLICY, which is another one than that of `make ask`, and its LONG.
+    ours = ("MAKE", "POLICY", "LONG")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
     return subprocess.run(["make", *words], cwd=cwd, capture_output=True, text=True, env=environment | more)
+
+
+def test_long_tests_run_where_they_are_asked_for() -> None:
+    short, long = _make("-n", "test", "LONG=0").stdout, _make("-n", "test", "LONG=1").stdout
+    assert '-m "not long"' in short
+    assert "make test LONG=1" in short
+    assert "pytest" in long
+    assert "not long" not in long
 
 
 def test_help_lists_every_target_and_every_setting() -> None:
@@ -161,7 +169,9 @@ def test_settings_are_handed_on_and_nothing_of_makes_own(told: Path) -> None:
     assert _handed_on(told, "bench")[0] == _handed_on(told, "bench", "MODEL=")[0] == []
     assert _handed_on(told, "bench", "MODEL=a b", "ARGS=--quick")[0] == ["--model=a b", "--quick"]
     assert _handed_on(told, "evidence-server")[0][1] == "artifacts/train/r_search-0"
-    assert _handed_on(told, "test", "ARGS=-k 'a or b' -x", "PYTEST=-n 0")[0] == ["-n", "0", "-k", "a or b", "-x"]
+    assert _handed_on(told, "test", "ARGS=-k 'a or b' -x", "PYTEST=-n 0", "LONG=1")[0] == [
+        "-n", "0", "-k", "a or b", "-x"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

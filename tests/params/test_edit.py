@@ -135,6 +135,8 @@ def test_every_setting_has_a_variable_of_the_makefile(root: Path) -> None:
 def test_methods_of_a_model_that_is_taught_stand_beside_the_model_as_it_comes(order: int) -> None:
     words = ["METHODS=dspo", "MODEL=smollm2-135m", "SCALE=small"][::order]
     assert edit.parse(words, HOUSE)["systems"] == ["as_it_comes", "base", "dspo"]
+    named = [word.replace("METHODS=", "METHODS=as_it_comes,") for word in words]
+    assert edit.parse(named, HOUSE)["systems"] == ["as_it_comes", "base", "dspo"]
     for other in (["METHODS=dspo"], ["METHODS=dspo", "MODEL=smollm2-135m"], ["METHODS=dspo", "SCALE=small"]):
         assert edit.parse(other, HOUSE)["systems"] == ["base", "dspo"]
     assert "systems" not in edit.parse(["MODEL=smollm2-135m", "SCALE=small"], HOUSE)
@@ -225,8 +227,11 @@ def test_a_model_is_told_how_to_become_a_file_of_conf(
     for part in (f"params.yaml: model={name!r}: found {found}", f"conf/model/{short}.yaml and run with MODEL={short}."):
         assert part in str(caught.value)
     (written,) = re.findall(r"`(\{.*\})`", str(caught.value))
-    model = conf.fill(ModelConf, conf.parse(written, "x"), "x")
-    assert model.pretrained == expected
+    tree = conf.parse(written, "x")
+    scales = tree.pop("scales")
+    assert conf.fill(ModelConf, tree, "x").pretrained == expected
+    small = conf.fill(ModelConf, conf.merge(tree, scales["small"]), "x")
+    assert (small.prompt, small.grammar) == ("short", {"kind": "search_r1"})
 
 
 def compare_file(root: Path, text: str) -> None:

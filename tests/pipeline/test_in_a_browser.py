@@ -25,7 +25,7 @@ from tests.report.browser import Browser
 from tests.skips import needs_chromium
 from tests.stages.clone import Clone
 
-pytestmark = [pytest.mark.slow, pytest.mark.servers, pytest.mark.timeout(900), needs_chromium]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.servers, pytest.mark.timeout(900), needs_chromium]
 
 NAME = """[...document.querySelectorAll(".p-label")].find(
     one => one.innerText.startsWith("Run Name"))?.querySelector("input")"""

@@ -174,6 +174,7 @@ def _over(server: Server, run: str) -> dict[str, Any]:
     return dict(_eventually(lambda: (one := _run(server, run))["state_type"] in is_over and one, 90))
 
 
+@pytest.mark.long
 def test_the_form_starts_runs_and_keeps_settings_only_when_told(server: Server, finished: Toy) -> None:
     before = (finished.root / "params.yaml").read_bytes()
     with _served(finished, server, "form") as form:

@@ -57,9 +57,10 @@ def _names(kind: str) -> list[str]:
 def _read() -> Iterator[Any]:
     """Settings of every kind: those of `params.yaml`, of `conf/` and of parts that no file there names."""
     yield params.read(ROOT)
-    for kind, cls in (("model", ModelConf), ("augment", AugmentConf), ("server", ServerConf)):
+    for kind, cls in (("augment", AugmentConf), ("server", ServerConf)):
         yield from (conf.load(cls, kind, name, root=ROOT) for name in _names(kind))
     run = RunSettings(ROOT, params.read(ROOT))
+    yield from (run.load(ModelConf, "model", name) for name in _names("model"))
     yield from (run.load(DataConf, "data", name) for name in _names("data"))
     small = RunSettings(ROOT, replace(params.read(ROOT), scale="small"))
     yield from (small.scale(FormatConf, "format"), small.evaluation)

@@ -129,6 +129,24 @@ def test_a_scale_plays_a_sample_unless_another_number_is_asked_for(asked: int, p
     assert (laptop["max_questions"], laptop["sampled"]) == (asked, True)
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_what_a_scale_switches_off_stays_off_whatever_data_is_read(tmp_path: Path, is_whole: bool) -> None:
+    """`format: null` is the advice where memory is short; the world changes numbers of that section."""
+    for name in ("conf", "requirements"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    file = tmp_path / "conf/scale/small.yaml"
+    tree = conf.read_yaml(file)
+    if is_whole:
+        tree["format"] = None
+    else:
+        tree["format"]["read"] = None
+    file.write_text(json.dumps(tree))
+    run = RunSettings(tmp_path, replace(params.read(ROOT), data="world", **SMALL))
+    assert run.teaches_format == (tree["format"] is not None)
+    if run.teaches_format:
+        assert run.scale(FormatConf, "format").read is None
+
+
 def test_a_file_of_data_changes_the_scale_for_its_own_questions(tmp_path: Path) -> None:
     chosen = replace(params.read(ROOT), data="world", **SMALL)
     world, folder = (RunSettings(ROOT, replace(chosen, data=name)) for name in ("world", "folder"))

@@ -66,6 +66,12 @@ def test_a_pretrained_model_at_the_scale_of_a_tiny_one_is_told_of_its_own(monkey
         assert ("SCALE=small has budgets for a pretrained model." in str(caught.value)) == is_told
 
 
+def test_the_smallest_run_of_a_real_model_fits_where_its_budgets_of_hours_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make smoke MODEL=smollm2-135m` with the systems of `params.yaml`: at most the 17 GB that the README names."""
+    run = _run(model="smollm2-135m", scale="smoke")
+    assert worst(preflight.systems_of(run, SMOL, _here(LARGE))).size < 17 * 10**9
+
+
 def test_the_settings_that_are_named_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each lowers the peak, the last one to what there is, and one less would not do."""
     run = _smol("search_r1_grpo")

@@ -24,7 +24,7 @@ from tests.registry.test_registry import in_this_process
 from tests.stages.clone import Clone
 from tests.tool.conftest import Learned, learned  # noqa: F401 - a fixture
 
-pytestmark = [pytest.mark.slow, pytest.mark.servers, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.servers, pytest.mark.timeout(900)]
 
 
 class Told(http.server.BaseHTTPRequestHandler):

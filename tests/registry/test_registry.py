@@ -154,6 +154,7 @@ def test_the_first_is_champion_and_a_better_one_takes_the_alias(
     assert "It is the new champion: 0.333 [0." in said
 
 
+@pytest.mark.long
 @pytest.mark.servers
 def test_a_registered_policy_plays_anywhere_and_a_changed_weight_shows(clone: Clone, tmp_path: Path) -> None:
     """Through a real server, in a folder and a process that know nothing of the clone."""

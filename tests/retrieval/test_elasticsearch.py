@@ -526,6 +526,7 @@ def cluster(three_nodes: list[Node], monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 @servers
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("away", [0, 1], ids=["master", "other"])
 def test_a_cluster_of_three_loses_a_node_in_a_load(corpus, cluster: ThreeNodes, tmp_path, away):
@@ -544,6 +545,7 @@ def test_a_cluster_of_three_loses_a_node_in_a_load(corpus, cluster: ThreeNodes, 
 
 @servers
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_replica_that_no_node_may_take(corpus, cluster: ThreeNodes, tmp_path, monkeypatch):
     monkeypatch.setattr(elastic_load, "_START_S", 2)
@@ -559,6 +561,7 @@ def test_a_replica_that_no_node_may_take(corpus, cluster: ThreeNodes, tmp_path, 
 
 @servers
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_cluster_of_three_loses_one_node_after_the_other_in_searches(corpus, cluster: ThreeNodes, tmp_path):
     """One replica, first a node that is not the elected master, then the master: no query fails."""

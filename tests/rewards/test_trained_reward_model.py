@@ -43,7 +43,7 @@ from tasks.types import Action, Hit, Question, Trajectory
 from tests.base.small import SMALL, world_texts
 from tests.tiny import load_method, placed, play_script
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 WORLD = replace(SMALL, questions={"train": 160, "dev": 1, "test": 1}, hop_shares=(0.0, 0.7, 0.3, 0.0))

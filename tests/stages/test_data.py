@@ -39,19 +39,24 @@ def context(tmp_path: Path) -> Callable[..., Any]:
         (tmp_path / "conf" / "data" / "mine.yaml").write_text(conf)
         logged: list[tuple[int, dict[str, float]]] = []
         params = SimpleNamespace(data="mine", data_folder=data_folder, scale="laptop")
-        settings = data.settings(RunSettings(tmp_path, params))  # type: ignore[arg-type]
+        run = RunSettings(tmp_path, params)  # type: ignore[arg-type]
         return SimpleNamespace(
-            settings=settings, root=tmp_path, logged=logged, log=lambda step, metrics: logged.append((step, metrics)),
+            settings=data.settings(run), run=run, root=tmp_path,
+            logged=logged, log=lambda step, metrics: logged.append((step, metrics)),
             track=record.Track("data", tmp_path), track_data=lambda purpose, num_rows: None,
         )  # fmt: skip
 
     return make
 
 
+def _validate(ctx: Any) -> None:
+    validate.body(SimpleNamespace(**(vars(ctx) | {"settings": validate.settings(ctx.run)})))  # type: ignore[arg-type]
+
+
 def test_world_passes_its_own_checks(context: Callable[..., Any]) -> None:
     ctx = context(WORLD)
     data.body(ctx)
-    validate.body(ctx)
+    _validate(ctx)
     manifest = read_json(ctx.root / "artifacts" / "data" / "manifest.json")
     assert manifest["kind"] == "world"
     assert manifest["questions"]["world"]["splits"] == {"train": 20, "dev": 5, "test": 10}
@@ -70,7 +75,7 @@ def test_folder_in_two_runs_gives_the_same_bytes(context: Callable[..., Any]) ->
     made = []
     for _ in range(2):
         data.body(ctx)
-        validate.body(ctx)
+        _validate(ctx)
         files = sorted((ctx.root / "artifacts").rglob("*.json*"))
         made.append({path.relative_to(ctx.root): path.read_bytes() for path in files})
     assert made[0] == made[1]
@@ -85,7 +90,7 @@ def test_skipped_rows_are_printed_at_the_end(context: Callable[..., Any], capsys
     (given / "corpus.jsonl").write_text(lines([passage(n) for n in (0, 1, 1, 2)]) + '{"id": "p7"}\n')
     (given / "questions.jsonl").write_text(lines([question(n) for n in range(4)]))
     data.body(ctx)
-    validate.body(ctx)
+    _validate(ctx)
     assert capsys.readouterr().out.splitlines()[:3] == [
         "3 passages, 2 questions train, 0 questions dev, 2 questions test",
         "faulty rows: 2 (1 duplicate_id, 1 missing_field)",
@@ -121,13 +126,34 @@ def test_a_split_of_our_own_is_told_and_counted(
     ctx = context(FOLDER.replace("drop}", "drop, resplit: {train: 0.6, dev: 0.1, test: 0.3}}"), "given")
     _given(ctx, 5, 15)
     data.body(ctx)
-    validate.body(ctx)
+    _validate(ctx)
     assert capsys.readouterr().out.splitlines()[:2] == [
         "1 passages, 12 questions train, 2 questions dev, 6 questions test",
         "Our own split of published rows; not comparable with papers. Published splits: artifacts/data/manifest.json; "
         "`resplit: null` in conf/data, where it stands for this scale, keeps them",
     ]
     assert "resplit" in read_json(ctx.root / "artifacts" / "data" / "manifest.json")
+
+
+def test_a_split_without_questions_is_told_before_anything_is_trained(
+    context: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ctx = context(FOLDER, "given")
+    _given(ctx, 5, 15)
+    data.body(ctx)
+    _validate(ctx)
+    said = "conf/data/mine.yaml: validation_split=dev: artifacts/data has no question of it, but 15 test, 5 train."
+    assert f"warning: {said}" in capsys.readouterr().out
+
+    (ctx.root / "artifacts/validation.json").unlink()
+    file = ctx.root / "conf/data/mine.yaml"
+    file.write_text(FOLDER.replace("[dev, test]", "[dev]").replace("split: dev", "split: test"))
+    ctx.run = RunSettings(ctx.root, ctx.run.params)
+    with pytest.raises(
+        ValueError, match=r"mine\.yaml: evaluate_splits=\['dev'\]: artifacts/data has no question of these"
+    ):
+        _validate(ctx)
+    assert not (ctx.root / "artifacts/validation.json").exists()
 
 
 def test_a_violation_stops_validate_without_a_result(context: Callable[..., Any]) -> None:
@@ -137,7 +163,7 @@ def test_a_violation_stops_validate_without_a_result(context: Callable[..., Any]
     (folder / "corpus.jsonl").write_text(lines([passage(1)]))
     (folder / "questions.jsonl").write_text(json.dumps(question(1, hops=7)) + "\n")
     with pytest.raises(DataError, match=r"questions\.jsonl: row 1: .*field 'hops': found 7 \(int\), expected 4"):
-        validate.body(ctx)
+        _validate(ctx)
     assert not (ctx.root / "artifacts" / "validation.json").exists()
 
 

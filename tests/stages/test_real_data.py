@@ -15,7 +15,7 @@ import pytest
 from tests.skips import REAL, REAL_LIKE, needs_shared
 from tests.stages.clone import Clone
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 NUM_QUESTIONS, NUM_OTHERS = 300, 2000
 Row = dict[str, Any]

@@ -14,7 +14,7 @@ from tasks.retrieval import open_retriever
 from tasks.text import normalize
 from tests.stages.clone import Clone
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 SYSTEMS = ("as_it_comes", "base", "search_r1_grpo")
 MODEL = """\

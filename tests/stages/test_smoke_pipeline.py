@@ -91,6 +91,7 @@ def _make(clone: Clone, *words: str, **env: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, cwd=clone.root, env=env, capture_output=True, text=True, timeout=500, check=False)
 
 
+@pytest.mark.long
 def test_the_flow_killed_again_and_again_gives_the_bytes_of_bare_dvc(by_dvc: Clone, by_flow: tuple[Clone, str]) -> None:
     """Another folder, another order of stages, three kills."""
     flow, printed = by_flow
@@ -235,6 +236,7 @@ def _dvc(clone: Clone, command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_dvc_compares_two_settings_by_their_results(committed: Clone, tmp_path: Path) -> None:
     """Each command as the documents have it."""
     clone = committed.copy(tmp_path / "clone")

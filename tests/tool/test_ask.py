@@ -142,6 +142,10 @@ def test_another_retriever_has_an_index_of_its_own(learned: Learned, tmp_path: P
     with search_opened(learned.index, "bm25", tmp_path) as (search, about):
         assert about.startswith("bm25 (bm25,")
         assert not (tmp_path / ".scratch").exists(), "the index that is there has these settings"
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"id": "p", "title": "T", "text": "x"}\n')
+    with pytest.raises(store.DataError, match="corpus"), search_opened(learned.index, corpus=other):
+        pass
     with search_opened(Path("none"), "bm25_exact", tmp_path) as (search, about):
         assert about.startswith("bm25_exact (bm25,")
         assert len(search.search(["mayor"], 3)[0]) == 3
