@@ -227,6 +227,7 @@ def test_the_processor_has_a_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_parts_run_to_their_tables() -> None:
     """Without TRL its part says so; vLLM is left out of a quick run."""

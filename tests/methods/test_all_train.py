@@ -279,6 +279,7 @@ class _KilledError(Exception):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("killed_in", [3])
 def test_a_run_that_is_killed_while_its_reader_reads_goes_on_to_the_same_bytes(

@@ -23,7 +23,7 @@ from tests.services.completions import Answer, Completions, completion, serving
 from tests.stages.additions import ADDITIONS, ASKED
 from tests.stages.clone import HOUSE, Clone
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 TITLE = "kind: first_title\ntitle: First title\nnum_passages: 3\n"
 MOST = 6

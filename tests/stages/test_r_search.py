@@ -10,7 +10,7 @@ from tasks import store, trained
 from tasks.store import read_json
 from tests.stages.clone import Clone
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 START, READER = "start --start r_search --seed 0", "reader --reader tiny_llama --seed 0"
 ITEM = "--system r_search --seed 0"

@@ -17,7 +17,7 @@ from tasks.runner import ledger
 from tests.services.completions import Completions, completion, serving
 from tests.stages.clone import PATIENCE, Clone
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 ITEM = "--reward_model pica --seed 0"
 STAGES = tuple(f"{stage} {ITEM}" for stage in ("trajectories", "labels", "reward_model"))
