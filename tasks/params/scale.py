@@ -61,7 +61,7 @@ class Scale:
             if key not in SECTIONS:
                 place = f"{conf.CONF}/scale/{self.name}.yaml"
                 raise ValueError(f"{place}: unknown key {key!r}. Known: {', '.join(SECTIONS)}.")
-        return conf.merge(tree, _where_there_is_one(tree, self._changes))
+        return conf.merge(tree, _of_what_is_on(tree, self._changes))
 
     def files(self, section: str) -> str:
         """Where a section is read from, for messages."""
@@ -75,14 +75,10 @@ class Scale:
         return {key: value for key, value in tree.items() if key in SECTIONS}
 
 
-def _where_there_is_one(tree: Tree, changes: Mapping[str, Any]) -> Tree:
+def _of_what_is_on(tree: Tree, changes: Mapping[str, Any]) -> Tree:
     """The changes without those of a section that is null in the tree: what is switched off stays off."""
-    kept = {}
-    for key, value in changes.items():
-        section = tree.get(key, {})
-        if isinstance(value, Mapping) and section is None:
-            continue
-        if isinstance(value, Mapping) and isinstance(section, Mapping):
-            value = _where_there_is_one(dict(section), value)
-        kept[key] = value
-    return kept
+    return {
+        key: _of_what_is_on(tree.get(key, {}), value) if isinstance(value, Mapping) else value
+        for key, value in changes.items()
+        if not (isinstance(value, Mapping) and tree.get(key, {}) is None)
+    }

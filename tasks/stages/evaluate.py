@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tasks import parts, retrieval, services, trained
 from tasks.data.records import read_questions
 from tasks.data.sample import choose
+from tasks.data.splits import counted, require_evaluated
 from tasks.model import Dtype
 from tasks.reached import divided
 from tasks.records import schema, systems
@@ -142,13 +143,9 @@ def _means(rows: list[ScoreRow]) -> dict[str, float]:
 def _questions(ctx: Context[Settings]) -> list[Question]:
     """The questions of the splits that are evaluated, or a sample of them."""
     settings, path = ctx.settings, ctx.root / DATA / "questions.jsonl"
-    questions = choose(list(read_questions(path)), settings.splits, settings.max_questions)
-    if not questions:
-        raise ValueError(
-            f"conf/data/{settings.data}.yaml: evaluate_splits={list(settings.splits)}: artifacts/data has no question "
-            f"of these. Name a split that the data has."
-        )
-    return questions
+    questions = list(read_questions(path))
+    require_evaluated(counted(question.split for question in questions), settings.splits, settings.data)
+    return choose(questions, settings.splits, settings.max_questions)
 
 
 def _play(ctx: Context[Settings], record: SystemRecord, questions: list[Question]) -> Evaluation:

@@ -5,13 +5,13 @@ So does data without questions of the splits that are evaluated, before hours go
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.data.expectations import check
 from tasks.data.ingest import CORPUS, QUESTIONS
+from tasks.data.splits import counted, described, require_evaluated
 from tasks.runner import Context, main
 from tasks.store import read_jsonl, write_json
 
@@ -60,17 +60,13 @@ def body(ctx: Context[Settings]) -> None:
 
 def _check_splits(settings: Settings, path: Path) -> None:
     """Raise the ValueError where nothing can be evaluated; say so where nothing is validated."""
-    counts = Counter(row["split"] for _, row in read_jsonl(path))
-    place, found = f"conf/data/{settings.data}.yaml", ", ".join(f"{n:,} {name}" for name, n in sorted(counts.items()))
-    if not any(counts[name] for name in settings.evaluated):
-        raise ValueError(
-            f"{place}: evaluate_splits={list(settings.evaluated)}: artifacts/data has no question of these, but "
-            f"{found}. Name a split that the data has."
-        )
+    counts = counted(row["split"] for _, row in read_jsonl(path))
+    require_evaluated(counts, settings.evaluated, settings.data)
     if not counts[settings.validated]:
         print(
-            f"warning: {place}: validation_split={settings.validated}: artifacts/data has no question of it, but "
-            f"{found}. Nothing is validated during training, and `select: best` keeps the last policy.",
+            f"warning: conf/data/{settings.data}.yaml: validation_split={settings.validated}: artifacts/data has no "
+            f"question of it, but {described(counts)}. Nothing is validated during training, and `select: best` keeps "
+            "the last policy.",
             flush=True,
         )
 

@@ -50,8 +50,8 @@ def main(words: list[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def asker_of(given: argparse.Namespace) -> Iterator[Asker]:
-    """The asker of a command line that has the words of `add_words`.
+def asker_of(given: argparse.Namespace, corpus: Path | None = None) -> Iterator[Asker]:
+    """The asker of a command line that has the words of `add_words`; see `search_opened` for the corpus.
 
     Raises:
         ValueError: an unknown policy, retriever or generator, or a missing index.
@@ -63,7 +63,7 @@ def asker_of(given: argparse.Namespace) -> Iterator[Asker]:
     from tasks.tool.asking import opened, search_opened
 
     with (
-        search_opened(given.index, given.retriever, corpus=getattr(given, "corpus", None)) as (search, about),
+        search_opened(given.index, given.retriever, corpus=corpus) as (search, about),
         opened(policy, search, about, given.generator) as asker,
     ):
         yield asker

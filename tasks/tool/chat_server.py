@@ -32,7 +32,7 @@ def _serve(given: argparse.Namespace) -> None:
 
     settings = settings_of(given)
     key = api_key(settings.host, given.without_key)
-    with listening(settings) as listener, asker_of(given) as asker:
+    with listening(settings) as listener, asker_of(given, given.corpus) as asker:
         plays = Plays(asker, given.max_waiting + 1)
         made = int(asker.policy.weights.stat().st_mtime)
 

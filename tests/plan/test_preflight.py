@@ -217,6 +217,16 @@ def test_the_cache_of_dvc_is_a_second_copy_unless_it_links_or_is_elsewhere(
     assert disk.copies_of(tmp_path) == copies
 
 
+def test_data_counts_on_the_disk_as_what_it_is_unpacked(tmp_path: Path) -> None:
+    run = _clone(tmp_path)
+    run = RunSettings(tmp_path, replace(run.params, data="folder", data_folder="mine"))
+    (tmp_path / "mine/nq").mkdir(parents=True)
+    assert preflight._data(run) == 0
+    (tmp_path / "mine/corpus.jsonl.gz").write_bytes(bytes(100))
+    (tmp_path / "mine/nq/questions.jsonl").write_bytes(bytes(7))
+    assert preflight._data(run) == 7 + 100 * preflight.UNPACKED
+
+
 def test_weights_that_are_there_take_no_further_room(tmp_path: Path) -> None:
     (tmp_path / "artifacts/train/x-0/policy").mkdir(parents=True)
     (tmp_path / "artifacts/train/x-0/policy/model.safetensors").write_bytes(bytes(1000))

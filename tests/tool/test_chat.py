@@ -20,6 +20,7 @@ import openai
 import pytest
 
 from tasks.server.settings import Settings
+from tasks.tool import chat_server
 from tasks.tool.asking import Played
 from tasks.tool.chat_app import Plays, make_app
 from tasks.tool.chat_protocol import ApiError, parsed
@@ -84,6 +85,18 @@ def test_a_stream_says_the_same_piece_by_piece(client: openai.OpenAI, learned: L
     assert "".join(words) == whole.choices[0].message.content
     assert len(thoughts) > 20
     assert len(words) == len(learned.questions[0].answers[0].split()) > 1
+
+
+def test_an_index_of_another_corpus_is_refused(
+    learned: Learned, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"id": "p", "title": "T", "text": "x"}\n')
+    given = ["--index", str(learned.index), "--policy", str(learned.folder), "--corpus", str(other), "--port", "0"]
+    assert chat_server.main(given) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error:")
+    assert "corpus" in line
 
 
 def test_events_end_as_clients_expect_it(server: ServerProcess, learned: Learned) -> None:
