@@ -1,14 +1,13 @@
 """An engine of one process and one device in plain torch, which is also the reference for faster engines.
 
-Logits are computed only for generated tokens, one slice of them at a time, so memory grows with the token budget and
-not with vocabulary times sequence. In bfloat16 the model computes with rounded copies of float32 weights, on which
+In bfloat16 the model computes with rounded copies of float32 weights, on which
 the optimizer works (`tasks/precision.py`). On a CPU everything repeats bit for bit with the same number of threads.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,12 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint as recompute
 
 from tasks import checkpoint
-from tasks.attention import IN_TRAINING, attend_in_training, attending
 from tasks.engine import (
-    LOGIT_CHUNK,
     DivergedError,
     Objective,
     OptimizerConf,
@@ -32,10 +28,11 @@ from tasks.engine import (
     Update,
     ValueLoss,
 )
+from tasks.engine.forward import by_row, policy_forward, reading, recomputing, value_forward
 from tasks.model import Dtype, LoraConf, computes_in, export_folder, load_policy, pick_device
 from tasks.precision import FullWeights
-from tasks.rl.experience import Experience, shared_prefixes
-from tasks.shared_prefix import attention_to_prefixes, hidden_states, require_supported
+from tasks.rl.experience import Experience
+from tasks.shared_prefix import require_supported
 from tasks.store import replacing_folder
 
 
@@ -69,36 +66,7 @@ class _Trainee:
 
     def reading(self, decoder: Any) -> AbstractContextManager[None]:
         """The block of a forward pass and its backward pass."""
-        if self.share_prefixes:
-            return attention_to_prefixes(decoder)
-        is_half = self.dtype == torch.bfloat16
-        return attending(decoder, IN_TRAINING, attend_in_training) if is_half else nullcontext()
-
-    def hidden(self, decoder: Any, batch: Experience) -> Tensor:
-        """[B, T - 1, d] last hidden states; position t predicts token t + 1."""
-        if self.share_prefixes:
-            groups = None if self.share_prefixes == "longest" else shared_prefixes(batch)
-            return hidden_states(decoder, batch.ids, batch.lengths, groups)
-        states: Tensor = decoder(input_ids=batch.ids[:, :-1], use_cache=False).last_hidden_state
-        return states
-
-    @contextmanager
-    def recomputing(self) -> Iterator[None]:
-        """Switches gradient checkpointing on for the forward pass of an update.
-
-        Layers obey that setting only in training mode. The mode of their children does not change, so dropout stays
-        off. Outside the block a generator may use its cache, which checkpointing layers would refuse.
-        """
-        from tasks.pretrained import GradientCheckpointingLayer
-
-        layers = [m for m in self.module.modules() if isinstance(m, GradientCheckpointingLayer)]
-        for layer in layers:
-            layer.training = bool(layer.gradient_checkpointing)
-        try:
-            yield
-        finally:
-            for layer in layers:
-                layer.training = False
+        return reading(decoder, self.share_prefixes, self.dtype)
 
     def step(self) -> float:
         """Take one optimizer step and clear the gradients; a gradient norm that is not finite is an error."""
@@ -202,7 +170,7 @@ class PlainPolicy(_Trainee):
         elif reference:
             model = self.reference
         with without_adapters, self.reading(model.get_decoder()):
-            return _by_row(experience, plan, lambda batch: self._forward(model, batch.to(self.device))[0])
+            return by_row(experience, plan, lambda batch: self._forward(model, batch.to(self.device))[0])
 
     @torch.no_grad()
     def sequence_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -231,7 +199,7 @@ class PlainPolicy(_Trainee):
         """
         batch = experience.rows(rows)
         with self.reading(self.causal_lm.get_decoder()):
-            with self.recomputing():
+            with recomputing(self.module):
                 logprobs, entropy = self._forward(self.causal_lm, batch.to(self.device), objective.entropy_gradient)
 
             if old is not None:
@@ -245,12 +213,7 @@ class PlainPolicy(_Trainee):
         return {name: float(metric) for name, metric in metrics.items()}
 
     def _forward(self, model: Any, batch: Experience, entropy_gradient: bool = True) -> tuple[Tensor, Tensor]:
-        hidden = self.hidden(model.get_decoder(), batch)
-        chosen = batch.loss_mask[:, 1:]  # position t of the model predicts token t + 1
-        logprobs, entropy = token_logprobs(
-            model.get_output_embeddings(), hidden[chosen], batch.ids[:, 1:][chosen], entropy_gradient
-        )
-        return _scatter(logprobs, chosen), _scatter(entropy, chosen)
+        return policy_forward(model, batch, self.share_prefixes, entropy_gradient)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Policy.weights`; an output head that is tied to the embedding is not given again."""
@@ -306,7 +269,7 @@ class PlainCritic(_Trainee):
     def values(self, experience: Experience, plan: Plan) -> Tensor:
         """See `Critic.values`."""
         with self.reading(self.decoder):
-            return _by_row(experience, plan, lambda batch: self._forward(batch.to(self.device)))
+            return by_row(experience, plan, lambda batch: self._forward(batch.to(self.device)))
 
     def update(self, experience: Experience, plan: Plan, objective: Objective[ValueLoss]) -> Update:
         """See `Critic.update`."""
@@ -319,7 +282,7 @@ class PlainCritic(_Trainee):
         """Forward one micro-batch and add its gradient; returns its metrics."""
         batch = experience.rows(rows)
         with self.reading(self.decoder):
-            with self.recomputing():
+            with recomputing(self.module):
                 values = self._forward(batch.to(self.device))
 
             loss = objective.loss(batch.to(self.device), values, objective.normalizer)
@@ -328,56 +291,7 @@ class PlainCritic(_Trainee):
 
     def _forward(self, batch: Experience) -> Tensor:
         assert isinstance(self.module, nn.ModuleDict)
-        head: Any = self.module["head"]
-        values = head(self.hidden(self.decoder, batch).to(head.weight.dtype))[..., 0]
-        return nn.functional.pad(values, (1, 0)) * batch.response_mask
-
-
-def _by_row(experience: Experience, plan: Plan, forward: Callable[[Experience], Tensor]) -> Tensor:
-    """[N, T] on the CPU, the result of `forward` for each micro-batch in its rows; 0 in rows outside the plan."""
-    table = torch.zeros_like(experience.rewards)
-    for rows in plan:
-        batch = experience.rows(rows)
-        table[list(rows), : batch.ids.shape[1]] = forward(batch).cpu()
-    return table
-
-
-def token_logprobs(head: Any, hidden: Tensor, targets: Tensor, entropy_gradient: bool = True) -> tuple[Tensor, Tensor]:
-    """Log-probability of each target and entropy of its distribution, natural log.
-
-    Args:
-        head: maps [n, d] to logits [n, V].
-        hidden: [N, d].
-        targets: [N] token ids.
-        entropy_gradient: whether entropies carry gradient; False saves a pass.
-
-    Returns:
-        [N] log-probabilities, with gradient, and [N] entropies.
-    """
-
-    def of_chunk(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        logprobs = head(states).float().log_softmax(-1)
-        for_entropy = logprobs if entropy_gradient else logprobs.detach()
-        return logprobs.gather(-1, ids[:, None])[:, 0], -(for_entropy.exp() * for_entropy).sum(-1)
-
-    chunk = max(1, LOGIT_CHUNK[hidden.device.type] // head.weight.shape[0])
-    if len(targets) <= chunk:
-        return of_chunk(hidden, targets)
-
-    # With gradients, each chunk's logits are computed again in the backward pass instead of being kept.
-    pieces = [
-        recompute(of_chunk, hidden[i : i + chunk], targets[i : i + chunk], use_reentrant=False)
-        if torch.is_grad_enabled()
-        else of_chunk(hidden[i : i + chunk], targets[i : i + chunk])
-        for i in range(0, len(targets), chunk)
-    ]
-    return torch.cat([logprobs for logprobs, _ in pieces]), torch.cat([entropies for _, entropies in pieces])
-
-
-def _scatter(values: Tensor, chosen: Tensor) -> Tensor:
-    """[N] values at the True positions of `chosen` [B, T-1], shifted to token positions [B, T]; 0 elsewhere."""
-    full = torch.zeros(chosen.shape, dtype=values.dtype, device=values.device)
-    return nn.functional.pad(full.masked_scatter(chosen, values), (1, 0))
+        return value_forward(self.decoder, self.module["head"], batch, self.share_prefixes)
 
 
 @dataclass(frozen=True)

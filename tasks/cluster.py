@@ -1,0 +1,119 @@
+"""The hosts on which the workers of a stage run, and how processes are started there.
+
+Where they run is no part of a result, so no stage's settings hold it: the file is chosen by `CLUSTER_VARIABLE`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from tasks import conf
+from tasks.conf import require
+
+CLUSTER_VARIABLE = "BREADCRUMB_CLUSTER"
+"""Names a file of conf/cluster; `local` without it."""
+
+
+@dataclass(frozen=True)
+class HostConf:
+    """A host of a cluster file.
+
+    Attributes:
+        name: for messages, and in `start` as {host}.
+        workers: most workers that run there at once.
+        devices: GPUs of its workers in turn; none lets each take the first free one.
+        start: words before a worker's command, which start it there, such as [ssh, "{host}"]; none is this host.
+        folder: of the clone there; none is that of this clone.
+        python: of its environment; none is the path that it has here.
+        interface: network device through which workers reach each other.
+        address: of the host, at which the others reach it.
+    """
+
+    name: str = "localhost"
+    workers: PositiveInt = 1
+    devices: tuple[int, ...] = ()
+    start: tuple[str, ...] = ()
+    folder: str = ""
+    python: str = ""
+    interface: str = "lo"
+    address: str = "127.0.0.1"
+
+    def __post_init__(self) -> None:
+        for key in ("folder", "python"):
+            value = getattr(self, key)
+            require(not any(letter.isspace() for letter in value), key, value, "a path without blanks")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one worker runs.
+
+    Attributes:
+        host: its name.
+        environment: variables that it gets beside those of this process.
+    """
+
+    host: str
+    start: tuple[str, ...]
+    folder: str
+    python: str
+    interface: str
+    address: str
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A file of conf/cluster.
+
+    Attributes:
+        hosts: in the order in which workers are placed.
+        address: of this host, at which workers find it.
+        port: there; 0 is any free one.
+        start_s: seconds until all workers must have connected.
+        silence_s: a worker that says nothing for so many seconds is lost.
+        end_s: seconds that workers get to end.
+    """
+
+    hosts: tuple[HostConf, ...]
+    address: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    start_s: PositiveFloat = 120.0
+    silence_s: PositiveFloat = 60.0
+    end_s: PositiveFloat = 10.0
+
+    def __post_init__(self) -> None:
+        require(bool(self.hosts), "hosts", [], "at least one host")
+
+    def places(self, size: int) -> list[Place]:
+        """Where the workers run: the first host is filled first.
+
+        Raises:
+            ValueError: there are fewer places than workers.
+        """
+        places = [self._place(host, number) for host in self.hosts for number in range(host.workers)]
+        expected = f"at most {len(places)}, all that its hosts take. Raise workers of a host, or add hosts"
+        require(size <= len(places), "workers", size, expected)
+        return places[:size]
+
+    def _place(self, host: HostConf, number: int) -> Place:
+        start = tuple(word.format(host=host.name) for word in host.start)
+        device = {"CUDA_VISIBLE_DEVICES": str(host.devices[number % len(host.devices)])} if host.devices else {}
+        return Place(host.name, start, host.folder, host.python, host.interface, host.address, device)
+
+
+def load(name: str | None = None, root: Path = Path(".")) -> Cluster:
+    """A file of conf/cluster; None is the one that the environment names.
+
+    Raises:
+        ValueError: it is missing, or has unknown keys.
+    """
+    name = name or os.environ.get(CLUSTER_VARIABLE) or "local"
+    tree = conf.section("cluster", name, root)
+    found: Cluster = conf.fill(Cluster, tree, f"{conf.CONF}/cluster/{name}.yaml")
+    return found

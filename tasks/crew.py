@@ -1,0 +1,438 @@
+"""Workers of a stage: processes on this host or on others that do what the stage tells them, together.
+
+The stage connects them by sockets. It knows which worker is doing what, and since when it has heard nothing of it. So a
+worker that dies, hangs or is cut off ends the work within bounded time, with one line that says which worker, on which
+host and in what. A worker ends itself when its stage is gone, wherever it runs.
+
+Both sides prove that they know a key, which the stage makes and hands over through standard input: it stands in no
+command line and in no log. Behind that proof messages are pickled, so a network on which others may change
+what is sent needs a tunnel of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import pickle
+import queue
+import secrets
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
+from pathlib import Path
+from typing import Any, Protocol
+
+from tasks.cluster import Cluster, Place
+
+ROOT = Path(__file__).resolve().parents[1]
+_ALIVE_S = 1.0
+"""A worker says so often that it lives."""
+_SHAKE_S = 20
+"""Longest wait for the other side of a new connection."""
+_LAST_LINES = 20
+
+
+class CrewError(RuntimeError):
+    """A worker died, hangs, is cut off or failed; the message is one line for the user."""
+
+
+class Reported(Protocol):
+    """An error class that workers may report without ending the crew, because all of them raise it together."""
+
+    def __call__(self, text: str, /) -> Exception: ...
+
+
+@dataclass
+class _Member:
+    """What the stage knows of a worker.
+
+    Attributes:
+        place: where it runs.
+        process: that started it: the worker itself, or a remote shell.
+        connection: to the worker.
+        phase: what it was told last.
+        heard: monotonic seconds of its last message.
+        lines: the last ones that it printed.
+    """
+
+    rank: int
+    place: Place
+    process: subprocess.Popen[str]
+    connection: Connection | None = None
+    phase: str = "start"
+    heard: float = field(default_factory=time.monotonic)
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
+    thread: threading.Thread | None = None
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"worker {self.rank} on {self.place.host}"
+
+
+class Crew:
+    """The workers of a stage; a context, at whose end none is left.
+
+    Args:
+        module: each runs as `python -m <module>`, which calls `work`.
+        size: number of workers.
+        cluster: hosts, and how processes are started there.
+        reports: error classes by name that all workers raise together, after which the crew goes on.
+        say: gets what workers print, line by line.
+
+    Raises:
+        CrewError: a worker does not start, or is of another code than this process.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        size: int,
+        cluster: Cluster,
+        reports: Sequence[type[Exception]] = (),
+        say: Callable[[str], object] = print,
+    ) -> None:
+        self.cluster = cluster
+        self.members: list[_Member] = []
+        self._reports = {kind.__name__: kind for kind in reports}
+        self._say = say
+        key = secrets.token_bytes(32)
+        try:
+            with _listening(cluster.address, cluster.port) as listener:
+                port = listener.getsockname()[1]
+                for rank, place in enumerate(cluster.places(size)):
+                    self.members.append(self._start(module, rank, place, f"{cluster.address} {port} {key.hex()}"))
+                self._connect(listener, key)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    # Talking with all of them.
+
+    def call(self, command: str, given: Sequence[Any], parts: Iterator[Any] | None = None) -> list[Any]:
+        """Tell workers to do this with what each is given; returns the result of each.
+
+        Args:
+            command: by name.
+            given: to each of the first workers; the others are not told.
+            parts: what the first worker gets one after another, while they do it.
+
+        Raises:
+            CrewError: a worker died, hangs, is cut off or failed.
+            Exception: one of `reports`, if all workers raise it.
+        """
+        *handed, results = self.stream(command, given, parts)
+        assert not handed, f"{command} handed something over, expected a result alone"
+        found: list[Any] = results
+        return found
+
+    def stream(self, command: str, given: Sequence[Any], parts: Iterator[Any] | None = None) -> Iterator[Any]:
+        """As `call`, with what workers hand over on the way; the results, a list, come last."""
+        told = self.members[: len(given)]
+        for member, arguments in zip(told, given, strict=True):
+            member.phase, member.heard = command, time.monotonic()
+            self._send(member, (command, arguments))
+        results: dict[int, Any] = {}
+        failed: dict[int, Exception] = {}
+        while len(results) + len(failed) < len(told):
+            for member, (kind, content) in self._received():
+                if kind == "part":
+                    yield content
+                elif kind == "more":
+                    assert parts is not None
+                    self._send(member, next(parts, None))
+                elif kind == "done":
+                    results[member.rank] = content
+                elif kind == "error":
+                    name, text = content
+                    if name not in self._reports:
+                        self._fail(member, text)
+                    failed[member.rank] = self._reports[name](text)
+        for member in told:
+            member.phase = "waiting"
+        if failed:
+            if results:
+                self._fail(self.members[min(failed)], f"{failed[min(failed)]} (the other workers went on)")
+            raise failed[min(failed)]
+        yield [results[rank] for rank in range(len(told))]
+
+    def close(self) -> None:
+        """End all workers and wait for them."""
+        for member in self.members:
+            if member.connection is not None:
+                with contextlib.suppress(OSError):
+                    member.connection.close()  # A worker ends itself when this closes.
+        deadline = time.monotonic() + self.cluster.end_s
+        for member in self.members:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                member.process.wait(max(0.0, deadline - time.monotonic()))
+            if member.process.poll() is None:
+                member.process.kill()
+                member.process.wait()
+            if member.thread is not None:
+                member.thread.join(1)
+        self.members = []
+
+    # Starting.
+
+    def _start(self, module: str, rank: int, place: Place, address: str) -> _Member:
+        words = [*place.start, "env", "-C", place.folder or str(ROOT), place.python or sys.executable, "-m", module]
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tasks.lifetime", *words], cwd=ROOT, stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | place.environment,
+            )  # fmt: skip
+        except OSError as error:
+            raise CrewError(f"worker {rank} on {place.host} cannot be started: {error}.") from error
+        member = _Member(rank, place, process)
+        member.thread = threading.Thread(target=self._print, args=(member,), daemon=True)
+        member.thread.start()
+        with contextlib.suppress(OSError):  # It has died already, which `_connect` sees.
+            assert process.stdin is not None
+            process.stdin.write(f"{rank} {address}\n")
+            process.stdin.flush()
+        return member
+
+    def _print(self, member: _Member) -> None:
+        assert member.process.stdout is not None
+        for line in member.process.stdout:
+            member.lines.append(line.rstrip())
+            self._say(f"[{member.rank} {member.place.host}] {line.rstrip()}")
+
+    def _connect(self, listener: socket.socket, key: bytes) -> None:
+        """Accept each worker once, and check that its code and libraries are those of this process."""
+        deadline = time.monotonic() + self.cluster.start_s
+        while any(member.connection is None for member in self.members):
+            self._require_running()
+            if time.monotonic() > deadline:
+                member = next(member for member in self.members if member.connection is None)
+                self._fail(member, f"it did not connect to {self.cluster.address} within {self.cluster.start_s:g} s")
+            try:
+                peer, _ = listener.accept()
+            except TimeoutError:
+                continue
+            connection = _shake(peer, key, is_stage=True)
+            if connection is None:
+                continue  # Somebody else, or with another key.
+            rank, found = pickle.loads(connection.recv_bytes())
+            member = self.members[rank]
+            member.connection, member.heard = connection, time.monotonic()
+            expected = fingerprint()
+            for what, value in expected.items():
+                if found.get(what) != value:
+                    self._fail(member, f"it has {what} {found.get(what)}, expected {value}, as this host has")
+
+    def _require_running(self) -> None:
+        for member in self.members:
+            code = member.process.poll()
+            if code is not None:
+                self._fail(member, _ended(code))
+
+    # Listening.
+
+    def _received(self) -> Iterator[tuple[_Member, tuple[str, Any]]]:
+        """Messages that have come within a second; signs of life are not among them."""
+        by_connection = {member.connection: member for member in self.members}
+        for ready in wait(list(by_connection), _ALIVE_S):  # type: ignore[arg-type]
+            member = by_connection[ready]  # type: ignore[index]
+            try:
+                message = pickle.loads(ready.recv_bytes())  # type: ignore[union-attr]
+            except (EOFError, OSError):
+                self._fail_lost(member)
+            member.heard = time.monotonic()
+            if message[0] == "alive":
+                continue
+            yield member, message
+        for member in self.members:
+            silent = time.monotonic() - member.heard
+            if silent > self.cluster.silence_s:
+                self._fail(member, f"no sign of life for {silent:.0f} s")
+
+    def _send(self, member: _Member, message: Any) -> None:
+        assert member.connection is not None
+        try:
+            member.connection.send_bytes(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+        except (OSError, ValueError):
+            self._fail_lost(member)
+
+    def _fail_lost(self, member: _Member) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            member.process.wait(2)
+        code = member.process.poll()
+        self._fail(member, "the connection is lost" if code is None else _ended(code))
+
+    def _fail(self, member: _Member, what: str) -> None:
+        """End the crew and raise its error."""
+        phase = member.phase
+        if member.thread is not None and member.process.poll() is not None:
+            member.thread.join(1)
+        last = next((line for line in reversed(member.lines) if line.strip()), "")
+        tail = f" Its last line: {last}" if last else ""
+        self.close()
+        raise CrewError(f"{member.name}, in {phase}: {what.rstrip('.')}.{tail} Start again: the run continues.")
+
+
+def _ended(code: int) -> str:
+    return f"it was ended by signal {-code}" if code < 0 else f"it ended with status {code}"
+
+
+@contextlib.contextmanager
+def _listening(address: str, port: int) -> Iterator[socket.socket]:
+    try:
+        listener = socket.create_server((address, port), backlog=64)
+    except OSError as error:
+        raise CrewError(
+            f"{address}:{port or 'any port'}: workers cannot be awaited there: {error.strerror}. Set address and port "
+            "in conf/cluster to a free one of this host."
+        ) from error
+    listener.settimeout(0.5)
+    with listener:
+        yield listener
+
+
+def _shake(peer: socket.socket, key: bytes, is_stage: bool) -> Connection | None:
+    """A connection whose other side knows the key, None otherwise; whoever says nothing is cut off."""
+    peer.settimeout(None)
+    _watch(peer)
+    seconds = struct.pack("ll", _SHAKE_S, 0)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
+    connection = Connection(peer.detach())
+    try:
+        for step in (deliver_challenge, answer_challenge) if is_stage else (answer_challenge, deliver_challenge):
+            step(connection, key)
+    except Exception:  # Wrong key, other protocol, silence, gone.
+        connection.close()
+        return None
+    with socket.socket(fileno=os.dup(connection.fileno())) as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+    return connection
+
+
+def _watch(peer: socket.socket) -> None:
+    """Let the kernel end a connection whose other host is gone or cut off."""
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if sys.platform == "linux":
+        for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
+
+
+def fingerprint() -> dict[str, str]:
+    """What must be equal on all hosts."""
+    from tasks.identity import PACKAGE, recorded
+    from tasks.store import digest, sha256
+
+    sources = sorted((ROOT / PACKAGE).rglob("*.py"))
+    code = digest([[path.relative_to(ROOT).as_posix(), sha256(path)] for path in sources])[:12]
+    python = ".".join(map(str, sys.version_info[:3]))
+    return {"code": code, "Python": python} | recorded()
+
+
+# The side of a worker.
+
+
+class Stage:
+    """What a worker sees of the stage that started it."""
+
+    def __init__(self, rank: int, connection: Connection) -> None:
+        self.rank = rank
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._live, daemon=True).start()
+
+    def take(self) -> Any:
+        """The next thing that the stage sends."""
+        return self._waiting.get()
+
+    def taken(self) -> Iterator[Any]:
+        """What the stage hands over, one thing at a time, up to its end."""
+        while True:
+            self.send(("more", None))
+            if (part := self.take()) is None:
+                return
+            yield part
+
+    def hand(self, part: Any) -> None:
+        """Give the stage something before the result."""
+        self.send(("part", part))
+
+    def send(self, message: Any) -> None:
+        """Send a message; a stage that is gone ends this process."""
+        content = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        try:
+            with self._lock:
+                self._connection.send_bytes(content)
+        except OSError:
+            os._exit(1)
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                message = pickle.loads(self._connection.recv_bytes())
+            except (EOFError, OSError):
+                os._exit(1)  # Also in the middle of a computation that waits for other workers.
+            self._waiting.put(message)
+
+    def _live(self) -> None:
+        while True:
+            time.sleep(_ALIVE_S)
+            self.send(("alive", None))
+
+
+def work(serve: Callable[[Stage], dict[str, Callable[..., Any]]]) -> None:
+    """Connect to the stage that started this process and do what it says, until it is gone.
+
+    Args:
+        serve: gets the stage; returns what it may ask for, by name.
+    """
+    faulthandler.register(signal.SIGUSR1)  # Shows where a worker is that seems to hang.
+    rank, address, port, key = sys.stdin.readline().split()
+    connection = _reach(address, int(port), bytes.fromhex(key))
+    connection.send_bytes(pickle.dumps((int(rank), fingerprint())))
+    stage = Stage(int(rank), connection)
+    commands = serve(stage)
+    while True:
+        command, arguments = stage.take()
+        try:
+            result = commands[command](*arguments)
+        except Exception as error:
+            if not isinstance(error, ValueError):  # A mistake of the user's needs no traceback.
+                import traceback
+
+                traceback.print_exc()
+            sys.stderr.flush()
+            stage.send(("error", (type(error).__name__, " ".join(str(error).split()) or type(error).__name__)))
+        else:
+            stage.send(("done", result))
+
+
+def _reach(address: str, port: int, key: bytes) -> Connection:
+    try:
+        peer = socket.create_connection((address, port), timeout=_SHAKE_S)
+    except OSError as error:
+        raise SystemExit(f"the stage at {address}:{port} cannot be reached: {error}") from error
+    connection = _shake(peer, key, is_stage=False)
+    if connection is None:
+        raise SystemExit(f"whoever listens at {address}:{port} does not know this run's key")
+    return connection

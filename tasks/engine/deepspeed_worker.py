@@ -1,0 +1,185 @@
+"""A worker of the DeepSpeed engine: it holds its part of policy, critic and reference, and does what the engine says.
+
+`python -m tasks.engine.deepspeed_worker` is started by `tasks.crew`. It needs no file of the run: configuration and
+weights come from the engine, so it may run on a host that does not see this host's files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from tasks import crew
+from tasks.engine import Objective, Training
+from tasks.rl.experience import Experience
+
+
+@dataclass(frozen=True)
+class World:
+    """What every worker is told before anything else.
+
+    Attributes:
+        size: number of workers.
+        threads: of each, where it computes on a processor.
+        interface: network device for the exchange between workers.
+        timeout_s: longest wait of an exchange.
+    """
+
+    size: int
+    threads: int
+    interface: str
+    timeout_s: float
+
+
+class Worker:
+    """The commands of the engine; see `DeepSpeedPolicy` for what they are for.
+
+    Args:
+        stage: the engine's side.
+    """
+
+    def __init__(self, stage: crew.Stage) -> None:
+        self.stage = stage
+        self._store: Any = None
+        self._models: Any = None
+
+    def commands(self) -> dict[str, Callable[..., Any]]:
+        """What the engine may ask for, by name."""
+        return {
+            "meet": self.meet,
+            "join": self.join,
+            "build": self.build,
+            "read": self.read,
+            "update": self.update,
+            "weights": self.weights,
+            "save": self.save,
+            "load": self.load,
+        }
+
+    def meet(self, world: World, address: str) -> int:
+        """Open the place where workers meet, on the host of the first; returns its port."""
+        import socket
+
+        from torch.distributed import TCPStore
+
+        with socket.create_server((address, 0)) as listener:
+            port = int(listener.getsockname()[1])
+            self._store = TCPStore(
+                address, port, world.size, True, timedelta(seconds=world.timeout_s),
+                wait_for_workers=False, master_listen_fd=listener.detach(),
+            )  # fmt: skip
+        return port
+
+    def join(self, world: World, address: str, port: int) -> None:
+        """Meet the others and form one group."""
+        os.environ |= {"GLOO_SOCKET_IFNAME": world.interface, "NCCL_SOCKET_IFNAME": world.interface}
+        os.environ |= {"RANK": str(self.stage.rank), "WORLD_SIZE": str(world.size), "LOCAL_RANK": "0"}
+        os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port), "DS_ACCELERATOR": _accelerator()}
+
+        import torch
+        from torch import distributed
+
+        from tasks.device import use_threads
+
+        use_threads(world.threads)
+        timeout = timedelta(seconds=world.timeout_s)
+        store = self._store or distributed.TCPStore(address, port, world.size, False, timeout)
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        distributed.init_process_group(
+            backend, store=store, rank=self.stage.rank, world_size=world.size, timeout=timeout
+        )
+        _start_deepspeed(backend)
+
+    def build(self, config: Any, training: Training, zero: Any) -> None:
+        """Make policy, critic and reference, and give them the weights that the first worker gets."""
+        from tasks.engine import zero_models
+
+        self._models = zero_models.build(config, training, zero)
+        models = self._models.of_start()
+        for name, tensor in _spread(self.stage):
+            for model in models:
+                model.set_weight(name, tensor)
+        for model in models:
+            model.settle()
+        zero_models.require_sharing(self._models, training)
+
+    def read(self, which: str, batches: Sequence[Experience]) -> list[Any]:
+        """Logprobs of policy or reference, or values of the critic, of each batch."""
+        models = self._models
+        outputs = models.read_reference(batches) if which == "reference" else models.trainees[which].read(batches)
+        return [(output[0] if isinstance(output, tuple) else output).cpu() for output in outputs]
+
+    def update(self, which: str, batches: Sequence[Experience], objective: Objective[Any]) -> Any:
+        """One step; returns the reports of the batches, and the norm of the gradient."""
+        return self._models.trainees[which].update(batches, objective)
+
+    def weights(self) -> None:
+        """Hand over every weight of the policy, adapters merged, from the first worker."""
+        self._hand(self._models.merged())
+
+    def save(self, which: str) -> dict[str, Any]:
+        """Hand over the state of policy or critic."""
+        trainee = self._models.trainees[which]
+        self._hand(trainee.state())
+        values: dict[str, Any] = trainee.values()
+        return values
+
+    def load(self, which: str, values: dict[str, Any]) -> None:
+        """Inverse of `save`; the first worker gets the tensors."""
+        trainee = self._models.trainees[which]
+        trainee.begin_restore(values)
+        for name, tensor in _spread(self.stage):
+            trainee.restore(name, tensor)
+        trainee.settle()
+
+    def _hand(self, named: Iterator[tuple[str, Any]]) -> None:
+        for name, tensor in named:
+            if self.stage.rank == 0:
+                self.stage.hand((name, tensor.detach().cpu()))
+
+
+def _spread(stage: crew.Stage) -> Iterator[tuple[str, Any]]:
+    """Named tensors that the first worker takes from the engine, on all workers; one at a time."""
+    import torch
+    from torch import distributed
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    taken = stage.taken() if stage.rank == 0 else iter(())
+    while True:
+        head: list[Any] = [None]
+        tensor = None
+        if stage.rank == 0:
+            part = next(taken, None)
+            if part is not None:
+                tensor = part[1].to(device).contiguous()
+                head = [(part[0], tuple(tensor.shape), tensor.dtype)]
+        distributed.broadcast_object_list(head, 0)
+        if head[0] is None:
+            return
+        name, shape, dtype = head[0]
+        tensor = torch.empty(shape, dtype=dtype, device=device) if tensor is None else tensor
+        distributed.broadcast(tensor, 0)
+        yield name, tensor
+
+
+def _accelerator() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _start_deepspeed(backend: str) -> None:
+    """Let DeepSpeed use the group that exists, on a processor without the shared-memory kernel that it would build."""
+    import deepspeed
+    from deepspeed.comm import torch as communication
+
+    if backend == "gloo":
+        communication.build_shm_op = lambda: None
+    deepspeed.init_distributed(dist_backend=backend, dist_init_required=False)
+
+
+if __name__ == "__main__":
+    crew.work(lambda stage: Worker(stage).commands())

@@ -1,0 +1,204 @@
+"""Policy, critic and reference of a worker, built from a configuration, and without weights until they are set.
+
+All workers call everything here together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tasks.engine import Training
+from tasks.engine.forward import reading
+from tasks.engine.zero import Divided, PolicyPass, ReplicatedTrainee, ValuePass, ZeroConf, ZeroTrainee, by_layer, whole
+from tasks.model import computes_in, pick_device
+from tasks.rl.experience import Experience
+from tasks.shared_prefix import require_supported
+
+_ADAPTER = "default"
+
+
+@dataclass(frozen=True)
+class Models:
+    """What a worker holds; `reference` is None where there is none, or where it is the policy without adapters."""
+
+    policy: Divided
+    critic: Divided | None
+    reference: Frozen | None
+
+    def of_start(self) -> list[Divided | Frozen]:
+        """Those that begin with weights of the start policy."""
+        return [model for model in (self.policy, self.critic, self.reference) if model is not None]
+
+    @property
+    def trainees(self) -> dict[str, Divided]:
+        """Policy and critic by name."""
+        return {"policy": self.policy} | ({"critic": self.critic} if self.critic is not None else {})
+
+    def read_reference(self, batches: Sequence[Experience]) -> list[Any]:
+        """As `Divided.read`, of the start policy."""
+        if self.reference is not None:
+            return self.reference.read(batches)
+        with self.policy.module.model.disable_adapter():
+            return self.policy.read(batches)
+
+    @torch.no_grad()
+    def merged(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight of the policy by its name in a model folder, adapters merged; valid until the next."""
+        adapted = {id(layer.base_layer.weight): layer for layer in _adapted_layers(self.policy.module)}
+        for name, parameter in self.policy.of_policy.items():
+            layer = adapted.get(id(parameter))
+            if layer is None:
+                with whole([parameter]):
+                    yield name, parameter.detach()
+                continue
+            with whole([parameter, layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight]):
+                yield name, parameter.detach() + layer.get_delta_weight(_ADAPTER)
+
+
+class Frozen:
+    """The start policy, which is not trained.
+
+    Args:
+        module: the policy's pass.
+        of_policy: its parameters by name.
+        zero: divided where weights are.
+        dtype: of forward passes.
+    """
+
+    def __init__(self, module: PolicyPass, of_policy: Mapping[str, Any], zero: ZeroConf, dtype: torch.dtype) -> None:
+        self.module, self.of_policy, self.dtype = module.requires_grad_(False), of_policy, dtype
+        self.engine: Any = module.to(dtype)
+        if zero.stage == 3:
+            import deepspeed
+
+            by_layer(module)
+            self.engine, *_ = deepspeed.initialize(model=module, config=zero.frozen_settings(dtype))
+        self.engine.eval()
+
+    @torch.no_grad()
+    def read(self, batches: Sequence[Experience]) -> list[Any]:
+        """See `Divided.read`."""
+        device = next(iter(self.of_policy.values())).device
+        with reading(self.module.decoder, self.module.share_prefixes, self.dtype):
+            return [self.engine(batch.to(device)) for batch in batches]
+
+    def set_weight(self, name: str, tensor: Tensor) -> None:
+        """See `Divided.set_weight`."""
+        parameter = self.of_policy.get(name)
+        if parameter is not None:
+            with whole([parameter], changed=True), torch.no_grad():
+                parameter.copy_(tensor)
+
+    def settle(self) -> None:
+        """Nothing was rounded."""
+
+
+def build(config: Any, training: Training, zero: ZeroConf) -> Models:
+    """The models of a run.
+
+    Args:
+        config: of transformers.
+        training: settings.
+        zero: how models are divided.
+
+    Raises:
+        ValueError: samples are to share prefixes, and the architecture cannot.
+    """
+    device = pick_device()
+    dtype = computes_in(training.dtype, device)
+    critic = None
+    if training.critic is not None:
+        critic = _critic(config, training, zero, dtype, device)
+    policy = _policy(config, training, zero, dtype, device)
+
+    reference = None
+    if training.needs_reference and not training.lora.rank:
+        model, of_policy = _empty(config, zero, dtype, device)
+        reference = Frozen(PolicyPass(model, training.share_prefixes, False), of_policy, zero, dtype)
+    return Models(policy, critic, reference)
+
+
+def require_sharing(models: Models, training: Training) -> None:
+    """Once the weights are there: whether samples can share prefixes.
+
+    Raises:
+        ValueError: the architecture cannot.
+    """
+    if training.share_prefixes:
+        require_supported(models.policy.module.decoder)
+
+
+def _policy(config: Any, training: Training, zero: ZeroConf, dtype: torch.dtype, device: torch.device) -> Divided:
+    model, of_policy = _empty(config, zero, dtype, device)
+    if training.lora.rank:
+        from peft import LoraConfig, get_peft_model
+
+        lora = training.lora
+        with torch.random.fork_rng():
+            torch.manual_seed(training.seed)
+            adapters = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets))
+            model = get_peft_model(model, adapters)
+    _choose_activations(model, training)
+    module = PolicyPass(model, training.share_prefixes, bool(training.lora.rank)).eval()
+    return _trainee(module, model, of_policy, training.policy, zero, dtype)
+
+
+def _critic(config: Any, training: Training, zero: ZeroConf, dtype: torch.dtype, device: torch.device) -> Divided:
+    assert training.critic is not None
+    model, of_policy = _empty(config, zero, dtype, device)
+    decoder = model.get_decoder()
+    _choose_activations(decoder, training)
+    module = ValuePass(decoder, training.share_prefixes).eval()
+    module.head.to(device)
+    kept = {id(parameter) for parameter in decoder.parameters()}
+    of_policy = {name: parameter for name, parameter in of_policy.items() if id(parameter) in kept}
+    return _trainee(module, module, of_policy, training.critic, zero, dtype)
+
+
+def _trainee(*arguments: Any) -> Divided:
+    *common, zero = (*arguments[:4], arguments[5], arguments[4])
+    return ZeroTrainee(*common, zero) if zero.stage else ReplicatedTrainee(*common)
+
+
+def _choose_activations(model: Any, training: Training) -> None:
+    if not training.keep_activations:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def _empty(config: Any, zero: ZeroConf, dtype: torch.dtype, device: torch.device) -> tuple[Any, dict[str, Any]]:
+    """A causal LM without weights, and its parameters by name."""
+    from transformers.initialization import no_init_weights
+
+    from tasks.pretrained import AutoModelForCausalLM
+
+    with no_init_weights(), _born(zero, dtype):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    model.tie_weights()
+    if zero.stage < 3:
+        model = model.to(device)
+    return model, dict(model.named_parameters())
+
+
+def _born(zero: ZeroConf, dtype: torch.dtype) -> AbstractContextManager[Any]:
+    """The block in which parameters are divided as soon as they are made."""
+    if zero.stage < 3:
+        return contextlib.nullcontext()
+    import deepspeed
+
+    context: AbstractContextManager[Any] = deepspeed.zero.Init(config_dict_or_path=zero.frozen_settings(dtype))
+    return context
+
+
+def _adapted_layers(module: PolicyPass) -> list[Any]:
+    if not module.is_adapted:
+        return []
+    from peft.tuners.lora import LoraLayer
+
+    return [layer for layer in module.modules() if isinstance(layer, LoraLayer)]

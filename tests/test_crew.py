@@ -1,0 +1,186 @@
+"""The workers of a stage: what they are told, how they end, and what the user reads when one does not go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tasks import cluster, crew
+from tasks.cluster import Cluster, HostConf
+from tasks.crew import Crew, CrewError
+from tests.crew_worker import AgreedError
+
+ROOT = Path(__file__).parents[1]
+WORKER = "tests.crew_worker"
+HERE = Cluster(hosts=(HostConf(workers=4),), start_s=60, silence_s=5, end_s=5)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 15) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
+def test_each_worker_gets_what_it_is_given_and_results_come_in_order() -> None:
+    said: list[str] = []
+    with Crew(WORKER, 3, HERE, say=said.append) as workers:
+        assert workers.call("add", [(1, 2), (10, 20), (100, 200)]) == [3, 31, 302]
+        assert workers.call("add", [(5, 5)]) == [10]  # Only the first.
+        workers.call("say", [("hello",)] * 3)
+        assert list(workers.stream("count", [(3,)] * 3)) == [0, 1, 2, ["counted"] * 3]
+        assert workers.call("total", [()] * 3, iter(range(101))) == [5050, -1, -1]
+        pids = workers.call("pid", [()] * 3)
+        assert all(map(is_running, pids))
+    assert not any(map(is_running, pids))
+    assert sorted(line for line in said if "hello" in line) == [f"[{rank} localhost] hello" for rank in range(3)]
+
+
+def test_an_error_of_all_is_that_error_and_the_crew_goes_on() -> None:
+    with Crew(WORKER, 2, HERE, reports=[AgreedError]) as workers:
+        with pytest.raises(AgreedError, match="too high"):
+            workers.call("fail", [("too high", "agreed")] * 2)
+        assert workers.call("add", [(1, 1), (1, 1)]) == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "message"),
+    [
+        ("fail", ("no such file", "value"), r"worker [01] on localhost, in fail: no such file\."),
+        ("fail", ("odd", "other"), r"worker [01] on localhost, in fail: odd\. Its last line: RuntimeError: odd"),
+        ("fail_first", ("alone",), r"worker 0 on localhost, in fail_first: alone \(the other workers went on\)"),
+        ("die", (), r"worker [01] on localhost, in die: it was ended by signal 9"),
+        ("exit", (7,), r"worker [01] on localhost, in exit: it ended with status 7"),
+        ("stop", (), r"worker [01] on localhost, in stop: no sign of life for [5-9] s"),
+    ],
+)
+def test_one_line_says_which_worker_failed_in_what_and_none_is_left(
+    command: str, given: tuple[object, ...], message: str
+) -> None:
+    with Crew(WORKER, 2, HERE, reports=[AgreedError]) as workers:
+        pids = workers.call("pid", [()] * 2)
+        start = time.monotonic()
+        with pytest.raises(CrewError, match=message):
+            workers.call(command, [given] * 2)
+        assert time.monotonic() - start < 20
+        assert not any(map(is_running, pids))
+
+
+def test_a_worker_that_is_killed_while_others_work_ends_them() -> None:
+    with Crew(WORKER, 2, HERE) as workers:
+        pids = workers.call("pid", [()] * 2)
+        os.kill(pids[1], signal.SIGKILL)
+        with pytest.raises(CrewError, match="worker 1 on localhost, in sleep: it was ended by signal 9"):
+            workers.call("sleep", [(600,)] * 2)
+        assert wait_until(lambda: not any(map(is_running, pids)))
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_end_with_their_stage(how: signal.Signals) -> None:
+    text = (
+        "import sys; from tests.test_crew import *\n"
+        "with Crew(WORKER, 2, HERE) as workers:\n"
+        "    print(*workers.call('pid', [()] * 2), flush=True); workers.call('sleep', [(600,)] * 2)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", text], cwd=ROOT, stdout=subprocess.PIPE, text=True) as stage:
+        assert stage.stdout is not None
+        pids = [int(word) for word in stage.stdout.readline().split()]
+        assert len(pids) == 2
+        stage.send_signal(how)
+        assert wait_until(lambda: not any(map(is_running, pids)))
+
+
+def test_somebody_without_the_key_is_cut_off_and_hinders_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that says nothing, one that sends much, one with another key; all before the workers connect."""
+    strangers: list[socket.socket] = []
+    start = Crew._start
+
+    def visited(self: Crew, module: str, rank: int, place: cluster.Place, address: str) -> object:
+        host, port, _ = address.split()
+        if not strangers:
+            strangers.extend(socket.create_connection((host, int(port))) for _ in range(2))
+            strangers[1].sendall(b"\xff" * 100_000)
+        return start(self, module, rank, place, address)
+
+    monkeypatch.setattr(Crew, "_start", visited)
+    monkeypatch.setattr(crew, "_SHAKE_S", 2)
+    with Crew(WORKER, 1, HERE) as workers:
+        assert workers.call("add", [(1, 1)]) == [2]
+    assert strangers[0].recv(100_000)  # The challenge of the stage,
+    assert strangers[0].recv(100) == b""  # and the end.
+
+
+def test_a_worker_of_other_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = crew.fingerprint()
+    monkeypatch.setattr(crew, "fingerprint", lambda: found | {"torch": "0.1"})
+    with pytest.raises(CrewError, match=r"worker 0 on localhost, in start: it has torch 2\S+, expected 0\.1"):
+        Crew(WORKER, 1, HERE)
+
+
+def test_a_worker_that_cannot_start_is_named() -> None:
+    with pytest.raises(CrewError, match=r"worker 0 on far, in start: it ended with status 127"):
+        Crew(WORKER, 1, replace(HERE, hosts=(HostConf(name="far", start=("no-such-program", "{host}")),)))
+    with pytest.raises(CrewError, match=r"in start: it ended with status 1\. Its last line: .*No module named"):
+        Crew("tests.no_such_worker", 1, HERE)
+    with pytest.raises(CrewError, match=r"it did not connect to 127\.0\.0\.1 within 2 s"):
+        Crew("time", 1, replace(HERE, start_s=2, hosts=(HostConf(start=("sleep", "60", "#")),)))
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(CrewError, match=rf"127\.0\.0\.1:{port}: workers cannot be awaited there: Address already"):
+            Crew(WORKER, 1, replace(HERE, port=port))
+
+
+def test_workers_fill_one_host_after_another() -> None:
+    two = Cluster(hosts=(HostConf(name="a", workers=2, devices=(0, 1)), HostConf(name="b", start=("ssh", "{host}"))))
+    places = two.places(3)
+    assert [place.host for place in places] == ["a", "a", "b"]
+    assert [place.environment for place in places] == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}, {}]
+    assert places[2].start == ("ssh", "b")
+    with pytest.raises(ValueError, match="workers=4: expected at most 3, all that its hosts take"):
+        two.places(4)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hosts: []", "hosts"),
+        ("hosts: [{workers: 0}]", "workers"),
+        ("hosts: [{wrokers: 2}]", "wrokers"),
+        ("hosts: [{folder: /a b}]", "a path without blanks"),
+        ("hosts: [{}]\nport: 70000", "port"),
+        ("{}", "hosts"),
+    ],
+)
+def test_mistakes_of_a_cluster_file_are_named(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "conf/cluster").mkdir(parents=True)
+    (tmp_path / "conf/cluster/mine.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=message) as caught:
+        cluster.load("mine", tmp_path)
+    assert "conf/cluster/mine.yaml" in str(caught.value)
+
+
+def test_the_environment_names_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cluster.load(root=ROOT).hosts[0].name == "localhost"
+    monkeypatch.setenv(cluster.CLUSTER_VARIABLE, "nowhere")
+    with pytest.raises(ValueError, match="nowhere"):
+        cluster.load(root=ROOT)
