@@ -1,6 +1,6 @@
 """Two hosts on one machine: network namespaces with their own addresses, and a link between them.
 
-The link is either a pair of virtual devices, which can be cut, or a program that carries packets between two tunnels and
+The link is a pair of virtual devices, which can be cut, or a program that carries packets between two tunnels and
 loses or delays some of them (not every kernel has `netem`). Root alone may make such hosts.
 """
 
