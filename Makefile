@@ -28,7 +28,8 @@
 #   make setup | clean | help   .venv alone | remove what can be made again | this text
 #
 # METHODS=a,b trains these and sets them beside the system they are compared with, PARALLEL=2 runs so many stages at once,
-# RUN_NAME="first try" is the name of the run on the pages of Prefect and MLflow. REQUIREMENTS=requirements/cpu.txt decides
+# RUN_NAME="first try" is the name of the run on the pages of Prefect and MLflow. CLUSTER=mine names the hosts of
+# ENGINE=deepspeed (conf/cluster). REQUIREMENTS=requirements/cpu.txt decides
 # what is installed. A run downloads no model but one whose source conf/model names (HF_HUB_OFFLINE=1), and sends nothing out:
 # DO_NOT_TRACK=true. The settings of run, smoke and compare are:
 
@@ -40,9 +41,9 @@ override .SHELLFLAGS := -o pipefail -c
 # What the command line may set for which target. Besides, run, smoke and compare take every setting of params.yaml, DATA
 # and METHODS; flows.reproduce knows them.
 override TAKES := VENV REQUIREMENTS UV PYTEST DO_NOT_TRACK HF_HUB_OFFLINE OMP_NUM_THREADS UV_LINK_MODE PIP_FIND_LINKS PIP_INDEX_URL
-override TAKES_run := PARALLEL RUN_NAME
-override TAKES_smoke := PARALLEL RUN_NAME
-override TAKES_compare := PARALLEL RUN_NAME STUDY
+override TAKES_run := PARALLEL RUN_NAME CLUSTER
+override TAKES_smoke := PARALLEL RUN_NAME CLUSTER
+override TAKES_compare := PARALLEL RUN_NAME CLUSTER STUDY
 override TAKES_nightly := ACCEPT
 override TAKES_serve := NIGHTLY_WEBHOOK
 override TAKES_ui := PORT_PREFECT PORT_MLFLOW
@@ -105,6 +106,7 @@ export INDEX ?= artifacts/index
 export POLICY ?= $(if $(filter ask chat-server,$(GOALS)),search_r1_grpo-0,artifacts/train/r_search-0)
 export READER ?= artifacts/models/tiny_llama-1
 export CHAMPION ?= champion
+export BREADCRUMB_CLUSTER := $(value CLUSTER)
 
 # A file of tests stays in one process: its fixtures are made once. Long files come first (tests/conftest.py). Two
 # processes more than processors (nproc heeds OMP_NUM_THREADS), because many tests wait for what they have started.

@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
-from tasks.engine import Objective, Training
+from tasks import crew
+from tasks.engine import Critic, DivergedError, Objective, Policy, Training
 from tasks.engine.deepspeed import DeepSpeedEngine
 from tasks.engine.plain import PlainEngine
-from tasks.model import LoraConf, export_folder
+from tasks.generate.plain import PlainConf
+from tasks.model import LoraConf, computes_in, export_folder
 from tasks.rl.losses import Normalizer
 from tests.engine.test_plain import batch_of
 from tests.tiny import make_method, make_model, optimizer
 
-pytest.importorskip("deepspeed")
 UNCLIPPED = replace(optimizer(), max_grad_norm=1e9)
 TRAINING = Training(
     policy=UNCLIPPED, critic=UNCLIPPED, lora=LoraConf(), dtype="float32", keep_activations=True,
@@ -36,12 +38,24 @@ def start(tokenizer: Any, tmp_path: Path) -> Path:
     return tmp_path / "start"
 
 
-def prepared(policy: Any, critic: Any, tokenizer: Any, plan: Any) -> tuple[Any, Any]:
+def prepared(policy: Policy, critic: Critic, tokenizer: Any, plan: Any) -> tuple[Any, Any]:
+    """PPO with a reference and values, and seven scored samples."""
     method, batch = make_method("ppo", tokenizer, entropy_coefficient=0.01), batch_of(7)
-    old = policy.logprobs(batch, plan)
-    values = critic.values(batch, plan) if critic is not None else None
-    reference = policy.logprobs(batch, plan, reference=True)
+    old, reference = (policy.logprobs(batch, plan, reference=which) for which in (False, True))
+    values = critic.values(batch, plan)
     return method, method.advantage(replace(batch, old_logprobs=old - 0.1, ref_logprobs=reference, values=values))
+
+
+def update(policy: Policy, critic: Critic, method: Any, batch: Any, plan: Any, is_first: bool = False) -> Any:
+    """One update of both."""
+    rows = [row for micro in plan for row in micro]
+    of_policy = Objective(method.loss, Normalizer.of(batch.loss_mask[rows]), True, is_first)
+    of_critic = Objective(method.value_loss, Normalizer.of(batch.response_mask[rows]))
+    return policy.update(batch, plan, of_policy), critic.update(batch, plan, of_critic)
+
+
+def weights_of(policy: Policy) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in policy.weights()}
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -52,36 +66,158 @@ def test_updates_are_those_of_the_plain_engine(
     training = replace(TRAINING, lora=lora)
     kind = DeepSpeedEngine(workers=2, stage=stage)
     torch.set_num_threads(1)
-    with PlainEngine().open(start, training) as (plain, plain_critic), kind.open(start, training) as (policy, critic):
-        assert critic is not None
-        assert plain_critic is not None
-        method, batch = prepared(plain, plain_critic, tokenizer, EXACT)
+    with PlainEngine().open(start, training) as plain, kind.open(start, training) as divided:
+        method, batch = prepared(*plain, tokenizer, EXACT)  # type: ignore[arg-type]
         sequences = [[1, 2, 3, 4], [5, 6, 7], [8, 9]]
-        for found, wanted in zip(*(e.sequence_logprobs(sequences) for e in (policy, plain)), strict=True):
+        for found, wanted in zip(*(e[0].sequence_logprobs(sequences) for e in (divided, plain)), strict=True):
             assert found == pytest.approx(wanted, abs=1e-5)
+
         for number in range(5):
             for reference in (True, False):
-                found, wanted = (e.logprobs(batch, EXACT, reference) for e in (policy, plain))
-                assert torch.equal(found, wanted)
-            assert torch.equal(critic.values(batch, EXACT), plain_critic.values(batch, EXACT))
+                assert torch.equal(*(e[0].logprobs(batch, EXACT, reference) for e in (divided, plain)))
+            assert torch.equal(*(e[1].values(batch, EXACT) for e in (divided, plain)))  # type: ignore[union-attr]
+            ours, theirs = (update(*e, method, batch, EXACT, number == 0) for e in (divided, plain))
+            for mine, other in zip(ours, theirs, strict=True):
+                assert mine.metrics == other.metrics
+                assert mine.grad_norm == pytest.approx(other.grad_norm, rel=1e-6)
+                assert (mine.logprobs is None) == (other.logprobs is None)
+            if number == 0:
+                assert torch.equal(ours[0].logprobs, theirs[0].logprobs)
 
-            rows = [row for micro in EXACT for row in micro]
-            objective = Objective(method.loss, Normalizer.of(batch.loss_mask[rows]), True, is_first=number == 0)
-            ours, theirs = policy.update(batch, EXACT, objective), plain.update(batch, EXACT, objective)
-            assert ours.metrics == theirs.metrics
-            assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-6)
-            for objective in [Objective(method.value_loss, Normalizer.of(batch.response_mask[rows]))]:
-                ours, theirs = critic.update(batch, EXACT, objective), plain_critic.update(batch, EXACT, objective)
-                assert ours.metrics == theirs.metrics
+        ours, theirs = weights_of(divided[0]), weights_of(plain[0])
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+        for engine, folder in ((divided, "ours"), (plain, "theirs")):
+            engine[0].save(tmp_path / folder)
+            engine[1].save(tmp_path / folder / "critic")  # type: ignore[union-attr]
+            engine[0].export(tmp_path / f"{folder}-policy")
+    for part in ("", "critic"):
+        ours, theirs = (load_file(tmp_path / f / part / "tensors.safetensors") for f in ("ours", "theirs"))
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (tmp_path / "ours-policy" / name).read_bytes() == (tmp_path / "theirs-policy" / name).read_bytes()
 
-        wanted_weights = {name: tensor.clone() for name, tensor in plain.weights()}
-        for name, tensor in policy.weights():
-            assert torch.equal(tensor, wanted_weights.pop(name)), name
-        assert not wanted_weights
-        for engine, folder in ((policy, "ours"), (plain, "theirs")):
-            engine.save(tmp_path / folder)
-            engine.export(tmp_path / f"{folder}-policy")
-        for name in ("tensors.safetensors",):
-            assert load_file(tmp_path / "ours" / name).keys() == load_file(tmp_path / "theirs" / name).keys()
-        for name in ("model.safetensors", "config.json", "tokenizer.json"):
-            assert (tmp_path / "ours-policy" / name).read_bytes() == (tmp_path / "theirs-policy" / name).read_bytes()
+
+@pytest.mark.parametrize(
+    ("stage", "workers", "options"),
+    [
+        (2, 2, {"share_prefixes": "longest"}),
+        (3, 3, {"keep_activations": False, "lora": LoraConf(rank=4)}),
+        (3, 2, {"keep_activations": False, "policy": optimizer()}),
+        (1, 3, {}),
+    ],
+)
+def test_where_a_plan_does_not_come_out_even_only_sums_are_rounded(
+    stage: Any, workers: int, options: dict[str, Any], tokenizer: Any, tmp_path: Path
+) -> None:
+    """Also with an untied head, clipping, recomputed activations, shared prefixes."""
+    export_folder(make_model(tokenizer, tied=False), tokenizer, tmp_path / "start")
+    training = replace(TRAINING, **options)
+    torch.set_num_threads(1)
+    kind = DeepSpeedEngine(workers=workers, stage=stage)
+    with PlainEngine().open(tmp_path / "start", training) as plain, kind.open(tmp_path / "start", training) as divided:
+        method, batch = prepared(*plain, tokenizer, UNEVEN)  # type: ignore[arg-type]
+        for number in range(3):
+            ours, theirs = (update(*e, method, batch, UNEVEN, number == 0) for e in (divided, plain))
+            for mine, other in zip(ours, theirs, strict=True):
+                assert len(mine.metrics) == len(UNEVEN)
+                for found, wanted in zip(mine.metrics, other.metrics, strict=True):
+                    assert found == pytest.approx(wanted, abs=1e-5)
+        found, wanted = (e[0].logprobs(batch, UNEVEN) for e in (divided, plain))
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
+
+
+def test_any_number_of_workers_goes_on_from_a_checkpoint_and_so_does_the_plain_engine(
+    start: Path, tokenizer: Any, tmp_path: Path
+) -> None:
+    torch.set_num_threads(1)
+    with DeepSpeedEngine(workers=2, stage=2).open(start, TRAINING) as first:
+        method, batch = prepared(*first, tokenizer, EXACT)  # type: ignore[arg-type]
+        first[0].save(tmp_path / "none")  # Nothing has moved yet.
+        for _ in range(2):
+            update(*first, method, batch, EXACT)  # type: ignore[arg-type]
+        first[0].save(tmp_path / "policy")
+        first[1].save(tmp_path / "critic")  # type: ignore[union-attr]
+        for _ in range(2):
+            update(*first, method, batch, EXACT)  # type: ignore[arg-type]
+        wanted = weights_of(first[0])
+
+    for kind in (PlainEngine(), *(DeepSpeedEngine(workers=2, stage=stage) for stage in (0, 1, 3))):
+        with kind.open(start, TRAINING) as second:
+            update(*second, method, batch, UNEVEN)  # type: ignore[arg-type]
+            second[0].load(tmp_path / "policy")
+            second[1].load(tmp_path / "critic")  # type: ignore[union-attr]
+            for _ in range(2):
+                update(*second, method, batch, EXACT)  # type: ignore[arg-type]
+            found = weights_of(second[0])
+        assert all(torch.equal(tensor, found[name]) for name, tensor in wanted.items()), kind
+
+
+def not_finite(batch: Any, logprobs: Tensor, *_: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    return logprobs.sum() * float("nan"), {}
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_gradient_that_is_not_finite_moves_nothing(stage: Any, start: Path, tokenizer: Any) -> None:
+    with DeepSpeedEngine(workers=2, stage=stage).open(start, TRAINING) as (policy, critic):
+        assert critic is not None
+        method, batch = prepared(policy, critic, tokenizer, EXACT)
+        before = weights_of(policy)
+        bad = Objective(not_finite, Normalizer.of(batch.loss_mask))
+        with pytest.raises(DivergedError, match=r"the gradient norm is \w+ after 0 updates\. Lower the learning rate"):
+            policy.update(batch, EXACT, bad)  # type: ignore[arg-type]
+        after = weights_of(policy)
+        assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+        update(policy, critic, method, batch, EXACT)
+        after = weights_of(policy)
+        assert not all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_bfloat16_computes_with_rounded_weights_and_adds_up_whole_ones(
+    stage: Any, start: Path, tokenizer: Any, tmp_path: Path
+) -> None:
+    if computes_in("bfloat16", torch.device("cpu")) != torch.bfloat16:
+        pytest.skip("this processor has no instructions for bfloat16")
+    training = replace(TRAINING, dtype="bfloat16")
+    torch.set_num_threads(1)
+    kind = DeepSpeedEngine(workers=2, stage=stage)
+    with PlainEngine().open(start, training) as plain, kind.open(start, training) as divided:
+        method, batch = prepared(*plain, tokenizer, EXACT)  # type: ignore[arg-type]
+        for reference in (True, False):
+            assert torch.equal(*(e[0].logprobs(batch, EXACT, reference) for e in (divided, plain)))
+        for engine, folder in ((divided, "ours"), (plain, "theirs")):
+            engine[0].save(tmp_path / folder)
+            update(*engine, method, batch, EXACT)  # type: ignore[arg-type]
+            engine[0].save(tmp_path / f"{folder}-later")
+    ours, theirs = (load_file(tmp_path / f / "tensors.safetensors") for f in ("ours", "theirs"))
+    assert ours.keys() == theirs.keys()
+    assert all(tensor.dtype == torch.float32 and torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    ours, theirs = (load_file(tmp_path / f"{f}-later/tensors.safetensors") for f in ("ours", "theirs"))
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=2.1 * UNCLIPPED.lr, msg=name)
+
+
+def test_a_generator_gets_a_copy_that_it_can_prove(start: Path, tokenizer: Any) -> None:
+    torch.set_num_threads(1)
+    with DeepSpeedEngine(workers=2, stage=3).open(start, TRAINING) as (policy, critic):
+        assert critic is not None
+        generator = PlainConf().start(start, "float32", policy)
+        assert not generator.shares_weights
+        method, batch = prepared(policy, critic, tokenizer, EXACT)
+        update(policy, critic, method, batch, EXACT)
+        generator.update_weights(policy.weights())
+        (wanted,) = policy.sequence_logprobs([[1, 2, 3, 4, 5]])
+        logits = generator.model(torch.tensor([[1, 2, 3, 4, 5]])).logits[0, :-1].log_softmax(-1)
+        found = logits.gather(-1, torch.tensor([2, 3, 4, 5])[:, None])[:, 0].tolist()
+        assert found == pytest.approx(wanted, abs=1e-5)
+
+
+def test_more_workers_than_places_start_nothing(start: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew.Crew, "_start", None)
+    with (
+        pytest.raises(ValueError, match="workers=65: expected at most 64, all that its hosts take"),
+        DeepSpeedEngine(workers=65).open(start, TRAINING),
+    ):
+        raise AssertionError

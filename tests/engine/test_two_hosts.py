@@ -17,10 +17,9 @@ from tests import network
 from tests.network import Hosts, two_hosts
 from tests.tiny import make_model
 
-pytest.importorskip("deepspeed")
 ROOT = Path(__file__).parents[2]
 reason = network.missing()
-pytestmark = pytest.mark.skipif(bool(reason), reason=reason)
+pytestmark = pytest.mark.skipif(bool(reason), reason=f"no root: {reason}")
 
 
 @pytest.fixture

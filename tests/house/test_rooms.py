@@ -33,6 +33,8 @@ ORDER = (
     "store",
     "trained",
     "identity",
+    "cluster",
+    "crew",
     "planned",
     "records",
     "checkpoint",
