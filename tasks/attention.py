@@ -26,14 +26,19 @@ LONGEST_BY_MATRICES = 1024
 
 
 def grouped_attention(
-    query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scaling: float | None = None, by_matrices: bool = False
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seen: Tensor | None,
+    scaling: float | None = None,
+    by_matrices: bool = False,
 ) -> Tensor:
     """Scaled dot-product attention with a mask.
 
     Args:
         query: [n, heads, c, head_dim].
         key, value: [n, groups, s, head_dim]; query head h reads group h // (heads / groups).
-        seen: [n or 1, 1, c, s], True where position c attends to position s.
+        seen: [n or 1, 1, c, s], True where position c attends to position s; None where it attends to all.
         scaling: of the scores; None is 1 / sqrt(head_dim).
         by_matrices: compute all scores instead of calling the fused kernel.
 
@@ -43,12 +48,13 @@ def grouped_attention(
     times = query.shape[1] // key.shape[1]
     folded = query.reshape(*key.shape[:2], times * query.shape[2], query.shape[3])
     if by_matrices:
+        assert seen is not None
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         scores = (folded @ key.transpose(-1, -2) * scale).unflatten(2, (times, query.shape[2]))
         scores = scores.masked_fill(~seen[:, :, None], float("-inf")).softmax(-1)
         read: Tensor = scores.flatten(2, 3) @ value
         return read.reshape(query.shape)
-    if times > 1:
+    if times > 1 and seen is not None:
         seen = seen.repeat(1, 1, times, 1)
     attended: Tensor = scaled_dot_product_attention(folded, key, value, attn_mask=seen, scale=scaling)
     return attended.reshape(query.shape)
@@ -85,6 +91,11 @@ def attend_in_training(
 def causal_mask(length: int, device: torch.device) -> Tensor:
     """[1, 1, length, length], True where a position attends to itself and those before it."""
     return torch.ones(1, 1, length, length, dtype=torch.bool, device=device).tril()
+
+
+def causal_mask_after(before: int, length: int, device: torch.device) -> Tensor:
+    """[1, 1, length, before + length], likewise for positions that follow others."""
+    return torch.ones(1, 1, length, before + length, dtype=torch.bool, device=device).tril(before)
 
 
 @contextmanager

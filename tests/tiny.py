@@ -21,6 +21,7 @@ from tasks.base.tokenizer import END, PAD, build_tokenizer
 from tasks.engine import OptimizerConf
 from tasks.engine.plain import PlainCritic, PlainPolicy
 from tasks.generate import Call, Sampling
+from tasks.generate.calls import WholeCalls
 from tasks.generate.plain import PlainGenerator
 from tasks.methods import loader
 from tasks.model import LoraConf
@@ -144,7 +145,7 @@ class Shelf:
 
 
 @dataclass
-class Script:
+class Script(WholeCalls):
     """A generator that writes what it is told: `lines[row]` holds one piece of text (or ids) per call."""
 
     tokenizer: Any

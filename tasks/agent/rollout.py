@@ -13,11 +13,13 @@ Search-R1 Section 3.2 (arXiv 2503.09516; docs/methods/search_r1.md)
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+from tasks.agent.free_play import FreePlay
 from tasks.agent.grammar import SearchGrammar
 from tasks.agent.observation import observation_ids
 from tasks.agent.prompts import Prompt, prompt_ids
@@ -44,6 +46,8 @@ class RolloutConf:
         search_retries: how often a failed search is repeated, after 1, 2, 4, ... seconds.
         share_reading: what prompts begin with in common, and an observation that several trajectories of equal text
             get, is read once (`Sampling`).
+        overlap_searches: a trajectory goes on when its own search has returned, and so many searches run at once; 0
+            waits for the searches of all. With `generator: rows` trajectories are the same bits for any number above 0.
     """
 
     max_turns: int
@@ -55,6 +59,7 @@ class RolloutConf:
     batch_rows: int
     search_retries: int = 2
     share_reading: bool = False
+    overlap_searches: int = 0
 
     def __post_init__(self) -> None:
         require(1 <= self.batch_rows <= 10**6, "batch_rows", self.batch_rows, "1 to 1000000")
@@ -63,6 +68,7 @@ class RolloutConf:
         require(1 <= self.top_k <= 1000, "top_k", self.top_k, "1 to 1000")
         require(self.max_turns >= 0, "max_turns", self.max_turns, "0 (no search) or more")
         require(0 <= self.search_retries <= 20, "search_retries", self.search_retries, "0 to 20, whose waits double")
+        require(0 <= self.overlap_searches <= 1024, "overlap_searches", self.overlap_searches, "0 (none) to 1024")
         expected = f"more than max_prompt_tokens={self.max_prompt_tokens}"
         require(self.max_total_tokens > self.max_prompt_tokens, "max_total_tokens", self.max_total_tokens, expected)
 
@@ -183,10 +189,13 @@ class Player:
         trajectories: list[Trajectory] = []
         for batch in self.batches(len(questions), copies):
             rows = self._start(questions, prompts, batch, copies, sampling)
-            while playing := [row for row in rows if not row.is_over]:
-                actions = self.act(playing)
-                self.observe(playing, actions)
-                progress(len(trajectories) + sum(row.is_over for row in rows))
+            if self.conf.overlap_searches:
+                FreePlay(self, rows, partial(_beyond, progress, len(trajectories))).run()
+            else:
+                while playing := [row for row in rows if not row.is_over]:
+                    actions = self.act(playing)
+                    self.observe(playing, actions)
+                    progress(len(trajectories) + sum(row.is_over for row in rows))
             trajectories.extend(self.finish(rows))
         return trajectories
 
@@ -243,24 +252,25 @@ class Player:
         if not rows:
             return []
         session = _session_of(rows, has_acted=False)
-        with self._counted(session):
+        with self.counted(session):
             written = self._call(session, rows)
 
-        actions = []
-        for row, ids in zip(rows, written, strict=True):
-            text = self._decode(ids)
-            action = self.grammar.parse(text)
-            end = len(row.response)
-            row.has_acted = True
-            row.turns.append(Turn(action, end - len(ids), end, end, text=text))
-            if action.kind == "answer":
-                row.status, row.answer = "answered", action.content
-            elif len(row.turns) > self.conf.max_turns:
-                row.status = "open"
-            actions.append(action)
-
+        actions = [self.acted(row, ids) for row, ids in zip(rows, written, strict=True)]
         session.close([row.number for row in rows if row.is_over])
         return actions
+
+    def acted(self, row: Row, ids: Sequence[int]) -> Action:
+        """Record what a row has written as its next turn; it is over if it answered or is out of turns."""
+        text = self.decode(ids)
+        action = self.grammar.parse(text)
+        end = len(row.response)
+        row.has_acted = True
+        row.turns.append(Turn(action, end - len(ids), end, end, text=text))
+        if action.kind == "answer":
+            row.status, row.answer = "answered", action.content
+        elif len(row.turns) > self.conf.max_turns:
+            row.status = "open"
+        return action
 
     def _call(self, session: Session, rows: Sequence[Row]) -> list[list[int]]:
         """The ids that each row writes in one call.
@@ -271,26 +281,28 @@ class Player:
         ids: dict[int, list[int]] = {row.number: [] for row in rows}
         waiting = list(rows)
         while waiting:
-            budgets = [self._budget(row, len(ids[row.number])) for row in waiting]
+            budgets = [self.budget(row, len(ids[row.number])) for row in waiting]
             waiting = [row for row, budget in zip(waiting, budgets, strict=True) if budget > 0]
             budgets = [budget for budget in budgets if budget > 0]
             calls = session.generate([row.number for row in waiting], budgets) if waiting else []
 
             for row, call in zip(waiting, calls, strict=True):
                 ids[row.number].extend(call.token_ids)
-                self._record(row, call)
+                self.record(row, call)
             waiting = [
                 row
                 for row, call in zip(waiting, calls, strict=True)
-                if call.stopped and not self.grammar.is_complete(self._decode(ids[row.number]))
+                if call.stopped and not self.grammar.is_complete(self.decode(ids[row.number]))
             ]
         return [ids[row.number] for row in rows]
 
-    def _budget(self, row: Row, written: int) -> int:
+    def budget(self, row: Row, written: int) -> int:
+        """Tokens that a row may still write in a call in which it has written so many."""
         return min(self.conf.max_call_tokens - written, self.conf.max_total_tokens - row.total)
 
     @staticmethod
-    def _record(row: Row, call: Call) -> None:
+    def record(row: Row, call: Call) -> None:
+        """Add what a call wrote to the row's text."""
         row.response.extend(call.token_ids)
         row.mask.extend([True] * len(call.token_ids))
         row.logprobs.extend(call.logprobs)
@@ -309,19 +321,26 @@ class Player:
         if not playing:
             return
         session = _session_of([row for row, _ in playing], has_acted=True)
-        queries = {row.number: action.searches for row, action in playing if action.searches}
-        self.cost.searches += sum(map(len, queries.values()))
-        results = search_for_rows(self.retriever, queries, self.conf.top_k, self.conf.search_retries, self.sleep)
-
-        with self._counted(session):
-            for row, action in playing:
-                row.has_acted = False
-                result = results.get(row.number)
-                if isinstance(result, RetrievalError):
-                    row.status, row.error = "failed", str(result)
-                else:
-                    self._append(row, action, result)
+        results = self.search(playing)
+        with self.counted(session):
+            self.observed(playing, results)
         session.close([row.number for row, _ in playing if row.is_over])
+
+    def search(self, asking: Sequence[tuple[Row, Action]]) -> dict[int, Any]:
+        """The results of each row that searches, or the error of its search, by its number."""
+        queries = {row.number: action.searches for row, action in asking if action.searches}
+        return search_for_rows(self.retriever, queries, self.conf.top_k, self.conf.search_retries, self.sleep)
+
+    def observed(self, asked: Sequence[tuple[Row, Action]], results: Mapping[int, Any]) -> None:
+        """Add to each row the observation of its action."""
+        for row, action in asked:
+            row.has_acted = False
+            self.cost.searches += len(action.searches)
+            result = results.get(row.number)
+            if isinstance(result, RetrievalError):
+                row.status, row.error = "failed", str(result)
+            else:
+                self._append(row, action, result)
 
     def _append(self, row: Row, action: Action, hits: list[list[Hit]] | None) -> None:
         """Add the observation to the row's text and to its last turn; if it does not fit, the row is over."""
@@ -335,7 +354,7 @@ class Player:
         row.turns[-1] = replace(
             row.turns[-1],
             observation_end=len(row.response) + len(observation),
-            observation=self._decode(observation),
+            observation=self.decode(observation),
             executed=hits is not None,
             hits=tuple(hit for of_query in hits or () for hit in of_query),
         )
@@ -355,7 +374,7 @@ class Player:
             ValueError: a row that is over, or `times` below 1.
         """
         _session_of([row])
-        with self._counted(row.session):
+        with self.counted(row.session):
             return [row.copy(number) for number in row.session.fork(row.number, times)]
 
     def finish(self, rows: Sequence[Row]) -> list[Trajectory]:
@@ -367,7 +386,7 @@ class Player:
         return [row.trajectory() for row in rows]
 
     @contextmanager
-    def _counted(self, session: Session) -> Iterator[None]:
+    def counted(self, session: Session) -> Iterator[None]:
         """Add to `cost` the tokens that the session reads and samples inside the block."""
         prefilled, generated = session.num_prefilled, session.num_generated
         try:
@@ -376,7 +395,8 @@ class Player:
             self.cost.prefilled += session.num_prefilled - prefilled
             self.cost.generated += session.num_generated - generated
 
-    def _decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, special ones included."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
@@ -397,3 +417,7 @@ def _session_of(rows: Sequence[Row], has_acted: bool | None = None) -> Session:
                 "expected rows of one `start`. Play each session's rows by themselves."
             )
     return rows[0].session
+
+
+def _beyond(progress: Callable[[int], object], before: int, over: int) -> None:
+    progress(before + over)

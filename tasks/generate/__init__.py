@@ -29,6 +29,7 @@ class Sampling:
         seed: determines every draw, together with the call's position in the session (plain generator, one machine).
         share_reading: what prompts begin with in common is read once, and rows whose texts are equal are read as one;
             the plain generator's results differ by rounding, and vLLM does so anyway.
+        first_row: number of the session's first row among those of a draw that several sessions divide.
     """
 
     temperature: float
@@ -36,6 +37,7 @@ class Sampling:
     stop: tuple[str, ...]
     seed: int
     share_reading: bool = False
+    first_row: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,17 @@ class Session(Protocol):
 
     def generate(self, rows: Sequence[int], max_new_tokens: Sequence[int]) -> list[Call]:
         """Continue these rows, each until a stop string, end of text, or its own budget (at least 1)."""
+        ...
+
+    def submit(self, row: int, max_new_tokens: int) -> None:
+        """Begin a call of this row, which `advance` continues beside those of other rows."""
+        ...
+
+    def advance(self) -> list[tuple[int, Call]]:
+        """Continue all calls that were begun, until at least one more token is written; returns those that are over.
+
+        A generator may play whole calls here. The order of the calls has no meaning.
+        """
         ...
 
     def append(self, rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from tasks.attention import GROUPED, attend_grouped, attending
 from tasks.generate import Call, Sampling, Trainee, Weights, checked, not_open, require_prompts
+from tasks.generate.calls import WholeCalls
 from tasks.model import Dtype, computes_in, load_policy, load_tokenizer, pick_device
 from tasks.shared_prefix import common_beginning
 
@@ -186,7 +187,7 @@ class _Texts:
         return order, [places[texts[row]] for row in order]
 
 
-class PlainSession:
+class PlainSession(WholeCalls):
     """See `Session`. A slot is a place in the cache, and `slot[row]` is the current place of a row.
 
     A row's newest token is never in the cache, because the row reads it with its next draw. So the rows of a prompt and
@@ -380,7 +381,7 @@ class PlainSession:
         writing.logprobs.append(logprob)
         self.pending[row] = [token]
         self.written[row].append(token)
-        writing.stopped = _completes_stop(self.tokenizer, self.sampling.stop, self.written[row])
+        writing.stopped = completes_stop(self.tokenizer, self.sampling.stop, self.written[row])
         return writing.stopped or len(writing.ids) >= writing.budget
 
     def _require_playable(self, rows: Sequence[int], max_new_tokens: Sequence[int]) -> None:
@@ -435,7 +436,7 @@ class PlainSession:
         return out[torch.arange(len(chunks)), torch.from_numpy(sizes).to(out.device) - 1]
 
     def _sample(self, logits: Tensor, rows: list[int]) -> tuple[list[int], list[float]]:
-        return _draw(logits, self.sampling, self.uniforms[rows, self.length[: len(rows)]])
+        return draw_tokens(logits, self.sampling, self.uniforms[rows, self.length[: len(rows)]])
 
 
 def _readable_once(heads: Sequence[list[int]]) -> int:
@@ -453,7 +454,7 @@ def _empty_cache(model: Any, longest: int) -> RowCache:
     return RowCache(model.config.num_hidden_layers, longest)
 
 
-def _completes_stop(tokenizer: Any, stops: Sequence[str], written: list[int]) -> bool:
+def completes_stop(tokenizer: Any, stops: Sequence[str], written: Sequence[int]) -> bool:
     """Whether the last token completes a stop string, which may begin in an earlier call of the same turn."""
     piece = tokenizer.convert_ids_to_tokens(written[-1])
     # Decoding is slow. A token that lacks the last character of every stop string cannot complete one.
@@ -465,7 +466,7 @@ def _completes_stop(tokenizer: Any, stops: Sequence[str], written: list[int]) ->
     return any(text.count(stop) > before.count(stop) for stop in stops)
 
 
-def _draw(logits: Tensor, sampling: Sampling, uniforms: np.ndarray) -> tuple[list[int], list[float]]:
+def draw_tokens(logits: Tensor, sampling: Sampling, uniforms: np.ndarray) -> tuple[list[int], list[float]]:
     """One token per row of logits [n, V], by one uniform number each, and its log-probability at temperature 1."""
     logprobs = logits.log_softmax(-1)
     if sampling.temperature == 0:
@@ -473,7 +474,7 @@ def _draw(logits: Tensor, sampling: Sampling, uniforms: np.ndarray) -> tuple[lis
     else:
         probs = (logits / sampling.temperature).softmax(-1)
         if sampling.top_p < 1:
-            probs = _nucleus(probs, sampling.top_p)
+            probs = nucleus(probs, sampling.top_p)
         tokens = inverse_cdf(probs, torch.from_numpy(uniforms).to(probs.device))
     return tokens.tolist(), logprobs.gather(-1, tokens[:, None])[:, 0].tolist()
 
@@ -492,7 +493,7 @@ def inverse_cdf(probs: Tensor, uniforms: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, target, right=True)[:, 0].clamp(max=probs.shape[-1] - 1)
 
 
-def _nucleus(probs: Tensor, top_p: float) -> Tensor:
+def nucleus(probs: Tensor, top_p: float) -> Tensor:
     """Probabilities [n, V] with zeros outside the smallest set of tokens whose mass reaches top_p."""
     order = probs.sort(dim=-1, descending=True, stable=True)
     kept = order.values.cumsum(-1) - order.values < top_p

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.generate import Sampling, WeightsError
-from tasks.generate.plain import PlainGenerator, PlainSession, _nucleus, inverse_cdf
+from tasks.generate.plain import PlainGenerator, PlainSession, inverse_cdf, nucleus
 from tests.tiny import logits_of, logprobs_of, make_model
 
 GREEDY = Sampling(0.0, 1.0, (), 0)
@@ -74,7 +74,7 @@ def test_several_turns_equal_a_full_forward(any_model: Any, tokenizer: Any, samp
                 if sampling.temperature == 0:
                     assert token == int(logits.argmax())
                     continue
-                probs = _nucleus((logits[None] / sampling.temperature).softmax(-1), sampling.top_p)
+                probs = nucleus((logits[None] / sampling.temperature).softmax(-1), sampling.top_p)
                 drawn = inverse_cdf(probs, torch.tensor([session.uniforms[row, start + i]]))
                 assert token == int(drawn)
         added = [[(7 * r + i) % 256 for i in range(1 + r % 5)] for r in rows]
@@ -355,7 +355,7 @@ def test_extreme_uniforms() -> None:
 @given(weights, st.floats(0.01, 0.999))
 def test_nucleus_is_the_smallest_set_that_reaches_the_mass(row: list[float], top_p: float) -> None:
     probs = torch.tensor([row], dtype=torch.float64) / sum(row)
-    kept = _nucleus(probs, top_p)[0]
+    kept = nucleus(probs, top_p)[0]
     inside = kept > 0
     assert float(kept.sum()) >= top_p - 1e-9
     assert torch.equal(kept[inside], probs[0][inside])

@@ -1,0 +1,323 @@
+"""A plain generator whose rows know nothing of one another: what a row writes follows from its own text and draws.
+
+So it does not matter which rows are played together, in which order, or by how many generators: tokens and logprobs
+are the same bits. Rows may therefore go on as soon as their own search has returned (`submit`, `advance`), and a fleet
+of generators may divide them.
+
+All rows that are to read something are packed into one row of tokens, whatever their number is: several for an
+observation, one for a draw. Matrix products give each token the same bits beside any others, if there are at least
+`FEWEST` tokens and one thread (several divide a product by its number of tokens); attention is computed for each row
+alone, on its own keys and values. A draw is a function of (seed, number of the row among those of its draw, position).
+A fleet of generators uses more processors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tasks.attention import attending, causal_mask_after, grouped_attention
+from tasks.generate import Call, Sampling, Trainee, not_open, require_prompts
+from tasks.generate.plain import PlainConf, PlainGenerator, completes_stop, draw_tokens
+from tasks.model import Dtype
+
+FEWEST = 4
+"""Fewer tokens take other matrix kernels, whose sums are rounded otherwise."""
+_NAME = "of_rows"
+"""Of this attention among those of transformers."""
+_GROW = 64
+
+
+class _Memory:
+    """Keys and values of one row: [2, groups, positions, head_dim] for each layer, with room for some more."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, Tensor] = {}
+        self.length = 0
+
+    def copy(self) -> _Memory:
+        """A row of the same text."""
+        made = _Memory()
+        made.layers = {layer: buffer.clone() for layer, buffer in self.layers.items()}
+        made.length = self.length
+        return made
+
+    def add(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add those of newly read tokens, [groups, c, head_dim]; returns those of the whole text."""
+        length = self.length + keys.shape[1]
+        buffer = self.layers.get(layer)
+        if buffer is None or buffer.shape[2] < length:
+            wide = -(-max(length, 0 if buffer is None else buffer.shape[2] * 3 // 2) // _GROW) * _GROW
+            grown = keys.new_zeros(2, keys.shape[0], wide, keys.shape[2])
+            if buffer is not None:
+                grown[:, :, : self.length] = buffer[:, :, : self.length]
+            buffer = self.layers[layer] = grown
+        buffer[0, :, self.length : length] = keys
+        buffer[1, :, self.length : length] = values
+        return buffer[0, :, :length], buffer[1, :, :length]
+
+
+@dataclass
+class _Row:
+    """A row of a session.
+
+    Attributes:
+        memory: of the tokens that were read.
+        pending: tokens still to be read; the newest one is read with the next draw.
+        uniforms: its random numbers, one per position.
+        recent: what it wrote since its last observation, in which stop strings are looked for.
+        budget: tokens that its call may still write; 0 where it has no call.
+        ids, logprobs: what the call wrote.
+    """
+
+    memory: _Memory
+    pending: list[int]
+    uniforms: np.ndarray
+    recent: list[int] = field(default_factory=list)
+    budget: int = 0
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        """Tokens of its text."""
+        return self.memory.length + len(self.pending)
+
+
+class RowsGenerator(PlainGenerator):
+    """See the module; models and weights as those of the plain generator."""
+
+    def open(  # type: ignore[override]
+        self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, max_total_tokens: int
+    ) -> RowsSession:
+        """See `Generator.open`."""
+        return RowsSession(self, prompts, copies, sampling, max_total_tokens)
+
+
+class RowsSession:
+    """See `Session`."""
+
+    def __init__(
+        self,
+        owner: RowsGenerator,
+        prompts: Sequence[Sequence[int]],
+        copies: int,
+        sampling: Sampling,
+        max_total_tokens: int,
+    ) -> None:
+        require_prompts(prompts, max_total_tokens)
+        self.owner, self.sampling, self.max_total_tokens = owner, sampling, max_total_tokens
+        self.num_generated = 0
+        self.num_prefilled = sum(len(prompt) - 1 for prompt in prompts) + len(prompts) * copies
+        self._rows: dict[int, _Row] = {}  # Open ones by number.
+        self._count = 0
+
+        heads = [_Row(_Memory(), list(prompt[:-1]), np.empty(0)) for prompt in prompts]
+        with torch.inference_mode(), _one_thread():
+            self._read([head for head in heads if head.pending])
+        for head, prompt in zip(heads, prompts, strict=True):
+            for copy in range(copies):
+                self._add(head.memory if copy == copies - 1 else head.memory.copy(), [prompt[-1]])
+
+    def _add(self, memory: _Memory, pending: Sequence[int]) -> int:
+        number = self._count
+        self._count += 1
+        seeds = [self.sampling.seed % 2**64, self.sampling.first_row + number]
+        uniforms = np.random.Generator(np.random.Philox(key=np.array(seeds, np.uint64))).random(
+            self.max_total_tokens + 1
+        )
+        self._rows[number] = _Row(memory, list(pending), uniforms)
+        return number
+
+    def generate(self, rows: Sequence[int], max_new_tokens: Sequence[int]) -> list[Call]:
+        """See `Session.generate`."""
+        if len(set(rows)) != len(rows):
+            raise ValueError(f"rows={list(rows)}: expected different rows.")
+        for row, budget in zip(rows, max_new_tokens, strict=True):
+            self._require_playable(row, budget)
+        for row, budget in zip(rows, max_new_tokens, strict=True):
+            self.submit(row, budget)
+        calls: dict[int, Call] = {}
+        while len(calls) < len(rows):
+            calls |= dict(self.advance())
+        return [calls[row] for row in rows]
+
+    def submit(self, row: int, max_new_tokens: int) -> None:
+        """See `Session.submit`."""
+        self._require_playable(row, max_new_tokens)
+        playing = self._rows[row]
+        playing.budget = min(max_new_tokens, self.max_total_tokens - playing.total)
+        playing.ids, playing.logprobs = [], []
+
+    @torch.inference_mode()
+    def advance(self) -> list[tuple[int, Call]]:
+        """See `Session.advance`."""
+        playing = [(number, row) for number, row in self._rows.items() if row.budget]
+        if not playing:
+            return []
+        rows = [row for _, row in playing]
+        with _one_thread():
+            states = self._read(rows)
+            logits = self._at_least(states, self.owner.model.get_output_embeddings())
+        self.num_generated += len(rows)
+        uniforms = np.array([row.uniforms[row.memory.length] for row in rows])
+        tokens, logprobs = draw_tokens(logits.float(), self.sampling, uniforms)
+        ended = [self._write(row, token, logprob) for row, token, logprob in zip(rows, tokens, logprobs, strict=True)]
+        return [(number, call) for (number, _), call in zip(playing, ended, strict=True) if call is not None]
+
+    def _write(self, row: _Row, token: int, logprob: float) -> Call | None:
+        """Record a drawn token; the call if it is over."""
+        if token in self.owner.eos_ids:
+            row.budget = 0
+            return Call(tuple(row.ids), tuple(row.logprobs), False)
+        row.ids.append(token)
+        row.logprobs.append(logprob)
+        row.recent.append(token)
+        row.pending = [token]
+        row.budget -= 1
+        stopped = completes_stop(self.owner.tokenizer, self.sampling.stop, row.recent)
+        if not stopped and row.budget:
+            return None
+        row.budget = 0
+        return Call(tuple(row.ids), tuple(row.logprobs), stopped)
+
+    def _read(self, rows: Sequence[_Row]) -> Tensor:
+        """Read the pending tokens of these rows in one pass; returns the state after the last of each, [n, d]."""
+        model = self.owner.model
+        if not rows:
+            return torch.empty(0, device=model.device)
+        sizes = [len(row.pending) for row in rows]
+        starts = [row.memory.length for row in rows]
+        missing = max(0, FEWEST - sum(sizes))
+        ids = [token for row in rows for token in row.pending] + [0] * missing
+        positions = [start + i for start, size in zip(starts, sizes, strict=True) for i in range(size)] + [0] * missing
+        with attending(model.get_decoder(), _NAME, _attend):
+            states = model.get_decoder()(
+                input_ids=torch.tensor([ids], device=model.device),
+                position_ids=torch.tensor([positions], device=model.device),
+                use_cache=False,
+                memories=[row.memory for row in rows],
+                sizes=sizes,
+            ).last_hidden_state[0]  # [L, d]
+
+        for row, size in zip(rows, sizes, strict=True):
+            row.memory.length += size
+            row.pending = []
+        ends = np.cumsum(sizes) - 1
+        return states[torch.from_numpy(ends).to(states.device)]
+
+    @staticmethod
+    def _at_least(states: Tensor, head: Any) -> Tensor:
+        """The head's output for states [n, d], as it is for `FEWEST` or more of them."""
+        count = len(states)
+        if count < FEWEST:
+            states = torch.cat([states, states[:1].expand(FEWEST - count, -1)])
+        logits: Tensor = head(states)[:count]
+        return logits
+
+    def append(self, rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
+        """See `Session.append`."""
+        for row, ids in zip(rows, token_ids, strict=True):
+            room = self.max_total_tokens - self._open(row).total
+            if len(ids) > room:
+                raise ValueError(
+                    f"row {row}: {len(ids)} tokens more than max_total_tokens={self.max_total_tokens} allows."
+                )
+        for row, ids in zip(rows, token_ids, strict=True):
+            self._rows[row].pending.extend(ids)
+            self._rows[row].recent = []
+            self.num_prefilled += len(ids)
+
+    @torch.inference_mode()
+    def fork(self, row: int, times: int) -> list[int]:
+        """See `Session.fork`."""
+        parent = self._open(row)
+        if times < 1:
+            raise ValueError(f"row {row}: found times={times}, expected at least 1 new row.")
+        newest = parent.pending[-1:]
+        if len(parent.pending) > 1:
+            del parent.pending[-1:]
+            with _one_thread():
+                self._read([parent])
+            parent.pending = list(newest)
+        self.num_prefilled += times * len(newest)
+        new_rows = [self._add(parent.memory.copy(), newest) for _ in range(times)]
+        for new in new_rows:
+            self._rows[new].recent = list(parent.recent)
+        return new_rows
+
+    def close(self, rows: Sequence[int]) -> None:
+        """See `Session.close`."""
+        for row in rows:
+            assert 0 <= row < self._count, row
+            self._rows.pop(row, None)
+
+    def _open(self, row: int) -> _Row:
+        if row not in self._rows:
+            raise ValueError(not_open(row, self._count, len(self._rows)))
+        return self._rows[row]
+
+    def _require_playable(self, row: int, most: int) -> None:
+        playing = self._open(row)
+        room = self.max_total_tokens - playing.total
+        if most < 1 or room < 1 or not playing.pending or playing.budget:
+            raise ValueError(
+                f"row {row}: budget {most}, room for {room} tokens below max_total_tokens={self.max_total_tokens}, "
+                f"{len(playing.pending)} tokens to read; expected at least 1 of each, and no call that is not over."
+            )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    memories: Sequence[_Memory] = (),
+    sizes: Sequence[int] = (),
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention of the packed rows, [1, heads, L, head_dim] -> [1, L, heads, head_dim], each on its own text."""
+    attended = torch.zeros_like(query)
+    start = 0
+    for memory, size in zip(memories, sizes, strict=True):
+        stop = start + size
+        keys, values = memory.add(module.layer_idx, key[0, :, start:stop], value[0, :, start:stop])
+        seen = causal_mask_after(memory.length, size, query.device) if size > 1 else None
+        attended[:, :, start:stop] = grouped_attention(query[:, :, start:stop], keys[None], values[None], seen, scaling)
+        start = stop
+    return attended.transpose(1, 2).contiguous(), None
+
+
+@dataclass(frozen=True)
+class RowsConf(PlainConf):
+    """It has no settings."""
+
+    def start(self, folder: Path, dtype: Dtype, trainee: Trainee | None = None) -> RowsGenerator:
+        """See `GeneratorConf.start`."""
+        plain = super().start(folder, dtype, trainee)
+        return RowsGenerator(plain.model, plain.tokenizer, plain.shares_weights)
+
+
+PART = RowsConf
