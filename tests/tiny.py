@@ -21,7 +21,6 @@ from tasks.base.tokenizer import END, PAD, build_tokenizer
 from tasks.engine import OptimizerConf
 from tasks.engine.plain import PlainCritic, PlainPolicy
 from tasks.generate import Call, Sampling
-from tasks.generate.calls import WholeCalls
 from tasks.generate.plain import PlainGenerator
 from tasks.methods import loader
 from tasks.model import LoraConf
@@ -145,7 +144,7 @@ class Shelf:
 
 
 @dataclass
-class Script(WholeCalls):
+class Script:
     """A generator that writes what it is told: `lines[row]` holds one piece of text (or ids) per call."""
 
     tokenizer: Any
@@ -159,6 +158,7 @@ class Script(WholeCalls):
     longest: int = 0
     stop: tuple[str, ...] = ()
     shares_weights: bool = False
+    begun: dict[int, int] = field(default_factory=dict)
 
     def open(self, prompts: Any, copies: int, sampling: Sampling, max_total_tokens: int) -> Script:
         self.opened += 1
@@ -181,6 +181,19 @@ class Script(WholeCalls):
             assert len(self.rows[row]) <= self.longest
             calls.append(Call(tuple(ids), (-0.5,) * len(ids), any(s in text for s in self.stop)))
         return calls
+
+    def submit(self, row: int, max_new_tokens: int) -> None:
+        assert row not in self.begun
+        self.begun[row] = max_new_tokens
+
+    def advance(self) -> list[tuple[int, Call]]:
+        row = min(self.begun)
+        return [(row, *self.generate([row], [self.begun.pop(row)]))]
+
+    def extend(self, prompts: Any, copies: int) -> list[int]:
+        first = len(self.rows)
+        self.rows += [list(p) for p in prompts for _ in range(copies)]
+        return list(range(first, len(self.rows)))
 
     def append(self, rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
         for row, ids in zip(rows, token_ids, strict=True):

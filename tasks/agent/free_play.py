@@ -1,4 +1,4 @@
-"""Play without a barrier between turns: each row goes on when its own search has returned."""
+"""Play without a barrier: a row goes on when its own search has returned, and another question begins when one ends."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
-from tasks.generate import Call
-from tasks.types import Action
+from tasks.conf import require
+from tasks.generate import Call, FreeSession
+from tasks.types import Action, Question
 
 if TYPE_CHECKING:
     from tasks.agent.rollout import Player, Row
@@ -16,37 +17,73 @@ Asked = list[tuple["Row", Action]]
 
 
 class FreePlay:
-    """One play of rows to their end.
+    """One play of questions to their end.
 
-    Searches run in threads of their own, while the other rows write on.
+    Searches run in threads of their own, while other rows write on. At most `batch_rows` rows are open, or those of
+    one question.
 
     Args:
-        player: of these rows.
-        rows: of one session, which have not acted yet.
+        player: of these questions.
+        questions, prompts, copies: what is played, and how often.
+        first: rows of the first questions, in a session that was just opened.
         progress: gets the number of rows that are over.
+
+    Raises:
+        ValueError: the generator's rows are not free.
     """
 
-    def __init__(self, player: Player, rows: Sequence[Row], progress: Callable[[int], object]) -> None:
-        self.player, self.rows, self.progress = player, rows, progress
-        self.session = rows[0].session
-        self._by_number = {row.number: row for row in rows}
+    def __init__(
+        self,
+        player: Player,
+        questions: Sequence[Question],
+        prompts: Sequence[list[int]],
+        copies: int,
+        first: Sequence[Row],
+        progress: Callable[[int], object],
+    ) -> None:
+        self.player, self.questions, self.prompts, self.copies = player, questions, prompts, copies
+        self.rows, self.progress = list(first), progress
+        session = first[0].session
+        expected = "0 (none) with this generator; `generator: rows` has rows that go on by themselves"
+        threads = player.conf.overlap_searches
+        require(isinstance(session, FreeSession), "overlap_searches", threads, expected)
+        self.session: Any = session
+        self._num_over = 0
         self._written: dict[int, list[int]] = {}  # By row, in its current call.
         self._searching: dict[Future[dict[int, Any]], Asked] = {}
 
-    def run(self) -> None:
-        """Play until all rows are over."""
+    def run(self) -> list[Row]:
+        """Play until all rows are over; returns them, those of question i from index i * copies."""
         ready = list(self.rows)
         with ThreadPoolExecutor(self.player.conf.overlap_searches) as pool, self.player.counted(self.session):
             while ready or self._written or self._searching:
                 ended = [row for row in ready if not self._begin(row)]
                 if self._written:
-                    ended += [
-                        self._by_number[number] for number, call in self.session.advance() if self._ends(number, call)
-                    ]
+                    ended += [self.rows[number] for number, call in self.session.advance() if self._ends(number, call)]
                 self._act(ended, pool)
-                ready = self._observe()
-                self.session.close([row.number for row in self.rows if row.is_over])
-                self.progress(sum(row.is_over for row in self.rows))
+                ready = self._observe() + self._admit()
+                self.progress(self._num_over)
+        return self.rows
+
+    def _admit(self) -> list[Row]:
+        """Rows of the next questions, as far as there is room."""
+        first, rows = len(self.rows) // self.copies, []
+        room = max(1, self.player.conf.batch_rows // self.copies) - -(-(len(self.rows) - self._num_over) // self.copies)
+        coming = range(first, min(first + max(0, room), len(self.questions)))
+        if coming:
+            numbers = self.session.extend([self.prompts[i] for i in coming], self.copies)
+            owners = [i for i in coming for _ in range(self.copies)]
+            rows = [
+                self.player.row(self.questions[i], i, self.session, number, self.prompts[i])
+                for number, i in zip(numbers, owners, strict=True)
+            ]
+            self.rows += rows
+        return rows
+
+    def _close(self, rows: Sequence[Row]) -> None:
+        over = [row.number for row in rows if row.is_over]
+        self._num_over += len(over)
+        self.session.close(over)
 
     def _begin(self, row: Row) -> bool:
         """Let the row write on; False where it may write no more."""
@@ -58,7 +95,7 @@ class FreePlay:
 
     def _ends(self, number: int, call: Call) -> bool:
         """Record a call; False where the generator stopped at a tag that completes nothing, and the row writes on."""
-        row, written = self._by_number[number], self._written[number]
+        row, written = self.rows[number], self._written[number]
         written.extend(call.token_ids)
         self.player.record(row, call)
         is_stray = call.stopped and not self.player.grammar.is_complete(self.player.decode(written))
@@ -67,6 +104,7 @@ class FreePlay:
     def _act(self, ended: Sequence[Row], pool: ThreadPoolExecutor) -> None:
         """Parse what these rows wrote, and search for those that go on."""
         acted = [(row, self.player.acted(row, self._written.pop(row.number))) for row in ended]
+        self._close(ended)
         asked = [(row, action) for row, action in acted if not row.is_over]
         # One search for each idle thread, so that a slow query holds up few rows; with one thread, all in one.
         count = max(1, min(len(asked), self.player.conf.overlap_searches - len(self._searching)))
@@ -78,9 +116,10 @@ class FreePlay:
         if not self._searching:
             return []
         done, _ = wait(self._searching, 0 if self._written else None, FIRST_COMPLETED)
-        ready = []
+        observed = []
         for future in done:
             asked = self._searching.pop(future)
             self.player.observed(asked, future.result())
-            ready += [row for row, _ in asked if not row.is_over]
-        return ready
+            observed += [row for row, _ in asked]
+        self._close(observed)
+        return [row for row in observed if not row.is_over]

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from tasks.agent.free_play import FreePlay
@@ -25,7 +24,7 @@ from tasks.agent.observation import observation_ids
 from tasks.agent.prompts import Prompt, prompt_ids
 from tasks.agent.searches import search_for_rows
 from tasks.conf import require
-from tasks.generate import Call, Generator, Sampling, Session
+from tasks.generate import Call, FreeGenerator, Generator, Sampling, Session
 from tasks.retrieval import RetrievalError, Retriever
 from tasks.types import Action, Hit, Question, Status, Trajectory, Turn
 
@@ -46,8 +45,9 @@ class RolloutConf:
         search_retries: how often a failed search is repeated, after 1, 2, 4, ... seconds.
         share_reading: what prompts begin with in common, and an observation that several trajectories of equal text
             get, is read once (`Sampling`).
-        overlap_searches: a trajectory goes on when its own search has returned, and so many searches run at once; 0
-            waits for the searches of all. With `generator: rows` trajectories are the same bits for any number above 0.
+        overlap_searches: a trajectory goes on when its own search has returned, another question begins when one has
+            ended, and so many searches run at once. Trajectories are the same bits for any number and any
+            `batch_rows`. It needs a generator whose rows are free (`rows`). 0 waits for the searches of all.
     """
 
     max_turns: int
@@ -186,16 +186,18 @@ class Player:
             DataError: a prompt over its budget; raised before anything is played.
         """
         prompts = self.prompts(questions)
+        batches = self.batches(len(questions), copies)
+        if self.conf.overlap_searches and batches:
+            first = self._start(questions, prompts, batches[0], copies, sampling)
+            return self.finish(FreePlay(self, questions, prompts, copies, first, progress).run())
+
         trajectories: list[Trajectory] = []
-        for batch in self.batches(len(questions), copies):
+        for batch in batches:
             rows = self._start(questions, prompts, batch, copies, sampling)
-            if self.conf.overlap_searches:
-                FreePlay(self, rows, partial(_beyond, progress, len(trajectories))).run()
-            else:
-                while playing := [row for row in rows if not row.is_over]:
-                    actions = self.act(playing)
-                    self.observe(playing, actions)
-                    progress(len(trajectories) + sum(row.is_over for row in rows))
+            while playing := [row for row in rows if not row.is_over]:
+                actions = self.act(playing)
+                self.observe(playing, actions)
+                progress(len(trajectories) + sum(row.is_over for row in rows))
             trajectories.extend(self.finish(rows))
         return trajectories
 
@@ -230,18 +232,23 @@ class Player:
         copies: int,
         sampling: Sampling,
     ) -> list[Row]:
+        are_free = isinstance(self.generator, FreeGenerator)
         seeded = replace(
             sampling,
             stop=self.grammar.stop,
-            seed=sampling.seed * 1_000_003 + batch.start,
+            seed=sampling.seed * 1_000_003 + (0 if are_free else batch.start),
+            first_row=batch.start * copies if are_free else 0,
             share_reading=self.conf.share_reading,
         )
         session = self.generator.open([prompts[i] for i in batch], copies, seeded, self.conf.max_total_tokens)
         self.cost.prefilled += session.num_prefilled
         owners = [i for i in batch for _ in range(copies)]
-        return [
-            Row(questions[i], f"{questions[i].id}#{i}", session, number, prompts[i]) for number, i in enumerate(owners)
-        ]
+        return [self.row(questions[i], i, session, number, prompts[i]) for number, i in enumerate(owners)]
+
+    @staticmethod
+    def row(question: Question, index: int, session: Session, number: int, prompt: list[int]) -> Row:
+        """Row `number` of a session, which plays question `index` of a draw."""
+        return Row(question, f"{question.id}#{index}", session, number, prompt)
 
     def act(self, rows: Sequence[Row]) -> list[Action]:
         """One call of the policy for each row, recorded as its next turn; rows that answered or are out of turns end.
@@ -417,7 +424,3 @@ def _session_of(rows: Sequence[Row], has_acted: bool | None = None) -> Session:
                 "expected rows of one `start`. Play each session's rows by themselves."
             )
     return rows[0].session
-
-
-def _beyond(progress: Callable[[int], object], before: int, over: int) -> None:
-    progress(before + over)

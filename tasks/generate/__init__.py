@@ -69,17 +69,6 @@ class Session(Protocol):
         """Continue these rows, each until a stop string, end of text, or its own budget (at least 1)."""
         ...
 
-    def submit(self, row: int, max_new_tokens: int) -> None:
-        """Begin a call of this row, which `advance` continues beside those of other rows."""
-        ...
-
-    def advance(self) -> list[tuple[int, Call]]:
-        """Continue all calls that were begun, until at least one more token is written; returns those that are over.
-
-        A generator may play whole calls here. The order of the calls has no meaning.
-        """
-        ...
-
     def append(self, rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
         """Add environment tokens (an observation) to these rows; read by the next `generate`."""
         ...
@@ -95,6 +84,26 @@ class Session(Protocol):
 
     def close(self, rows: Sequence[int]) -> None:
         """End these rows; their memory may be used again. After that only `close` may be called for them."""
+        ...
+
+
+@runtime_checkable
+class FreeSession(Session, Protocol):
+    """A session whose rows begin and end their calls at any time, and in which further rows may begin.
+
+    What a row writes depends on its own text and number alone, so the order of all this has no meaning.
+    """
+
+    def submit(self, row: int, max_new_tokens: int) -> None:
+        """Begin a call of this row, which `advance` continues beside those of other rows."""
+        ...
+
+    def advance(self) -> list[tuple[int, Call]]:
+        """Write one more token in each call that was begun; returns the calls that are over, by row."""
+        ...
+
+    def extend(self, prompts: Sequence[Sequence[int]], copies: int) -> list[int]:
+        """Further rows, as if the session had been opened with these prompts as well; returns their numbers."""
         ...
 
 
@@ -160,6 +169,13 @@ class Generator(Protocol):
     def shutdown(self) -> None:
         """Free the model and stop its processes, if any."""
         ...
+
+
+@runtime_checkable
+class FreeGenerator(Generator, Protocol):
+    """A generator whose sessions are `FreeSession`s; draws depend on `Sampling.first_row` and not on the session."""
+
+    rows_are_free: bool
 
 
 class Trainee(Protocol):

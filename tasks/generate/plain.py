@@ -27,7 +27,6 @@ from torch import Tensor
 
 from tasks.attention import GROUPED, attend_grouped, attending
 from tasks.generate import Call, Sampling, Trainee, Weights, checked, not_open, require_prompts
-from tasks.generate.calls import WholeCalls
 from tasks.model import Dtype, computes_in, load_policy, load_tokenizer, pick_device
 from tasks.shared_prefix import common_beginning
 
@@ -187,7 +186,7 @@ class _Texts:
         return order, [places[texts[row]] for row in order]
 
 
-class PlainSession(WholeCalls):
+class PlainSession:
     """See `Session`. A slot is a place in the cache, and `slot[row]` is the current place of a row.
 
     A row's newest token is never in the cache, because the row reads it with its next draw. So the rows of a prompt and

@@ -94,6 +94,8 @@ class _Row:
 class RowsGenerator(PlainGenerator):
     """See the module; models and weights as those of the plain generator."""
 
+    rows_are_free = True
+
     def open(  # type: ignore[override]
         self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, max_total_tokens: int
     ) -> RowsSession:
@@ -112,19 +114,24 @@ class RowsSession:
         sampling: Sampling,
         max_total_tokens: int,
     ) -> None:
-        require_prompts(prompts, max_total_tokens)
         self.owner, self.sampling, self.max_total_tokens = owner, sampling, max_total_tokens
-        self.num_generated = 0
-        self.num_prefilled = sum(len(prompt) - 1 for prompt in prompts) + len(prompts) * copies
+        self.num_prefilled = self.num_generated = 0
         self._rows: dict[int, _Row] = {}  # Open ones by number.
         self._count = 0
+        self.extend(prompts, copies)
 
+    def extend(self, prompts: Sequence[Sequence[int]], copies: int) -> list[int]:
+        """See `FreeSession.extend`."""
+        require_prompts(prompts, self.max_total_tokens)
+        self.num_prefilled += sum(len(prompt) - 1 for prompt in prompts) + len(prompts) * copies
         heads = [_Row(_Memory(), list(prompt[:-1]), np.empty(0)) for prompt in prompts]
         with torch.inference_mode(), _one_thread():
             self._read([head for head in heads if head.pending])
-        for head, prompt in zip(heads, prompts, strict=True):
-            for copy in range(copies):
-                self._add(head.memory if copy == copies - 1 else head.memory.copy(), [prompt[-1]])
+        return [
+            self._add(head.memory if copy == copies - 1 else head.memory.copy(), [prompt[-1]])
+            for head, prompt in zip(heads, prompts, strict=True)
+            for copy in range(copies)
+        ]
 
     def _add(self, memory: _Memory, pending: Sequence[int]) -> int:
         number = self._count
@@ -150,7 +157,7 @@ class RowsSession:
         return [calls[row] for row in rows]
 
     def submit(self, row: int, max_new_tokens: int) -> None:
-        """See `Session.submit`."""
+        """See `FreeSession.submit`."""
         self._require_playable(row, max_new_tokens)
         playing = self._rows[row]
         playing.budget = min(max_new_tokens, self.max_total_tokens - playing.total)
@@ -158,7 +165,7 @@ class RowsSession:
 
     @torch.inference_mode()
     def advance(self) -> list[tuple[int, Call]]:
-        """See `Session.advance`."""
+        """See `FreeSession.advance`."""
         playing = [(number, row) for number, row in self._rows.items() if row.budget]
         if not playing:
             return []

@@ -21,7 +21,6 @@ from safetensors import safe_open
 
 from tasks.conf import require
 from tasks.generate import Call, Sampling, Trainee, Weights, WeightsError, checked, handover, not_open, require_prompts
-from tasks.generate.calls import WholeCalls
 from tasks.model import Dtype, computes_in, pick_device
 from tasks.store import read_json
 
@@ -261,7 +260,7 @@ class VllmGenerator:
         return list(self._llm.generate([TokensPrompt(prompt_token_ids=p) for p in prompts], params, use_tqdm=False))
 
 
-class VllmSession(WholeCalls):
+class VllmSession:
     """Rows are kept as token ids on this side; vLLM's prefix cache makes the next turn of a row cheap.
 
     `num_prefilled` is the sum over calls of row length minus `num_cached_tokens`, as vLLM reports it. Whole blocks in

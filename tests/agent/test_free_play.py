@@ -15,7 +15,7 @@ import torch
 from tasks.agent.rollout import Player, RolloutConf
 from tasks.generate import Sampling
 from tasks.generate.plain import PlainGenerator
-from tasks.generate.rows import RowsGenerator
+from tasks.generate.rows import RowsGenerator, RowsSession
 from tasks.retrieval import RetrievalError
 from tasks.types import Hit, Trajectory
 from tests.tiny import PLACES, PROMPT, Script, hit, make_grammar, make_model, question
@@ -66,11 +66,11 @@ def eager(tokenizer: Any) -> Any:
     return model
 
 
-def play(generator: Any, tokenizer: Any, retriever: Any, overlap: int) -> tuple[list[Trajectory], Player, list[int]]:
-    player = Player(
-        replace(CONF, overlap_searches=overlap), generator, tokenizer, retriever, make_grammar("search_r1", tokenizer),
-        PROMPT,
-    )  # fmt: skip
+def play(
+    generator: Any, tokenizer: Any, retriever: Any, overlap: int, rows: int = 64
+) -> tuple[list[Trajectory], Player, list[int]]:
+    conf, grammar = replace(CONF, overlap_searches=overlap, batch_rows=rows), make_grammar("search_r1", tokenizer)
+    player = Player(conf, generator, tokenizer, retriever, grammar, PROMPT)
     seen: list[int] = []
     played = player.play([question(i) for i in range(6)], 4, Sampling(1.0, 1.0, (), 7), seen.append)
     return played, player, seen
@@ -81,9 +81,10 @@ def test_delays_change_no_bit(tokenizer: Any) -> None:
     wanted, lock_step, _ = play(generator, tokenizer, Slow(0, 0), 0)
     assert {t.status for t in wanted} >= {"answered", "open"}
     assert sum(t.num_searches for t in wanted) > 10
-    for seed in range(4):
+    assert play(generator, tokenizer, Slow(0, 0), 0, rows=8)[0] == wanted, "the size of a batch is no part of a result"
+    for seed, rows in enumerate((64, 4, 9, 1)):
         retriever = Slow(0.05, seed)
-        found, player, seen = play(generator, tokenizer, retriever, 1 + 4 * seed)
+        found, player, seen = play(generator, tokenizer, retriever, 1 + 4 * seed, rows)
         assert found == wanted
         assert player.cost == lock_step.cost
         assert seen == sorted(seen)
@@ -91,14 +92,28 @@ def test_delays_change_no_bit(tokenizer: Any) -> None:
         assert retriever.most <= 1 + 4 * seed
 
 
-def test_rows_write_while_others_search(tokenizer: Any) -> None:
-    """The plain generator plays whole calls, so its rows go on in smaller groups; nothing is lost."""
-    for kind in (PlainGenerator, RowsGenerator):
-        retriever = Slow(0.1, 1)
-        found, player, _ = play(kind(eager(tokenizer), tokenizer), tokenizer, retriever, 16)
-        assert len(found) == 24
-        assert player.cost.searches == sum(retriever.searches) >= sum(t.num_searches for t in found) > 10
-        assert retriever.most > 1
+def test_rows_write_while_others_search_and_other_questions_begin(tokenizer: Any) -> None:
+    retriever, generator = Slow(0.1, 1), RowsGenerator(eager(tokenizer), tokenizer)
+    opened: list[int] = []
+    extend = RowsSession.extend
+
+    def counted(self: RowsSession, *prompts: Any) -> list[int]:
+        opened.append(len(self._rows))
+        return extend(self, *prompts)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RowsSession, "extend", counted)
+        found, player, _ = play(generator, tokenizer, retriever, 16, rows=8)
+    assert len(found) == 24
+    assert player.cost.searches == sum(retriever.searches) >= sum(t.num_searches for t in found) > 10
+    assert retriever.most > 1
+    assert max(opened) > 0, "a question begins while others play"
+    assert max(opened) <= 4, "eight rows are open at most"
+
+
+def test_a_generator_whose_rows_are_not_free_is_refused(tokenizer: Any) -> None:
+    with pytest.raises(ValueError, match=r"overlap_searches=4: expected 0 \(none\) with this generator"):
+        play(PlainGenerator(eager(tokenizer), tokenizer), tokenizer, Slow(0, 0), 4)
 
 
 def test_a_failed_search_fails_its_row_alone(tokenizer: Any) -> None:

@@ -1,4 +1,4 @@
-"""A round of rollouts whose searches take 0.1 to 2 seconds: all rows wait for all searches, or each for its own.
+"""Rollouts whose searches take 0.1 to 2 seconds: all rows wait for all searches, or each for its own.
 
 `python -m tests.benchmarks.bench_overlap` fails if the round without a barrier takes more than `LIMIT` of the other's
 time, or if a single trajectory differs. A random tiny policy writes tags often; the delay of a search follows from its
@@ -21,7 +21,7 @@ from tests.agent.test_free_play import CONF, eager
 from tests.tiny import PLACES, PROMPT, hit, make_grammar, make_tokenizer, question
 
 LIMIT = 0.6
-QUESTIONS, COPIES = 8, 5
+QUESTIONS, COPIES, ROWS = 64, 5, 40
 SHORTEST_S, LONGEST_S = 0.1, 2.0
 
 
@@ -40,7 +40,7 @@ class Delayed:
 
 def round_of(tokenizer: Any, overlap: int, seed: int) -> tuple[float, list[Trajectory]]:
     """Seconds and trajectories of one round."""
-    conf = replace(CONF, max_turns=4, overlap_searches=overlap)
+    conf = replace(CONF, max_turns=4, overlap_searches=overlap, batch_rows=ROWS)
     grammar = make_grammar("search_r1", tokenizer)
     player = Player(conf, RowsGenerator(eager(tokenizer), tokenizer), tokenizer, Delayed(seed), grammar, PROMPT)
     start = time.perf_counter()
@@ -56,7 +56,7 @@ def main() -> int:
     print("| --- | ---: | ---: | ---: | ---: |")
     for seed in range(3):
         before, wanted = round_of(tokenizer, 0, seed)
-        after, found = round_of(tokenizer, QUESTIONS * COPIES, seed)
+        after, found = round_of(tokenizer, ROWS, seed)
         if found != wanted:
             print(f"error: seed {seed}: the trajectories differ")
             return 1
