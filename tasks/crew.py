@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tasks.cluster import Cluster, Place
 
@@ -43,12 +43,6 @@ _LAST_LINES = 20
 
 class CrewError(RuntimeError):
     """A worker died, hangs, is cut off or failed; the message is one line for the user."""
-
-
-class Reported(Protocol):
-    """An error class that workers may report without ending the crew, because all of them raise it together."""
-
-    def __call__(self, text: str, /) -> Exception: ...
 
 
 @dataclass
@@ -132,8 +126,8 @@ class Crew:
 
         Args:
             command: by name.
-            given: to each of the first workers; the others are not told.
-            parts: what the first worker gets one after another, while they do it.
+            given: to each worker; None and those beyond are not told.
+            parts: what a worker that asks for it gets, one after another, while they do it.
 
         Raises:
             CrewError: a worker died, hangs, is cut off or failed.
@@ -146,33 +140,55 @@ class Crew:
 
     def stream(self, command: str, given: Sequence[Any], parts: Iterator[Any] | None = None) -> Iterator[Any]:
         """As `call`, with what workers hand over on the way; the results, a list, come last."""
-        told = self.members[: len(given)]
-        for member, arguments in zip(told, given, strict=True):
-            member.phase, member.heard = command, time.monotonic()
-            self._send(member, (command, arguments))
+        told = [rank for rank, arguments in enumerate(given) if arguments is not None]
+        for rank in told:
+            self.tell(rank, command, given[rank])
         results: dict[int, Any] = {}
-        failed: dict[int, Exception] = {}
-        while len(results) + len(failed) < len(told):
+        while len(results) < len(told):
             for member, (kind, content) in self._received():
                 if kind == "part":
                     yield content
                 elif kind == "more":
                     assert parts is not None
                     self._send(member, next(parts, None))
-                elif kind == "done":
-                    results[member.rank] = content
-                elif kind == "error":
-                    name, text = content
-                    if name not in self._reports:
-                        self._fail(member, text)
-                    failed[member.rank] = self._reports[name](text)
-        for member in told:
-            member.phase = "waiting"
+                else:
+                    results[member.rank] = self._result(member, kind, content)
+        failed = [rank for rank in told if isinstance(results[rank], Exception)]
+        if failed and len(failed) < len(told):
+            self._fail(self.members[failed[0]], f"{results[failed[0]]} (the other workers went on)", command)
         if failed:
-            if results:
-                self._fail(self.members[min(failed)], f"{failed[min(failed)]} (the other workers went on)")
-            raise failed[min(failed)]
-        yield [results[rank] for rank in range(len(told))]
+            raise results[failed[0]]
+        yield [results[rank] for rank in told]
+
+    def tell(self, rank: int, command: str, arguments: Any) -> None:
+        """Tell one worker to do this; `hear` has its result."""
+        member = self.members[rank]
+        member.phase, member.heard = command, time.monotonic()
+        self._send(member, (command, arguments))
+
+    def hear(self) -> list[tuple[int, Any]]:
+        """Results of workers that were told something, by rank, as they come; none if a second passes.
+
+        Raises:
+            CrewError: as `call`, also for an error among `reports`.
+        """
+        heard = []
+        for member, (kind, content) in self._received():
+            phase, result = member.phase, self._result(member, kind, content)
+            if isinstance(result, Exception):
+                self._fail(member, str(result), phase)
+            heard.append((member.rank, result))
+        return heard
+
+    def _result(self, member: _Member, kind: str, content: Any) -> Any:
+        """What a worker has done, or the error that it reports."""
+        if kind == "error":
+            name, text = content
+            if name not in self._reports:
+                self._fail(member, text)
+            content = self._reports[name](text)
+        member.phase = "waiting"
+        return content
 
     def close(self) -> None:
         """End all workers and wait for them."""
@@ -279,9 +295,9 @@ class Crew:
         code = member.process.poll()
         self._fail(member, "the connection is lost" if code is None else _ended(code))
 
-    def _fail(self, member: _Member, what: str) -> None:
+    def _fail(self, member: _Member, what: str, phase: str = "") -> None:
         """End the crew and raise its error."""
-        phase = member.phase
+        phase = phase or member.phase
         if member.thread is not None and member.process.poll() is not None:
             member.thread.join(1)
         last = next((line for line in reversed(member.lines) if line.strip()), "")

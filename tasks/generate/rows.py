@@ -120,22 +120,22 @@ class RowsSession:
         self._count = 0
         self.extend(prompts, copies)
 
-    def extend(self, prompts: Sequence[Sequence[int]], copies: int) -> list[int]:
-        """See `FreeSession.extend`."""
+    def extend(self, prompts: Sequence[Sequence[int]], copies: int, numbers: Sequence[int] | None = None) -> list[int]:
+        """See `FreeSession.extend`; a fleet gives the numbers, since other sessions have those between them."""
         require_prompts(prompts, self.max_total_tokens)
         self.num_prefilled += sum(len(prompt) - 1 for prompt in prompts) + len(prompts) * copies
         heads = [_Row(_Memory(), list(prompt[:-1]), np.empty(0)) for prompt in prompts]
         with torch.inference_mode(), _one_thread():
             self._read([head for head in heads if head.pending])
+        new = iter(range(self._count, self._count + len(prompts) * copies) if numbers is None else numbers)
         return [
-            self._add(head.memory if copy == copies - 1 else head.memory.copy(), [prompt[-1]])
+            self._add(next(new), head.memory if copy == copies - 1 else head.memory.copy(), [prompt[-1]])
             for head, prompt in zip(heads, prompts, strict=True)
             for copy in range(copies)
         ]
 
-    def _add(self, memory: _Memory, pending: Sequence[int]) -> int:
-        number = self._count
-        self._count += 1
+    def _add(self, number: int, memory: _Memory, pending: Sequence[int]) -> int:
+        self._count = max(self._count, number + 1)
         seeds = [self.sampling.seed % 2**64, self.sampling.first_row + number]
         uniforms = np.random.Generator(np.random.Philox(key=np.array(seeds, np.uint64))).random(
             self.max_total_tokens + 1
@@ -243,8 +243,8 @@ class RowsSession:
             self.num_prefilled += len(ids)
 
     @torch.inference_mode()
-    def fork(self, row: int, times: int) -> list[int]:
-        """See `Session.fork`."""
+    def fork(self, row: int, times: int, numbers: Sequence[int] | None = None) -> list[int]:
+        """See `Session.fork`; `numbers` as in `extend`."""
         parent = self._open(row)
         if times < 1:
             raise ValueError(f"row {row}: found times={times}, expected at least 1 new row.")
@@ -255,7 +255,8 @@ class RowsSession:
                 self._read([parent])
             parent.pending = list(newest)
         self.num_prefilled += times * len(newest)
-        new_rows = [self._add(parent.memory.copy(), newest) for _ in range(times)]
+        new = range(self._count, self._count + times) if numbers is None else numbers
+        new_rows = [self._add(number, parent.memory.copy(), newest) for number in new]
         for new in new_rows:
             self._rows[new].recent = list(parent.recent)
         return new_rows

@@ -1,0 +1,109 @@
+"""One, two and three generators play the same trajectories, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tasks.crew import CrewError
+from tasks.generate import Sampling, WeightsError
+from tasks.generate.fleet import FleetConf, FleetGenerator
+from tasks.generate.rows import RowsGenerator
+from tasks.model import export_folder
+from tests.agent.test_free_play import Slow, play
+from tests.generate.test_plain import PROMPTS
+from tests.tiny import make_model, make_policy
+
+DRAWN = Sampling(1.0, 1.0, (), 5)
+
+
+@contextmanager
+def fleet(folder: Path, generators: int, trainee: Any = None) -> Iterator[FleetGenerator]:
+    made = FleetConf(generators).start(folder, "float32", trainee)
+    try:
+        yield made
+    finally:
+        made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("policy")
+    export_folder(searching(tokenizer), tokenizer, path)
+    return path
+
+
+def searching(tokenizer: Any) -> Any:
+    """A random model that often writes tags, as its weights say: another process reads them from a file."""
+    model = make_model(tokenizer, seed=3, tied=False)
+    head = model.get_output_embeddings().weight
+    with torch.no_grad():
+        # The last norm's output has about the same mean square for all texts, so a constant direction is a bias.
+        model.model.norm.weight[0] = 0.0
+        for tag, weight in {" <search>": 1.6, " </search>": 1.7, " <answer>": 0.9, " </answer>": 1.4}.items():
+            (token,) = tokenizer.encode(tag)
+            head[token] *= 1 + weight
+    return model
+
+
+def test_any_number_of_generators_plays_the_same(folder: Path, tokenizer: Any) -> None:
+    alone = RowsGenerator(searching(tokenizer), tokenizer)
+    wanted, lock_step, _ = play(alone, tokenizer, Slow(0, 0), 0)
+    assert sum(t.num_searches for t in wanted) > 3
+    for generators in (1, 2, 3):
+        with fleet(folder, generators) as made:
+            for overlap, rows in ((0, 64), (0, 8), (4, 64), (6, 8)):
+                found, player, _ = play(made, tokenizer, Slow(0.03, generators), overlap, rows)
+                assert found == wanted
+                assert player.cost == lock_step.cost
+
+
+def test_forks_and_closed_rows(folder: Path, tokenizer: Any) -> None:
+    def forked(generator: Any) -> list[Any]:
+        session = generator.open(PROMPTS, 2, DRAWN, 64)
+        calls = session.generate(range(8), [4] * 8)
+        session.append([3], [[7, 8]])
+        new = session.fork(3, 2)
+        session.close([0, 1])
+        calls += session.generate([3, *new, 7], [5] * 4)
+        session.close([*range(2, 8), *new])
+        return calls
+
+    wanted = forked(RowsGenerator(searching(tokenizer), tokenizer))
+    with fleet(folder, 2) as made:
+        assert forked(made) == wanted
+        assert forked(made) == wanted
+
+
+def test_new_weights_reach_every_generator_and_are_proved(folder: Path, tokenizer: Any) -> None:
+    policy = make_policy(make_model(tokenizer, seed=8, tied=False), tokenizer)
+    with fleet(folder, 2, policy) as made:
+        made.update_weights(policy.weights())
+        found = made.open(PROMPTS, 1, DRAWN, 64).generate(range(4), [8] * 4)
+        other = RowsGenerator(make_model(tokenizer, seed=8, tied=False), tokenizer)
+        assert found == other.open(PROMPTS, 1, DRAWN, 64).generate(range(4), [8] * 4)
+
+        weights = {name: tensor.clone() for name, tensor in policy.weights()}
+        weights["model.layers.1.mlp.up_proj.weight"] += 0.5
+        with pytest.raises(WeightsError, match=r"generator 0 computes log-probabilities that are up to \S+ from the"):
+            made.update_weights(weights.items())
+        del weights["lm_head.weight"]
+        with pytest.raises(
+            CrewError, match=r"worker [01] on localhost, in end_weights: new weights: lm_head.weight is"
+        ):
+            made.update_weights(weights.items())
+
+
+def test_a_generator_that_dies_is_named(folder: Path) -> None:
+    with fleet(folder, 2) as made:
+        session = made.open(PROMPTS, 4, DRAWN, 400)
+        os.kill(made.crew.members[1].process.pid, signal.SIGKILL)
+        with pytest.raises(CrewError, match="worker 1 on localhost, in advance: it was ended by signal 9"):
+            session.generate(range(16), [300] * 16)
