@@ -41,15 +41,21 @@ def folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def searching(tokenizer: Any) -> Any:
-    """A random model that often writes tags, as its weights say: another process reads them from a file."""
+    """A random model that often writes tags. Its weights say so, because another process reads them from a file.
+
+    Number 0 of a hidden state is the same for all tokens and layers, so the output head can add to a token's logit.
+    """
     model = make_model(tokenizer, seed=3, tied=False)
     head = model.get_output_embeddings().weight
     with torch.no_grad():
-        # The last norm's output has about the same mean square for all texts, so a constant direction is a bias.
-        model.model.norm.weight[0] = 0.0
-        for tag, weight in {" <search>": 1.6, " </search>": 1.7, " <answer>": 0.9, " </answer>": 1.4}.items():
+        model.get_input_embeddings().weight[:, 0] = 0.3
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight[0] = 0.0
+            layer.mlp.down_proj.weight[0] = 0.0
+        head[:, 0] = 0.0
+        for tag, weight in {" <search>": 4.0, " </search>": 4.5, " <answer>": 2.0, " </answer>": 3.5}.items():
             (token,) = tokenizer.encode(tag)
-            head[token] *= 1 + weight
+            head[token, 0] = weight / 1.5
     return model
 
 
