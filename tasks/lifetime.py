@@ -26,4 +26,7 @@ def end_with_parent() -> None:
 
 if __name__ == "__main__":
     end_with_parent()
-    os.execvp(sys.argv[1], sys.argv[1:])
+    try:
+        os.execvp(sys.argv[1], sys.argv[1:])
+    except OSError as error:
+        raise SystemExit(f"{sys.argv[1]}: {error.strerror}") from None

@@ -135,12 +135,14 @@ def test_a_worker_of_other_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_worker_that_cannot_start_is_named() -> None:
-    with pytest.raises(CrewError, match=r"worker 0 on far, in start: it ended with status 127"):
+    with pytest.raises(
+        CrewError, match=r"worker 0 on far, in start: it ended with status 1\. Its last line: no-such-program: No such"
+    ):
         Crew(WORKER, 1, replace(HERE, hosts=(HostConf(name="far", start=("no-such-program", "{host}")),)))
     with pytest.raises(CrewError, match=r"in start: it ended with status 1\. Its last line: .*No module named"):
         Crew("tests.no_such_worker", 1, HERE)
     with pytest.raises(CrewError, match=r"it did not connect to 127\.0\.0\.1 within 2 s"):
-        Crew("time", 1, replace(HERE, start_s=2, hosts=(HostConf(start=("sleep", "60", "#")),)))
+        Crew("time", 1, replace(HERE, start_s=2, hosts=(HostConf(start=("sh", "-c", "sleep 60")),)))
 
 
 def test_a_port_that_is_taken_is_named() -> None:
