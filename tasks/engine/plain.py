@@ -33,7 +33,7 @@ from tasks.engine import (
     ValueLoss,
 )
 from tasks.model import Dtype, LoraConf, computes_in, export_folder, load_policy, pick_device
-from tasks.precision import FullWeights
+from tasks.precision import FullWeights, round_weights
 from tasks.rl.experience import Experience, shared_prefixes
 from tasks.shared_prefix import attention_to_prefixes, hidden_states, require_supported
 from tasks.store import replacing_folder
@@ -170,7 +170,7 @@ class PlainPolicy(_Trainee):
         if needs_reference and not lora.rank:
             self.reference = copy.deepcopy(model).requires_grad_(False).eval()
             if computes_in(dtype, model.device) == torch.bfloat16:
-                self.reference.to(torch.bfloat16)
+                round_weights(self.reference, torch.bfloat16)
 
         if lora.rank:
             from peft import LoraConfig, get_peft_model
