@@ -27,7 +27,7 @@ class FullWeights:
         copies = {}
         if dtype != torch.float32:
             copies = {name: parameter.detach().clone() for name, parameter in trained.items()}
-            body.to(dtype)
+            round_weights(body, dtype)
         self._rounded = {name: parameter for name, parameter in trained.items() if parameter.dtype == torch.bfloat16}
         self.weights = {
             name: nn.Parameter(copies[name]) if name in self._rounded else parameter
@@ -41,6 +41,16 @@ class FullWeights:
         """Round the weights into the module, after a step of the optimizer."""
         for name, parameter in self._rounded.items():
             parameter.copy_(self.weights[name])
+
+
+def round_weights(module: nn.Module, dtype: torch.dtype) -> None:
+    """Let a module compute in this dtype, as one that was loaded in it: its buffers stay as they are.
+
+    `module.to(dtype)` would round the frequencies of rotary embeddings, too, and so shift the angles of later
+    positions: by 0.4 at position 300.
+    """
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(dtype)
 
 
 def _moving_gradient_to(weight: nn.Parameter) -> Callable[[Tensor], None]:

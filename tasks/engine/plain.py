@@ -30,9 +30,15 @@ from tasks.engine import (
 )
 from tasks.engine.forward import by_row, policy_forward, reading, recomputing, value_forward
 from tasks.model import Dtype, LoraConf, computes_in, export_folder, load_policy, pick_device
+<<<<<<< HEAD
 from tasks.precision import FullWeights
 from tasks.rl.experience import Experience
 from tasks.shared_prefix import require_supported
+=======
+from tasks.precision import FullWeights, round_weights
+from tasks.rl.experience import Experience, shared_prefixes
+from tasks.shared_prefix import attention_to_prefixes, hidden_states, require_supported
+>>>>>>> origin/main
 from tasks.store import replacing_folder
 
 
@@ -138,7 +144,7 @@ class PlainPolicy(_Trainee):
         if needs_reference and not lora.rank:
             self.reference = copy.deepcopy(model).requires_grad_(False).eval()
             if computes_in(dtype, model.device) == torch.bfloat16:
-                self.reference.to(torch.bfloat16)
+                round_weights(self.reference, torch.bfloat16)
 
         if lora.rank:
             from peft import LoraConfig, get_peft_model

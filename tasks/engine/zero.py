@@ -269,6 +269,7 @@ class ZeroTrainee(Divided):
         by_layer(module)
         # The fused kernel where the plain engine has it, so that both take the same steps.
         is_fused = (torch.cuda.is_available() or dtype == torch.bfloat16) and not zero.offload
+        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         self.engine, self.optimizer, _, _ = deepspeed.initialize(
             model=module,
             model_parameters=list(self.trained.values()),
@@ -277,6 +278,9 @@ class ZeroTrainee(Divided):
         )
         self.engine.eval()
         self.device = torch.device(self.engine.device)
+        for name, buffer in buffers.items():  # DeepSpeed rounds them as well; see `round_weights`.
+            owner, _, key = name.rpartition(".")
+            setattr(module.get_submodule(owner), key, buffer.to(self.device))
 
     @property
     def groups(self) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from tasks.engine import Training
 from tasks.engine.forward import reading
 from tasks.engine.zero import Divided, PolicyPass, ReplicatedTrainee, ValuePass, ZeroConf, ZeroTrainee, by_layer, whole
 from tasks.model import computes_in, pick_device
+from tasks.precision import round_weights
 from tasks.rl.experience import Experience
 from tasks.shared_prefix import require_supported
 
@@ -74,7 +75,8 @@ class Frozen:
 
     def __init__(self, module: PolicyPass, of_policy: Mapping[str, Any], zero: ZeroConf, dtype: torch.dtype) -> None:
         self.module, self.of_policy, self.dtype = module.requires_grad_(False), of_policy, dtype
-        self.engine: Any = module.to(dtype)
+        round_weights(module, dtype)
+        self.engine: Any = module
         if zero.stage == 3:
             import deepspeed
 

@@ -428,6 +428,26 @@ def test_bfloat16_forward_float32_weights(tokenizer: Any) -> None:
 
 
 @pytest.mark.usefixtures("bfloat16")
+def test_training_in_bfloat16_computes_what_a_model_loaded_in_it_computes(tokenizer: Any, tmp_path: Path) -> None:
+    """At late positions, too, whose angles would be others if the frequencies of rotary embeddings were rounded."""
+    model.export_folder(make_model(tokenizer), tokenizer, tmp_path)
+    loaded, _ = load_policy(tmp_path, torch.bfloat16)
+    policy = make_policy(make_model(tokenizer), tokenizer, dtype="bfloat16")
+    critic = PlainCritic(make_model(tokenizer), optimizer(), "bfloat16")
+    for decoder in (policy.causal_lm.get_decoder(), policy.reference.get_decoder(), critic.decoder):
+        found, wanted = dict(decoder.named_buffers()), dict(loaded.get_decoder().named_buffers())
+        assert found.keys() == wanted.keys()
+        for name, buffer in wanted.items():
+            assert found[name].dtype == buffer.dtype == torch.float32
+            assert torch.equal(found[name], buffer)
+
+    ids = [(7 * i) % 256 for i in range(400)]
+    (found_logprobs,) = policy.sequence_logprobs([ids])
+    table = loaded(torch.tensor([ids]), use_cache=False).logits[0, :-1].float().log_softmax(-1)
+    assert found_logprobs == table.gather(-1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+
+
+@pytest.mark.usefixtures("bfloat16")
 def test_steps_too_small_for_bfloat16_add_up(tokenizer: Any) -> None:
     policy = make_policy(make_model(tokenizer), tokenizer, conf=optimizer(lr=1e-5), dtype="bfloat16")
     before = {name: weight.detach().clone() for name, weight in policy.trained.items()}
