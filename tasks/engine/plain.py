@@ -30,15 +30,9 @@ from tasks.engine import (
 )
 from tasks.engine.forward import by_row, policy_forward, reading, recomputing, value_forward
 from tasks.model import Dtype, LoraConf, computes_in, export_folder, load_policy, pick_device
-<<<<<<< HEAD
-from tasks.precision import FullWeights
+from tasks.precision import FullWeights, round_weights
 from tasks.rl.experience import Experience
 from tasks.shared_prefix import require_supported
-=======
-from tasks.precision import FullWeights, round_weights
-from tasks.rl.experience import Experience, shared_prefixes
-from tasks.shared_prefix import attention_to_prefixes, hidden_states, require_supported
->>>>>>> origin/main
 from tasks.store import replacing_folder
 
 
