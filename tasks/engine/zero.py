@@ -97,6 +97,17 @@ def by_layer(module: nn.Module) -> None:
             set_z3_leaf_module(layer, True)
 
 
+@contextlib.contextmanager
+def keeping_buffers(module: nn.Module) -> Iterator[None]:
+    """The block in which DeepSpeed takes a module: it rounds buffers, which `round_weights` says why not to do."""
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    yield
+    for name, buffer in buffers.items():
+        owner, _, key = name.rpartition(".")
+        device = module.get_buffer(name).device
+        setattr(module.get_submodule(owner), key, buffer.to(device))
+
+
 def adamw(weights: Any, conf: OptimizerConf, is_fused: bool) -> torch.optim.AdamW:
     """The optimizer of the plain engine."""
     betas = (conf.betas[0], conf.betas[1])
@@ -269,18 +280,27 @@ class ZeroTrainee(Divided):
         by_layer(module)
         # The fused kernel where the plain engine has it, so that both take the same steps.
         is_fused = (torch.cuda.is_available() or dtype == torch.bfloat16) and not zero.offload
-        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        self.engine, self.optimizer, _, _ = deepspeed.initialize(
-            model=module,
-            model_parameters=list(self.trained.values()),
-            optimizer=lambda weights: adamw(weights, conf, is_fused),
-            config=zero.settings(conf, dtype == torch.bfloat16),
-        )
+        made = self._rounded_here()
+        with keeping_buffers(module):
+            self.engine, self.optimizer, _, _ = deepspeed.initialize(
+                model=module,
+                model_parameters=list(self.trained.values()),
+                optimizer=lambda weights: adamw(weights, conf, is_fused),
+                config=zero.settings(conf, dtype == torch.bfloat16),
+            )
         self.engine.eval()
         self.device = torch.device(self.engine.device)
-        for name, buffer in buffers.items():  # DeepSpeed rounds them as well; see `round_weights`.
-            owner, _, key = name.rpartition(".")
-            setattr(module.get_submodule(owner), key, buffer.to(self.device))
+        for name, tensor in made.items():
+            self._set(self.trained[name], tensor)
+
+    def _rounded_here(self) -> dict[str, Tensor]:
+        """Round what the start policy does not have, adapters and a critic's head; returns their whole weights."""
+        known = {id(parameter) for parameter in self.of_policy.values()}
+        made = {name: parameter for name, parameter in self.trained.items() if id(parameter) not in known}
+        whole_weights = {name: parameter.detach().clone() for name, parameter in made.items()}
+        for parameter in made.values():
+            parameter.data = parameter.data.to(self.dtype)
+        return whole_weights
 
     @property
     def groups(self) -> list[dict[str, Any]]:
@@ -315,8 +335,9 @@ class ZeroTrainee(Divided):
     def begin_restore(self, values: Mapping[str, Any]) -> None:
         """Before `restore` gets every tensor of a state."""
         self.num_updates = values["num_updates"]
+        self.engine.basic_optimizer.state.clear()
+        self.optimizer._hp_optimizer_states_linked = False  # Else parameters stay linked with the moments cleared here.
         if not self.num_updates:
-            self.engine.basic_optimizer.state.clear()
             return
         for flat in self._flat():
             moments = {moment: torch.zeros_like(flat) for moment in _MOMENTS}

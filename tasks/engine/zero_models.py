@@ -16,7 +16,17 @@ from torch import Tensor
 
 from tasks.engine import Training
 from tasks.engine.forward import reading
-from tasks.engine.zero import Divided, PolicyPass, ReplicatedTrainee, ValuePass, ZeroConf, ZeroTrainee, by_layer, whole
+from tasks.engine.zero import (
+    Divided,
+    PolicyPass,
+    ReplicatedTrainee,
+    ValuePass,
+    ZeroConf,
+    ZeroTrainee,
+    by_layer,
+    keeping_buffers,
+    whole,
+)
 from tasks.model import computes_in, pick_device
 from tasks.precision import round_weights
 from tasks.rl.experience import Experience
@@ -81,7 +91,8 @@ class Frozen:
             import deepspeed
 
             by_layer(module)
-            self.engine, *_ = deepspeed.initialize(model=module, config=zero.frozen_settings(dtype))
+            with keeping_buffers(module):
+                self.engine, *_ = deepspeed.initialize(model=module, config=zero.frozen_settings(dtype))
         self.engine.eval()
 
     @torch.no_grad()
@@ -143,7 +154,7 @@ def _policy(config: Any, training: Training, zero: ZeroConf, dtype: torch.dtype,
         from peft import LoraConfig, get_peft_model
 
         lora = training.lora
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), _seeming_float32(model):
             torch.manual_seed(training.seed)
             adapters = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets))
             model = get_peft_model(model, adapters)
@@ -183,9 +194,31 @@ def _empty(config: Any, zero: ZeroConf, dtype: torch.dtype, device: torch.device
     with no_init_weights(), _born(zero, dtype):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
     model.tie_weights()
+    _make_buffers_again(model)
     if zero.stage < 3:
         model = model.to(device)
     return model, dict(model.named_parameters())
+
+
+@contextlib.contextmanager
+def _seeming_float32(model: Any) -> Iterator[None]:
+    """The block in which adapters begin with float32 numbers; peft rounds them to the type of divided weights."""
+    dtypes = [(parameter, parameter.dtype) for parameter in model.parameters() if hasattr(parameter, "ds_id")]
+    for parameter, _ in dtypes:
+        parameter.data = parameter.data.float()
+    yield
+    for parameter, dtype in dtypes:
+        parameter.data = parameter.data.to(dtype)
+
+
+def _make_buffers_again(model: Any) -> None:
+    """In float32, as in a model that was loaded: inside `_born` every tensor gets the type of the weights."""
+    for module in model.modules():
+        buffers = dict(module.named_buffers(recurse=False))
+        for name, buffer in buffers.items():
+            setattr(module, name, buffer.float() if buffer.is_floating_point() else buffer)
+        if buffers:
+            model._init_weights(module)
 
 
 def _born(zero: ZeroConf, dtype: torch.dtype) -> AbstractContextManager[Any]:

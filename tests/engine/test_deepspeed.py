@@ -174,13 +174,13 @@ def test_a_gradient_that_is_not_finite_moves_nothing(stage: Any, start: Path, to
         assert not all(torch.equal(tensor, after[name]) for name, tensor in before.items())
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(("stage", "lora"), [(0, 0), (1, 4), (2, 0), (3, 0), (3, 4)])
 def test_bfloat16_computes_with_rounded_weights_and_adds_up_whole_ones(
-    stage: Any, start: Path, tokenizer: Any, tmp_path: Path
+    stage: Any, lora: int, start: Path, tokenizer: Any, tmp_path: Path
 ) -> None:
     if computes_in("bfloat16", torch.device("cpu")) != torch.bfloat16:
         pytest.skip("this processor has no instructions for bfloat16")
-    training = replace(TRAINING, dtype="bfloat16")
+    training = replace(TRAINING, dtype="bfloat16", lora=LoraConf(rank=lora))
     torch.set_num_threads(1)
     kind = DeepSpeedEngine(workers=2, stage=stage)
     with PlainEngine().open(start, training) as plain, kind.open(start, training) as divided:
