@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from accelerate.utils import other
 from transformers import utils
 from transformers.utils import logging
 
 logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # One bar for each load of weights, between real ones.
+other.is_deepspeed_available = lambda: False  # Saving a model would import DeepSpeed, which takes 2 s.
 
 
 @contextmanager
