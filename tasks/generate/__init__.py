@@ -137,9 +137,11 @@ class Generator(Protocol):
     """A model that generates in sessions, and takes new weights between them.
 
     `shares_weights`: it uses the weights under training themselves, so that it needs no copy after an update.
+    `plays_apart`: it computes in processes of its own, so that it may play while the policy learns.
     """
 
     shares_weights: bool
+    plays_apart: bool
 
     def open(self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, max_total_tokens: int) -> Session:
         """Start `len(prompts) * copies` rows; prompt + response never exceed `max_total_tokens` per row.

@@ -35,6 +35,7 @@ class FleetGenerator:
     """
 
     shares_weights = False
+    plays_apart = True
     rows_are_free = True
 
     def __init__(self, crew: Crew, trainee: Trainee | None, tolerance: float) -> None:

@@ -48,6 +48,8 @@ class PlainGenerator:
         ValueError: attention that would not use its mask.
     """
 
+    plays_apart = False
+
     def __init__(self, model: Any, tokenizer: Any, shares_weights: bool = False) -> None:
         _require_attention(model.config)
         self.model = model

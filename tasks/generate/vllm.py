@@ -116,6 +116,7 @@ class VllmGenerator:
     """
 
     shares_weights = False
+    plays_apart = True
 
     def __init__(
         self,

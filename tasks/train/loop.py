@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from tasks.generate import Generator, Sampling
 from tasks.records.usage import PROCESS, named_by_role, usages
 from tasks.rl.method import Method
 from tasks.services import NO_SERVICES, Services
+from tasks.train.ahead import Ahead, require_apart
 from tasks.train.order import SEEDS_OF_DRAWS, Order, Refill
 from tasks.train.record import Recorder
 from tasks.train.resume import Checkpoints, Progress, settings_of
@@ -68,6 +69,7 @@ class Trainer:
     services: Services = field(default_factory=lambda: NO_SERVICES)
     progress: Progress = field(default_factory=Progress)
     watch: Callable[[int, int], object] = lambda done, total: None
+    _ahead: Ahead = field(default_factory=Ahead, init=False)
 
     def run(self) -> Progress:
         """Train to the last step, from the newest sound checkpoint if there is one.
@@ -77,10 +79,12 @@ class Trainer:
                 validation's; the last checkpoint is kept.
             DataError: the prompt of a training question is over its budget, or a checkpoint was made with other
                 settings.
-            ValueError: no training question, or a policy that ends every call at once.
+            ValueError: no training question, a policy that ends every call at once, or a generator that cannot play
+                while the policy learns, where it should.
         """
         if not self.questions:
             raise ValueError("no question to train on: expected at least one of split 'train'. Check the data stage.")
+        require_apart(self.conf, self.generator)
         self.player.prompts(self.questions)  # A prompt over its budget ends the run now instead of in some later step.
         per_step = self.conf.num_questions(self.method.sampler.size)
         if per_step > len(self.questions):
@@ -92,8 +96,11 @@ class Trainer:
         if self.progress.step == 0 and not self.progress.history:
             self._variance.write("start", self.questions)
             self._report(0, self._validate(0))
-        while not self.progress.is_over(self.conf):
-            self._advance(self.progress.step + 1)
+        try:
+            while not self.progress.is_over(self.conf):
+                self._advance(self.progress.step + 1)
+        finally:
+            self._ahead.close()
         self._variance.write("trained", self.questions)
         return self.progress
 
@@ -118,7 +125,7 @@ class Trainer:
         progress, before = self.progress, self.progress.cost.generated
         used_before = {role: usage.copy() for role, usage in usages(self.services).items()}
         try:
-            metrics = self._step(step)
+            metrics = self._step(step, before)
         except DivergedError as error:
             if self.conf.collapse is None:
                 raise
@@ -134,6 +141,7 @@ class Trainer:
         if self.conf.collapse is not None and progress.stopped is None:
             progress.stopped = self.conf.collapse.reason([*progress.history, {"step": step, "metrics": metrics}])
         if progress.stopped is not None:
+            self._ahead.drop()
             log.warning("stopped at step %d: %s", step, progress.stopped)
             # Validate once more, so that the curve includes the final step.
             metrics |= {} if is_validated else self._validate(step)
@@ -144,11 +152,19 @@ class Trainer:
             self._checkpoints.save(progress)
             self._best.keep_only(progress.selected_step)
 
-    def _step(self, step: int) -> dict[str, float]:
-        """Play, learn and record; returns the metrics."""
+    def _step(self, step: int, before: int) -> dict[str, float]:
+        """Play, learn and record; returns the metrics.
+
+        Args:
+            step: its number.
+            before: tokens that were generated before it.
+        """
         refill = self._refill
-        rollouts = refill.collect(step)
+        ahead = self._ahead.take(step, self.progress)
+        rollouts = refill.collect(step) if ahead is None else ahead
         metrics = rollouts.metrics()
+        if self.conf.play_ahead:
+            metrics["weights_behind"] = float(ahead is not None)
 
         # A filter that kept too few questions leaves noise, so the step plays but does not update.
         is_enough = len(rollouts.kept_questions) >= refill.fewest
@@ -161,7 +177,7 @@ class Trainer:
             rows = rollouts.of_first(refill.order.count)
             samples = [rollouts.samples[i] for i in rows]
             scores = [rollouts.scores[i] for i in rows]
-            with self._sleeping_generator():
+            with self._playing(step + 1) if self._plays_on(step, before) else self._sleeping_generator():
                 experience, learned = self._learner.learn(samples, scores, step)
             metrics |= learned
             is_last = step == self.conf.num_steps or self.conf.is_spent(self.progress.cost.generated)
@@ -207,6 +223,24 @@ class Trainer:
             self._hand_over()
             raise
         self._hand_over()
+
+    @contextmanager
+    def _playing(self, step: int) -> Iterator[None]:
+        """The generator plays this step during an update and takes the new weights when both are over."""
+        self._ahead.begin(step, self._refill)
+        try:
+            yield
+        except DivergedError:
+            self._ahead.drop()
+            raise
+        self._ahead.wait()
+        self._hand_over()
+
+    def _plays_on(self, step: int, before: int) -> bool:
+        """Whether the step after this one is played while this one is learned; see `tasks.train.ahead`."""
+        after = replace(self.progress, step=step)
+        ends = after.is_over(self.conf) or after.is_due(self.conf, before) or step % self.conf.checkpoint_every == 0
+        return self.conf.play_ahead and not ends
 
     def _hand_over(self) -> None:
         """Wake the generator and give it the policy's weights; one that shares them ignores the call."""

@@ -48,6 +48,9 @@ class TrainConf:
             equal. They would only hold the policy near its reference, and cost as much as the others. Means over tokens
             are then over the groups that are left. A method that does not compare rollouts in groups (PPO) learns from
             all.
+        play_ahead: play the next step while a step is learned. The policy has then moved once since the weights that
+            play, except after a validation or a checkpoint, which the next step waits for. It needs a generator with
+            processes of its own, such as `fleet`.
         variance_questions: number of questions on which the variance of advantages is measured, before and after
             training (`tasks.train.variance`); 0 measures nothing.
         record_trajectories: trajectories per recorded step; the first, the last and every `validate_every`-th are
@@ -84,6 +87,7 @@ class TrainConf:
     variance_questions: int = 0
     questions: Literal["all", "found"] = "all"
     groups: Literal["all", "unequal"] = "all"
+    play_ahead: bool = False
 
     def __post_init__(self) -> None:
         require(self.num_steps >= 1, "num_steps", self.num_steps, "at least 1")
