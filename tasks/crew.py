@@ -25,13 +25,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
 from pathlib import Path
 from typing import Any
 
 from tasks.cluster import Cluster, Place
+from tasks.store import OutageError
 
 ROOT = Path(__file__).resolve().parents[1]
 _ALIVE_S = 1.0
@@ -39,9 +40,11 @@ _ALIVE_S = 1.0
 _SHAKE_S = 20
 """Longest wait for the other side of a new connection."""
 _LAST_LINES = 20
+_IDLE = "waiting"
+"""The phase of a worker that was told nothing since its last result."""
 
 
-class CrewError(RuntimeError):
+class CrewError(OutageError):
     """A worker died, hangs, is cut off or failed; the message is one line for the user."""
 
 
@@ -56,6 +59,7 @@ class _Member:
         phase: what it was told last.
         heard: monotonic seconds of its last message.
         lines: the last ones that it printed.
+        is_lost: it is gone, and the others went on without it.
     """
 
     rank: int
@@ -66,6 +70,7 @@ class _Member:
     heard: float = field(default_factory=time.monotonic)
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
     thread: threading.Thread | None = None
+    is_lost: bool = False
 
     @property
     def name(self) -> str:
@@ -82,6 +87,8 @@ class Crew:
         cluster: hosts, and how processes are started there.
         reports: error classes by name that all workers raise together, after which the crew goes on.
         say: gets what workers print, line by line.
+        may_lose: the others go on without a worker that is gone; its results are then None. The last one that is gone
+            ends the crew.
 
     Raises:
         CrewError: a worker does not start, or is of another code than this process.
@@ -94,21 +101,13 @@ class Crew:
         cluster: Cluster,
         reports: Sequence[type[Exception]] = (),
         say: Callable[[str], object] = print,
+        may_lose: bool = False,
     ) -> None:
         self.cluster = cluster
         self.members: list[_Member] = []
+        self._module, self._may_lose, self._say = module, may_lose, say
         self._reports = {kind.__name__: kind for kind in reports}
-        self._say = say
-        key = secrets.token_bytes(32)
-        try:
-            with _listening(cluster.address, cluster.port) as listener:
-                port = listener.getsockname()[1]
-                for rank, place in enumerate(cluster.places(size)):
-                    self.members.append(self._start(module, rank, place, f"{cluster.address} {port} {key.hex()}"))
-                self._connect(listener, key)
-        except BaseException:
-            self.close()
-            raise
+        self._launch(dict(enumerate(cluster.places(size))))
 
     def __enter__(self) -> Crew:
         return self
@@ -144,7 +143,7 @@ class Crew:
         for rank in told:
             self.tell(rank, command, given[rank])
         results: dict[int, Any] = {}
-        while len(results) < len(told):
+        while any(rank not in results and not self.members[rank].is_lost for rank in told):
             for member, (kind, content) in self._received():
                 if kind == "part":
                     yield content
@@ -153,12 +152,29 @@ class Crew:
                     self._send(member, next(parts, None))
                 else:
                     results[member.rank] = self._result(member, kind, content)
+        results = {rank: results.get(rank) for rank in told}
         failed = [rank for rank in told if isinstance(results[rank], Exception)]
         if failed and len(failed) < len(told):
             self._fail(self.members[failed[0]], f"{results[failed[0]]} (the other workers went on)", command)
         if failed:
             raise results[failed[0]]
         yield [results[rank] for rank in told]
+
+    @property
+    def there(self) -> list[int]:
+        """Ranks of the workers that are not lost."""
+        return [member.rank for member in self.members if not member.is_lost]
+
+    def replace_lost(self) -> list[int]:
+        """Start workers in place of those that were lost; returns their ranks.
+
+        Raises:
+            CrewError: as the class.
+        """
+        lost = {member.rank: member.place for member in self.members if member.is_lost}
+        if lost:
+            self._launch(lost)
+        return list(lost)
 
     def tell(self, rank: int, command: str, arguments: Any) -> None:
         """Tell one worker to do this; `hear` has its result."""
@@ -169,6 +185,8 @@ class Crew:
     def hear(self) -> list[tuple[int, Any]]:
         """Results of workers that were told something, by rank, as they come; none if a second passes.
 
+        That of a worker that was lost is None.
+
         Raises:
             CrewError: as `call`, also for an error among `reports`.
         """
@@ -178,6 +196,10 @@ class Crew:
             if isinstance(result, Exception):
                 self._fail(member, str(result), phase)
             heard.append((member.rank, result))
+        for member in self.members:
+            if member.is_lost and member.phase != _IDLE:
+                heard.append((member.rank, None))
+                member.phase = _IDLE
         return heard
 
     def _result(self, member: _Member, kind: str, content: Any) -> Any:
@@ -187,7 +209,7 @@ class Crew:
             if name not in self._reports:
                 self._fail(member, text)
             content = self._reports[name](text)
-        member.phase = "waiting"
+        member.phase = _IDLE
         return content
 
     def close(self) -> None:
@@ -209,38 +231,26 @@ class Crew:
 
     # Starting.
 
-    def _start(self, module: str, rank: int, place: Place, address: str) -> _Member:
-        words = [*place.start, "env", "-C", place.folder or str(ROOT), place.python or sys.executable, "-m", module]
+    def _launch(self, places: Mapping[int, Place]) -> None:
+        """Start a worker in each of these places, by rank, and connect with it."""
+        key = secrets.token_bytes(32)
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tasks.lifetime", *words], cwd=ROOT, stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | place.environment,
-            )  # fmt: skip
-        except OSError as error:
-            raise CrewError(f"worker {rank} on {place.host} cannot be started: {error}.") from error
-        member = _Member(rank, place, process)
-        member.thread = threading.Thread(target=self._print, args=(member,), daemon=True)
-        member.thread.start()
-        with contextlib.suppress(OSError):  # It has died already, which `_connect` sees.
-            assert process.stdin is not None
-            process.stdin.write(f"{rank} {address}\n")
-            process.stdin.flush()
-        return member
-
-    def _print(self, member: _Member) -> None:
-        assert member.process.stdout is not None
-        for line in member.process.stdout:
-            member.lines.append(line.rstrip())
-            self._say(f"[{member.rank} {member.place.host}] {line.rstrip()}")
+            with _listening(self.cluster.address, self.cluster.port) as listener:
+                address = f"{self.cluster.address} {listener.getsockname()[1]} {key.hex()}"
+                for rank, place in places.items():
+                    self.members[rank : rank + 1] = [_start(self._module, rank, place, address, self._say)]
+                self._connect(listener, key)
+        except BaseException:
+            self.close()
+            raise
 
     def _connect(self, listener: socket.socket, key: bytes) -> None:
         """Accept each worker once, and check that its code and libraries are those of this process."""
         deadline = time.monotonic() + self.cluster.start_s
-        while any(member.connection is None for member in self.members):
+        while missing := [member for member in self.members if member.connection is None and not member.is_lost]:
             self._require_running()
             if time.monotonic() > deadline:
-                member = next(member for member in self.members if member.connection is None)
-                self._fail(member, f"it did not connect to {self.cluster.address} within {self.cluster.start_s:g} s")
+                self._fail(missing[0], f"it did not connect to {self.cluster.address} within {self.cluster.start_s:g} s")
             try:
                 peer, _ = listener.accept()
             except TimeoutError:
@@ -259,41 +269,55 @@ class Crew:
     def _require_running(self) -> None:
         for member in self.members:
             code = member.process.poll()
-            if code is not None:
+            if code is not None and not member.is_lost:
                 self._fail(member, _ended(code))
 
     # Listening.
 
     def _received(self) -> Iterator[tuple[_Member, tuple[str, Any]]]:
         """Messages that have come within a second; signs of life are not among them."""
-        by_connection = {member.connection: member for member in self.members}
+        by_connection = {member.connection: member for member in self.members if not member.is_lost}
         for ready in wait(list(by_connection), _ALIVE_S):  # type: ignore[arg-type]
             member = by_connection[ready]  # type: ignore[index]
             try:
                 message = pickle.loads(ready.recv_bytes())  # type: ignore[union-attr]
             except (EOFError, OSError):
-                self._fail_lost(member)
+                self._lose(member)
+                continue
             member.heard = time.monotonic()
             if message[0] == "alive":
                 continue
             yield member, message
-        for member in self.members:
+        for member in by_connection.values():
             silent = time.monotonic() - member.heard
-            if silent > self.cluster.silence_s:
-                self._fail(member, f"no sign of life for {silent:.0f} s")
+            if silent > self.cluster.silence_s and not member.is_lost:
+                self._lose(member, f"no sign of life for {silent:.0f} s")
 
     def _send(self, member: _Member, message: Any) -> None:
+        if member.is_lost:
+            return
         assert member.connection is not None
         try:
             member.connection.send_bytes(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
         except (OSError, ValueError):
-            self._fail_lost(member)
+            self._lose(member)
 
-    def _fail_lost(self, member: _Member) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            member.process.wait(2)
-        code = member.process.poll()
-        self._fail(member, "the connection is lost" if code is None else _ended(code))
+    def _lose(self, member: _Member, what: str = "") -> None:
+        """Go on without a worker that is gone, or end the crew."""
+        if not what:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                member.process.wait(2)
+            code = member.process.poll()
+            what = "the connection is lost" if code is None else _ended(code)
+        if not self._may_lose or self.there == [member.rank]:
+            self._fail(member, what)
+
+        member.is_lost = True
+        assert member.connection is not None
+        member.connection.close()
+        member.process.kill()
+        member.process.wait()
+        self._say(f"{member.name}, in {member.phase}: {what}. The others go on without it.")
 
     def _fail(self, member: _Member, what: str, phase: str = "") -> None:
         """End the crew and raise its error."""
@@ -304,6 +328,33 @@ class Crew:
         tail = f" Its last line: {last}" if last else ""
         self.close()
         raise CrewError(f"{member.name}, in {phase}: {what.rstrip('.')}.{tail} Start again: the run continues.")
+
+
+def _start(module: str, rank: int, place: Place, address: str, say: Callable[[str], object]) -> _Member:
+    python = [place.python or sys.executable, "-m", module]
+    words = [*place.start, "env", "-C", place.folder or str(ROOT), *python]
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tasks.lifetime", *words], cwd=ROOT, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | place.environment,
+        )  # fmt: skip
+    except OSError as error:
+        raise CrewError(f"worker {rank} on {place.host} cannot be started: {error}.") from error
+    member = _Member(rank, place, process)
+    member.thread = threading.Thread(target=_print, args=(member, say), daemon=True)
+    member.thread.start()
+    with contextlib.suppress(OSError):  # It has died already, which `_connect` sees.
+        assert process.stdin is not None
+        process.stdin.write(f"{rank} {address}\n")
+        process.stdin.flush()
+    return member
+
+
+def _print(member: _Member, say: Callable[[str], object]) -> None:
+    assert member.process.stdout is not None
+    for line in member.process.stdout:
+        member.lines.append(line.rstrip())
+        say(f"[{member.rank} {member.place.host}] {line.rstrip()}")
 
 
 def _ended(code: int) -> str:

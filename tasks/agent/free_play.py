@@ -115,7 +115,8 @@ class FreePlay:
         """Add the results of searches that have returned, waiting for one if nobody writes; rows that can go on."""
         if not self._searching:
             return []
-        done, _ = wait(self._searching, 0 if self._written else None, FIRST_COMPLETED)
+        with self.player.clock("search"):
+            done, _ = wait(self._searching, 0 if self._written else None, FIRST_COMPLETED)
         observed = []
         for future in done:
             asked = self._searching.pop(future)

@@ -23,6 +23,7 @@ from tasks.agent.grammar import SearchGrammar
 from tasks.agent.observation import observation_ids
 from tasks.agent.prompts import Prompt, prompt_ids
 from tasks.agent.searches import search_for_rows
+from tasks.clock import Clock
 from tasks.conf import require
 from tasks.generate import Call, FreeGenerator, Generator, Sampling, Session
 from tasks.retrieval import RetrievalError, Retriever
@@ -160,6 +161,7 @@ class Player:
     grammar: SearchGrammar
     prompt: Prompt
     cost: RolloutCost = field(default_factory=RolloutCost)
+    clock: Clock = field(default_factory=Clock)
     sleep: Callable[[float], None] = time.sleep
 
     def prompts(self, questions: Sequence[Question]) -> list[list[int]]:
@@ -328,7 +330,8 @@ class Player:
         if not playing:
             return
         session = _session_of([row for row, _ in playing], has_acted=True)
-        results = self.search(playing)
+        with self.clock("search"):
+            results = self.search(playing)
         with self.counted(session):
             self.observed(playing, results)
         session.close([row.number for row, _ in playing if row.is_over])

@@ -6,8 +6,9 @@ another (`tasks/generate/rows.py`), so the number of generators is no part of a 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from pydantic import PositiveInt
 
 from tasks import cluster
 from tasks.crew import Crew
-from tasks.generate import Call, Sampling, Trainee, Weights, WeightsError, require_prompts
+from tasks.generate import Call, Sampling, Trainee, Weights, WeightsError, not_open, require_prompts
 from tasks.model import Dtype
 
 _MODULE = "tasks.generate.fleet_worker"
@@ -28,8 +29,12 @@ TOLERANCE = 1e-3
 class FleetGenerator:
     """See `Generator`.
 
+    A generator that dies is left out, and the others play its rows again. With the next weights another one takes its
+    place.
+
     Args:
         crew: the generators.
+        begin: what each of them is told at first.
         trainee: the policy under training, if there is one.
         tolerance: of a log-probability after new weights.
     """
@@ -38,38 +43,51 @@ class FleetGenerator:
     plays_apart = True
     rows_are_free = True
 
-    def __init__(self, crew: Crew, trainee: Trainee | None, tolerance: float) -> None:
-        self.crew, self.trainee, self.tolerance = crew, trainee, tolerance
+    def __init__(self, crew: Crew, begin: tuple[Any, ...], trainee: Trainee | None, tolerance: float) -> None:
+        self.crew, self.begin, self.trainee, self.tolerance = crew, begin, trainee, tolerance
         self.num_sessions = 0
+        self._call("start", begin)
 
     def open(
         self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, max_total_tokens: int
     ) -> FleetSession:
         """See `Generator.open`."""
         require_prompts(prompts, max_total_tokens)
+        if self.trainee is None:  # All weights are those of the folder.
+            self._replace_lost()
         self.num_sessions += 1
-        return FleetSession(self, self.num_sessions, prompts, copies, sampling, max_total_tokens)
+        return FleetSession(self.crew, self.num_sessions, prompts, copies, sampling, max_total_tokens)
 
     def update_weights(self, weights: Weights) -> None:
         """See `Generator.update_weights`; each generator then computes what the policy computes, or this raises."""
-        size = len(self.crew)
-        self.crew.call("begin_weights", [()] * size)
+        self._replace_lost()
+        self._call("begin_weights")
         for name, tensor in weights:
-            self.crew.call("weight", [(name, tensor.detach().cpu())] * size)
-        self.crew.call("end_weights", [()] * size)
+            self._call("weight", (name, tensor.detach().cpu()))
+        self._call("end_weights")
         self._prove()
 
     def _prove(self) -> None:
         if self.trainee is None:
             return
         (wanted,) = self.trainee.sequence_logprobs([PROBE])
-        for rank, found in enumerate(self.crew.call("logprobs", [(PROBE,)] * len(self.crew))):
+        for rank, found in enumerate(self._call("logprobs", (PROBE,))):
+            if found is None:
+                continue
             gap = max(abs(a - b) for a, b in zip(found, wanted, strict=True))
             if not gap <= self.tolerance:
                 raise WeightsError(
                     f"generator {rank} computes log-probabilities that are up to {gap:.2g} from the policy's after it "
                     f"got new weights, expected at most {self.tolerance:g}."
                 )
+
+    def _replace_lost(self) -> None:
+        new = self.crew.replace_lost()
+        self.crew.call("start", [self.begin if rank in new else None for rank in range(len(self.crew))])
+
+    def _call(self, command: str, given: tuple[Any, ...] = ()) -> list[Any]:
+        """Results of all generators; None of one that is lost."""
+        return self.crew.call(command, [given] * len(self.crew))
 
     def sleep(self) -> None:
         """Does nothing: the generators run on processors."""
@@ -82,62 +100,91 @@ class FleetGenerator:
         self.crew.close()
 
 
+@dataclass
+class _Row:
+    """An open row.
+
+    Attributes:
+        rank: of the generator that plays it.
+        text: prompt, what was written and what was added.
+        recent: number of tokens that it wrote since its last observation.
+        has_newest: whether its newest token is still to be read.
+        budget: of the call that was begun; 0 where there is none.
+    """
+
+    rank: int
+    text: list[int]
+    recent: int = 0
+    has_newest: bool = True
+    budget: int = 0
+
+
 class FleetSession:
-    """See `FreeSession`. Rows have the same numbers here and in the session of the generator that plays them."""
+    """See `FreeSession`. Rows have the same numbers here and in the session of the generator that plays them.
+
+    It knows the text of every row and counts tokens by it, so a generator's death changes neither text nor counts.
+    """
 
     def __init__(
         self,
-        owner: FleetGenerator,
+        crew: Crew,
         number: int,
         prompts: Sequence[Sequence[int]],
         copies: int,
         sampling: Sampling,
         max_total_tokens: int,
     ) -> None:
-        self._crew, self._number = owner.crew, number
+        self._crew, self._number, self._longest = crew, number, max_total_tokens
         self.num_prefilled = self.num_generated = 0
-        self._owner: list[int] = []  # By row, the generator that plays it.
-        self._open: list[set[int]] = [set() for _ in range(len(self._crew))]  # By generator, its rows.
-        self._orders: list[list[tuple[str, tuple[Any, ...]]]] = [[] for _ in range(len(self._crew))]
-        self._begun: list[set[int]] = [set() for _ in range(len(self._crew))]
+        self._count = 0
+        self._rows: dict[int, _Row] = {}
+        self._orders: dict[int, list[tuple[str, tuple[Any, ...]]]] = {rank: [] for rank in crew.there}
         self._busy: set[int] = set()
-        self._call("open", [(number, sampling, max_total_tokens)] * len(self._crew))
+        self._call("open", (number, sampling, max_total_tokens))
         self.extend(prompts, copies)
 
     def extend(self, prompts: Sequence[Sequence[int]], copies: int) -> list[int]:
         """See `FreeSession.extend`; the generator with the fewest rows gets the next prompt."""
-        numbers = []
+        first = self._count
         for prompt in prompts:
-            rank = min(range(len(self._open)), key=lambda one: (len(self._open[one]), one))
-            first = len(self._owner)
-            new = range(first, first + copies)
-            self._owner += [rank] * copies
-            self._open[rank] |= set(new)
-            self._orders[rank].append(("extend", ([list(prompt)], copies, list(new))))
-            numbers += new
-        return numbers
+            rank = self._freest()
+            new = self._added([_Row(rank, list(prompt)) for _ in range(copies)])
+            self._orders[rank].append(("extend", ([list(prompt)], copies, new)))
+            self.num_prefilled += len(prompt) - 1 + copies
+        return list(range(first, self._count))
 
     def submit(self, row: int, max_new_tokens: int) -> None:
         """See `FreeSession.submit`."""
-        rank = self._owner[row]
-        self._begun[rank].add(row)
-        self._orders[rank].append(("submit", (row, max_new_tokens)))
+        playing = self._open(row)
+        playing.budget = min(max_new_tokens, self._longest - len(playing.text))
+        self._orders[playing.rank].append(("submit", (row, max_new_tokens)))
 
     def advance(self) -> list[tuple[int, Call]]:
         """See `FreeSession.advance`; each generator writes until one of its calls is over."""
-        for rank, begun in enumerate(self._begun):
-            if begun and rank not in self._busy:
+        over: list[tuple[int, Call]] = []
+        while not over:
+            for rank in {row.rank for row in self._rows.values() if row.budget} - self._busy:
                 self._busy.add(rank)
                 self._crew.tell(rank, "advance", (self._number, self._taken(rank)))
-        over: list[tuple[int, Call]] = []
-        while not over and self._busy:
-            for rank, (calls, read, written) in self._crew.hear():
+            if not self._busy:
+                break
+            for rank, calls in self._crew.hear():
                 self._busy.discard(rank)
-                self._begun[rank] -= {row for row, _ in calls}
-                self.num_prefilled += read
-                self.num_generated += written
-                over += calls
+                if calls is None:
+                    self._leave(rank)
+                else:
+                    over += calls
+        for number, call in over:
+            self._written(self._rows[number], call)
         return over
+
+    def _written(self, row: _Row, call: Call) -> None:
+        """Record a call that is over."""
+        row.text += call.token_ids
+        row.recent += len(call.token_ids)
+        row.has_newest = call.stopped or len(call.token_ids) == row.budget  # Else it drew the end of text.
+        self.num_generated += len(call.token_ids) + (not row.has_newest)
+        row.budget = 0
 
     def generate(self, rows: Sequence[int], max_new_tokens: Sequence[int]) -> list[Call]:
         """See `Session.generate`."""
@@ -152,37 +199,68 @@ class FleetSession:
 
     def append(self, rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
         """See `Session.append`."""
-        for row, ids in zip(rows, token_ids, strict=True):
-            self._orders[self._owner[row]].append(("append", ([row], [list(ids)])))
+        for number, ids in zip(rows, token_ids, strict=True):
+            row = self._open(number)
+            row.text += ids
+            row.recent, row.has_newest = 0, True
+            self._orders[row.rank].append(("append", ([number], [list(ids)])))
+            self.num_prefilled += len(ids)
 
     def fork(self, row: int, times: int) -> list[int]:
         """See `Session.fork`."""
-        rank, first = self._owner[row], len(self._owner)
-        new = list(range(first, first + times))
-        self._owner += [rank] * times
-        self._open[rank] |= set(new)
-        self._orders[rank].append(("fork", (row, times, new)))
+        parent = self._open(row)
+        new = self._added([replace(parent, text=list(parent.text)) for _ in range(times)])
+        self._orders[parent.rank].append(("fork", (row, times, new)))
+        self.num_prefilled += times * parent.has_newest
         return new
 
     def close(self, rows: Sequence[int]) -> None:
         """See `Session.close`."""
-        for row in rows:
-            rank = self._owner[row]
-            self._open[rank].discard(row)
-            self._orders[rank].append(("close", ([row],)))
-        if not any(self._open):
-            self._call("close", [(self._number,)] * len(self._crew))
+        for number in rows:
+            row = self._rows.pop(number, None)
+            if row is not None:
+                self._orders[row.rank].append(("close", ([number],)))
+        if not self._rows:
+            self._call("close", (self._number,))
+
+    def _open(self, row: int) -> _Row:
+        if row not in self._rows:
+            raise ValueError(not_open(row, self._count, len(self._rows)))
+        return self._rows[row]
+
+    def _added(self, rows: Sequence[_Row]) -> list[int]:
+        """Numbers of new rows."""
+        new = list(range(self._count, self._count + len(rows)))
+        self._rows |= dict(zip(new, rows, strict=True))
+        self._count += len(rows)
+        return new
+
+    def _freest(self) -> int:
+        """The generator with the fewest open rows, of equal ones the first."""
+        counts = Counter(row.rank for row in self._rows.values())
+        return min(self._orders, key=lambda rank: (counts[rank], rank))
+
+    def _leave(self, lost: int) -> None:
+        """Give the rows of a generator that is lost to the others, which read their texts again."""
+        self._orders.pop(lost, None)
+        for number, row in self._rows.items():
+            if row.rank == lost:
+                row.rank = self._freest()
+                recent = row.text[len(row.text) - row.recent :]
+                self._orders[row.rank].append(("revive", (number, list(row.text), recent)))
+                if row.budget:
+                    self._orders[row.rank].append(("submit", (number, row.budget)))
 
     def _taken(self, rank: int) -> list[tuple[str, tuple[Any, ...]]]:
         """What a generator is to do before it goes on."""
         orders, self._orders[rank] = self._orders[rank], []
         return orders
 
-    def _call(self, command: str, given: Sequence[Any]) -> None:
+    def _call(self, command: str, given: tuple[Any, ...]) -> None:
         while self._busy:  # A generator that still writes for rows that were closed.
             for rank, _ in self._crew.hear():
                 self._busy.discard(rank)
-        self._crew.call(command, given)
+        self._crew.call(command, [given if rank in self._orders else None for rank in range(len(self._crew))])
 
 
 @dataclass(frozen=True)
@@ -199,13 +277,12 @@ class FleetConf:
         """See `GeneratorConf.start`."""
         hosts = cluster.load()
         threads = max(1, torch.get_num_threads() // self.generators)
-        crew = Crew(_MODULE, self.generators, hosts)
+        crew = Crew(_MODULE, self.generators, hosts, may_lose=True)
         try:
-            crew.call("start", [(str(folder.absolute()), dtype, threads)] * self.generators)
+            return FleetGenerator(crew, (str(folder.absolute()), dtype, threads), trainee, TOLERANCE)
         except BaseException:
             crew.close()
             raise
-        return FleetGenerator(crew, trainee, TOLERANCE)
 
 
 PART = FleetConf

@@ -38,16 +38,15 @@ class Worker:
         """A session without rows."""
         self._sessions[number] = self._generator.open([], 1, sampling, max_total_tokens)
 
-    def advance(self, number: int, orders: Orders) -> tuple[list[tuple[int, Call]], int, int]:
-        """Do this, and write until a call is over; calls, and how many tokens were read and written."""
+    def advance(self, number: int, orders: Orders) -> list[tuple[int, Call]]:
+        """Do this, and write until a call is over."""
         session = self._sessions[number]
-        read, written = session.num_prefilled, session.num_generated
         for order, arguments in orders:
             getattr(session, order)(*arguments)
         calls: list[tuple[int, Call]] = []
         while not calls:
             calls = session.advance()
-        return calls, session.num_prefilled - read, session.num_generated - written
+        return calls
 
     def close(self, number: int) -> None:
         """Forget a session."""

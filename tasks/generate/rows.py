@@ -134,6 +134,17 @@ class RowsSession:
             for copy in range(copies)
         ]
 
+    def revive(self, number: int, text: Sequence[int], recent: Sequence[int]) -> None:
+        """Row `number` with all of its text, which another session has lost.
+
+        Args:
+            number: of the row.
+            text: its prompt, and what was written and added since.
+            recent: the tokens at its end that it wrote since its last observation.
+        """
+        self.extend([text], 1, [number])
+        self._rows[number].recent = list(recent)
+
     def _add(self, number: int, memory: _Memory, pending: Sequence[int]) -> int:
         self._count = max(self._count, number + 1)
         seeds = [self.sampling.seed % 2**64, self.sampling.first_row + number]

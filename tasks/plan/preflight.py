@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 
-from tasks import conf, methods
+from tasks import cluster, conf, methods
 from tasks.base.settings import BaseConf, FormatConf
 from tasks.conf import require
 from tasks.plan import disk
@@ -87,6 +87,7 @@ def _learning(run: RunSettings, system: str, plain: Demand) -> Demand:
     tree, where = run.method(system), f"{conf.CONF}/method/{system}.yaml"
     method = methods.build(tree, None, where)
     train, rollout = run.training(tree["train"], where), run.rollout(tree["rollout"], where)
+    _check_workers(run, system, train.num_questions(method.sampler.size) * method.sampler.size // train.minibatches)
     # A sampler that chooses among candidates also holds the row that they continue.
     rows = train.num_questions(method.sampler.size) * (method.sampler.size + 1)
     learner = Learner(
@@ -96,6 +97,16 @@ def _learning(run: RunSettings, system: str, plain: Demand) -> Demand:
         max(rows, train.validate_questions),
     )
     return replace(plain, train=train, rollout=rollout, learner=learner)
+
+
+def _check_workers(run: RunSettings, system: str, rows: int) -> None:
+    """Raise the ValueError for more workers than an update has rows, or than the hosts have places."""
+    workers = run.engine().get("workers")
+    if workers is None:
+        return
+    where = f"{conf.CONF}/engine/{run.params.engine}.yaml: workers"
+    require(workers <= rows, where, workers, f"at most {rows}, the rows of an update of {system}")
+    cluster.load(root=run.root).places(workers)
 
 
 def _of_length(run: RunSettings, systems: Systems) -> str:

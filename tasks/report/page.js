@@ -804,7 +804,28 @@
   function cost() {
     const rows = data.costs.map((c) => row([[swatch(c.policy), title(c.policy)], duration(c.seconds), ...["steps", "num_trajectories", "generated_tokens", "prefill_tokens", "searches"].map((name) => { const cell = find(c.policy, name, { mode: "training" }); return cell ? number(cell, short(cell.value)) : "\u2013"; }), duration(c.evaluate_seconds)]));
     section("cost", "Cost", "Means over seeds. Seconds were measured where this page was made and are left out where a stage's result came from a cache; of a stage that was killed and went on they cover its last attempt.",
-      h("div", { class: "card" }, sortable(table(["policy", "making it", "steps", "trajectories", "generated tokens", "prefilled tokens", "searches", "evaluating it"], rows))), costOfServices());
+      h("div", { class: "card" }, sortable(table(["policy", "making it", "steps", "trajectories", "generated tokens", "prefilled tokens", "searches", "evaluating it"], rows))), costOfSteps(), costOfServices());
+  }
+  // What training spent its seconds on: one bar for each system, as long as its share of the slowest one's.
+  const PART_COLOUR = { play: "var(--p0)", search: "var(--p5)", score: "var(--p4)", logprobs: "var(--p7)", learn: "var(--p1)", hand_over: "var(--p9)", validate: "var(--p2)", save: "var(--soft)" };
+  function costOfSteps() {
+    const { parts, policies } = data.step_seconds, names = order.filter((policy) => policies[policy]);
+    const total = (policy) => Object.values(policies[policy]).reduce((a, b) => a + b, 0), longest = Math.max(...names.map(total));
+    const shown = parts.filter(([part]) => names.some((policy) => policies[policy][part] > 0));
+    if (!shown.length) return false;
+    const bar = (policy) => {
+      let at = 0;
+      const label = `${title(policy)}: ${duration(total(policy))}; ${shown.map(([part, name]) => `${name} ${duration(policies[policy][part])}`).join(", ")}`;
+      return s("svg", { class: "errorbar", viewBox: "0 0 1000 20", preserveAspectRatio: "none", role: "img", "aria-label": label }, shown.map(([part, name]) => {
+        const x = at, wide = 1000 * policies[policy][part] / longest, text = `${title(policy)}, ${name}: ${duration(policies[policy][part])} (${percent(policies[policy][part] / total(policy))}%)`;
+        at += wide;
+        return wide > 0 && s("rect", { x, y: 0, width: wide, height: 20, fill: PART_COLOUR[part], onpointermove: (event) => showTip(text, event.clientX, event.clientY), onpointerleave: hideTip });
+      }));
+    };
+    const speed = (policy) => { const cell = find(policy, "generated_tokens", { mode: "training" }); return cell ? `${short(cell.value / total(policy))} written tokens/s` : ""; };
+    return h("div", { class: "card steps" }, h("h3", {}, "Where the seconds of training go"), h("div", { class: "legend" }, shown.map(([part, name, meaning]) => h("span", { title: meaning }, h("span", { class: "swatch", "--c": PART_COLOUR[part] }), name))),
+      h("div", { class: "errorbars" }, names.map((policy) => [h("span", {}, title(policy), h("span", { class: "range" }, `${duration(total(policy))} ${speed(policy)}`)), bar(policy)])),
+      h("p", { class: "note" }, "Means over seeds, as far as the last attempt and its checkpoints know. Work that another process does beside it counts as far as training waited for it."));
   }
   function costOfServices() {
     const rows = data.services.map((used) => row([[data.policies.some((p) => p.name === used.who) && swatch(used.who), title(used.who)], ...[used.stage, used.role.replaceAll("_", " ")].map((text) => h("td", { class: "left" }, text)), ...["calls", "tokens", "failures", "hits"].map((name) => short(used[name])), duration(used.seconds)]));

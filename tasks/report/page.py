@@ -19,6 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tasks.clock import PARTS
 from tasks.data.ingest import fault_lines
 from tasks.evaluate.errors import KINDS
 from tasks.records import schema
@@ -144,6 +145,7 @@ def page_data(
         "curves": {policy: _curves(results, artifacts, policy) for policy in results.policies},
         "start_curves": _start_curves(results, artifacts),
         "costs": [_cost(results, policy, ledger) for policy in results.policies],
+        "step_seconds": _step_seconds(results, ledger),
         "services": services.rows(results, made, artifacts, ledger),
         "recall": {name: dict(row) for name, row in results.recall.items()},
         "recall_metrics": recall_metrics(results),
@@ -265,6 +267,17 @@ def _cost(results: Results, policy: str, ledger: Mapping[str, Row]) -> Row:
         "seconds": making_seconds(results, policy, ledger),
         "evaluate_seconds": sum(known) / len(known) if known and len(known) == len(evaluations) else None,
     }
+
+
+def _step_seconds(results: Results, ledger: Mapping[str, Row]) -> Row:
+    """The parts of training steps, with what they mean, and the mean seconds of each system that was trained here."""
+    found: Row = {}
+    for policy in results.policies:
+        runs = [run.made_by for run in results.runs if run.policy == policy]
+        measured = [row for stage in runs if (row := ledger.get(stage, {}).get("step_seconds"))]
+        if measured and len(measured) == len(runs):
+            found[policy] = {part: sum(row.get(part, 0.0) for row in measured) / len(measured) for part in PARTS}
+    return {"parts": [[part, *meaning] for part, meaning in PARTS.items()], "policies": found}
 
 
 def _provenance(run: Run, ledger: Mapping[str, Row]) -> Row:

@@ -359,6 +359,7 @@ def _publish(ctx: Context[Settings], trainer: Trainer, used: dict[str, Any], mis
             "policy_sha256": policy_sha256,
             "config_sha256": ctx.config_sha256,
         }
+        ctx.measured["step_seconds"] = {part: round(taken, 3) for part, taken in progress.seconds.items()}
         write_json(out / "summary.json", summary | work_of(progress.usage, ctx.measured))
 
         record = SystemRecord(

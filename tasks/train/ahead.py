@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from tasks.clock import Clock
 from tasks.conf import require
 from tasks.generate import Generator
 from tasks.train.order import Refill, Rollouts
@@ -26,6 +27,20 @@ def require_apart(conf: TrainConf, generator: Generator) -> None:
     kind = type(generator).__name__
     expected = "false, or a generator with processes of its own: set GENERATOR=fleet"
     require(not conf.play_ahead or generator.plays_apart, f"train: play_ahead with {kind}", conf.play_ahead, expected)
+
+
+def plays_ahead(conf: TrainConf, progress: Progress, step: int, before: int) -> bool:
+    """Whether the step after this one is played while this one is learned.
+
+    Args:
+        conf: of the run.
+        progress: after the play of `step`, before its end.
+        step: the one that is learned.
+        before: tokens that were generated before it.
+    """
+    after = replace(progress, step=step)
+    ends = after.is_over(conf) or after.is_due(conf, before) or step % conf.checkpoint_every == 0
+    return conf.play_ahead and not ends
 
 
 @dataclass(frozen=True)
@@ -55,7 +70,7 @@ class Ahead:
             num_failed=counted.num_failed,
             num_draws=counted.num_draws,
         )
-        own = replace(refill, progress=progress, player=replace(refill.player, cost=progress.cost))
+        own = replace(refill, progress=progress, player=replace(refill.player, cost=progress.cost, clock=Clock()))
         self._pool = self._pool or ThreadPoolExecutor(1, "ahead")
         self._play = _Play(step, progress, self._pool.submit(own.collect, step))
 

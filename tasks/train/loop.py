@@ -10,17 +10,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tasks.agent.rollout import Player
+from tasks.clock import Clock
 from tasks.engine import Critic, DivergedError, Policy
 from tasks.generate import Generator, Sampling
 from tasks.records.usage import PROCESS, named_by_role, usages
 from tasks.rl.method import Method
 from tasks.services import NO_SERVICES, Services
-from tasks.train.ahead import Ahead, require_apart
+from tasks.train.ahead import Ahead, plays_ahead, require_apart
 from tasks.train.order import SEEDS_OF_DRAWS, Order, Refill
 from tasks.train.record import Recorder
 from tasks.train.resume import Checkpoints, Progress, settings_of
@@ -101,6 +102,7 @@ class Trainer:
                 self._advance(self.progress.step + 1)
         finally:
             self._ahead.close()
+        self.progress.spend(self._clock.take())
         self._variance.write("trained", self.questions)
         return self.progress
 
@@ -149,8 +151,9 @@ class Trainer:
 
         # Also whenever the best policy changes; otherwise a resumed run would point to a deleted folder.
         if step % self.conf.checkpoint_every == 0 or progress.is_over(self.conf) or progress.selected_step == step:
-            self._checkpoints.save(progress)
-            self._best.keep_only(progress.selected_step)
+            with self._clock("save"):
+                self._checkpoints.save(progress)
+                self._best.keep_only(progress.selected_step)
 
     def _step(self, step: int, before: int) -> dict[str, float]:
         """Play, learn and record; returns the metrics.
@@ -177,7 +180,8 @@ class Trainer:
             rows = rollouts.of_first(refill.order.count)
             samples = [rollouts.samples[i] for i in rows]
             scores = [rollouts.scores[i] for i in rows]
-            with self._playing(step + 1) if self._plays_on(step, before) else self._sleeping_generator():
+            plays_on = plays_ahead(self.conf, self.progress, step, before)
+            with self._playing(step + 1) if plays_on else self._sleeping_generator():
                 experience, learned = self._learner.learn(samples, scores, step)
             metrics |= learned
             is_last = step == self.conf.num_steps or self.conf.is_spent(self.progress.cost.generated)
@@ -193,17 +197,19 @@ class Trainer:
         total = len(self.validation)
         if total:
             self.watch(0, total)
-        metrics = validate(self.validator, self.validation, lambda done: self.watch(done, total))
+        with self._clock("validate"):
+            metrics = validate(self.validator, self.validation, lambda done: self.watch(done, total))
         is_selecting = metrics and self.conf.select == "best"
-        if is_selecting and self._best.offer(step, metrics["validation_em"], self.progress.history):
-            self.progress.selected_step = step
+        with self._clock("save"):
+            if is_selecting and self._best.offer(step, metrics["validation_em"], self.progress.history):
+                self.progress.selected_step = step
         return metrics
 
     def _report(self, step: int, metrics: dict[str, float], of_process: dict[str, float] | None = None) -> None:
         """Keep the metrics, and log them with those that another process would not repeat."""
         if metrics:
             self.progress.history.append({"step": step, "metrics": metrics})
-            self.log(step, metrics | (of_process or {}))
+            self.log(step, metrics | (of_process or {}) | self.progress.spend(self._clock.take()))
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint if there is one, and let the player count in the run's progress."""
@@ -233,19 +239,15 @@ class Trainer:
         except DivergedError:
             self._ahead.drop()
             raise
-        self._ahead.wait()
+        with self._clock("play"):  # As far as it took longer than the update.
+            self._ahead.wait()
         self._hand_over()
-
-    def _plays_on(self, step: int, before: int) -> bool:
-        """Whether the step after this one is played while this one is learned; see `tasks.train.ahead`."""
-        after = replace(self.progress, step=step)
-        ends = after.is_over(self.conf) or after.is_due(self.conf, before) or step % self.conf.checkpoint_every == 0
-        return self.conf.play_ahead and not ends
 
     def _hand_over(self) -> None:
         """Wake the generator and give it the policy's weights; one that shares them ignores the call."""
-        self.generator.wake()
-        self.generator.update_weights(self.policy.weights())
+        with self._clock("hand_over"):
+            self.generator.wake()
+            self.generator.update_weights(self.policy.weights())
 
     # Helpers of the run. Each is made anew from what it reads, so that none holds state of its own.
 
@@ -258,7 +260,11 @@ class Trainer:
     @property
     def _learner(self) -> Learner:
         plays_own_weights = self.player.generator.shares_weights
-        return Learner(self.conf, self.method, self.policy, self.critic, plays_own_weights, self.seed)
+        return Learner(self.conf, self.method, self.policy, self.critic, plays_own_weights, self.seed, self._clock)
+
+    @property
+    def _clock(self) -> Clock:
+        return self.player.clock
 
     @property
     def _recorder(self) -> Recorder:

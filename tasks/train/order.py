@@ -153,6 +153,10 @@ class Refill:
         Raises:
             RetrievalError, ValueError: see `require_usable`.
         """
+        with self.player.clock("play"):
+            return self._collect(step)
+
+    def _collect(self, step: int) -> Rollouts:
         rollouts = Rollouts()
         while rollouts.num_rounds < self.method.filter.max_rounds and len(rollouts.kept_questions) < self.order.count:
             if rollouts.num_rounds and self.conf.is_spent(self.player.cost.generated):
@@ -184,7 +188,8 @@ class Refill:
 
     def score(self, trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Scores]:
         """The method's rewards, added up; see `tasks.rl.samplers.Score`."""
-        by_reward = [reward(trajectories, questions, self.services) for reward in self.method.rewards]
+        with self.player.clock("score"):
+            by_reward = [reward(trajectories, questions, self.services) for reward in self.method.rewards]
         for reward, scores in zip(self.method.rewards, by_reward, strict=True):
             _require_numbers(f"rewards: {kind_of(reward)}", scores, questions)
         return [total(scores) for scores in zip(*by_reward, strict=True)]

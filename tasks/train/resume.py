@@ -35,6 +35,7 @@ class Progress:
         stopped: why the run was stopped, None if it was not.
         selected_step: the step whose policy is the best so far, None where the last one is taken.
         usage: role -> what its service did in the steps so far.
+        seconds: part of a step -> seconds that it took in the steps so far (`tasks.clock`); another run takes others.
     """
 
     step: int = 0
@@ -46,6 +47,7 @@ class Progress:
     stopped: str | None = None
     selected_step: int | None = None
     usage: dict[str, Usage] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict, compare=False)
 
     def is_over(self, conf: TrainConf) -> bool:
         """Whether the budget is spent or the run was stopped."""
@@ -63,6 +65,12 @@ class Progress:
         for role, usage in used.items():
             self.usage.setdefault(role, Usage()).add(usage)
         return named_by_role(used, WORK)
+
+    def spend(self, seconds: Mapping[str, float]) -> dict[str, float]:
+        """Add what the parts of a step took; returns its metrics."""
+        for part, taken in seconds.items():
+            self.seconds[part] = self.seconds.get(part, 0.0) + taken
+        return {f"seconds/{part}": taken for part, taken in seconds.items()}
 
     def share_done(self, conf: TrainConf) -> float:
         """How far the run is, by the budget that ends it first; 0 to 1."""

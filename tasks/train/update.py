@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from tasks.clock import Clock
 from tasks.engine import Critic, Objective, Plan, Policy, Update
 from tasks.rl.experience import (
     Experience,
@@ -30,6 +31,7 @@ class Learner:
         policy, critic: engines; the critic is None where the method needs none.
         plays_own_weights: the generator uses the policy's weights in memory instead of a copy.
         seed: of the mini-batches.
+        clock: counts the seconds.
     """
 
     conf: TrainConf
@@ -38,6 +40,7 @@ class Learner:
     critic: Critic | None
     plays_own_weights: bool
     seed: int
+    clock: Clock = field(default_factory=Clock)
 
     def learn(
         self, samples: Sequence[Sample], scores: Sequence[Scores], step: int
@@ -60,8 +63,10 @@ class Learner:
 
     def _learn(self, experience: Experience, step: int) -> tuple[Experience, dict[str, float]]:
         plan = self._plan(experience, step)
-        experience = self._prepare(experience, plan)
-        metrics = self._update(experience, plan)
+        with self.clock("logprobs"):
+            experience = self._prepare(experience, plan)
+        with self.clock("learn"):
+            metrics = self._update(experience, plan)
         if self.method.sampler.has_logprobs and not self.method.sampler.from_start:
             metrics = self._generator_gap(experience, plan) | metrics
         return experience, metrics

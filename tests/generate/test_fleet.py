@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +108,69 @@ def test_new_weights_reach_every_generator_and_are_proved(folder: Path, tokenize
             made.update_weights(weights.items())
 
 
-def test_a_generator_that_dies_is_named(folder: Path) -> None:
+def kill(made: FleetGenerator, rank: int) -> None:
+    os.kill(made.crew.members[rank].process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 7])
+def test_the_others_play_the_rows_of_a_generator_that_dies(after: int, folder: Path, tokenizer: Any) -> None:
+    """In whatever call it dies, texts and counts are those of a fleet in which none does."""
+    alone = RowsGenerator(searching(tokenizer), tokenizer)
+    wanted, lock_step, _ = play(alone, tokenizer, Slow(0, 0), 0)
+    with fleet(folder, 3) as made:
+        hear, heard = made.crew.hear, []
+
+        def killing() -> Any:
+            heard.append(len(heard))
+            if len(heard) == after + 1:
+                kill(made, 1)
+            return hear()
+
+        made.crew.hear = killing  # type: ignore[method-assign]
+        found, player, _ = play(made, tokenizer, Slow(0.03, 1), 4, 64)
+        assert found == wanted
+        assert player.cost == lock_step.cost
+        assert made.crew.there == [0, 2]
+        # Nothing trains here, so the next session has three again.
+        assert play(made, tokenizer, Slow(0.03, 2), 4, 64)[0] == wanted
+        assert made.crew.there == [0, 1, 2]
+
+
+def test_forks_and_observations_survive_a_death(folder: Path, tokenizer: Any) -> None:
+    def forked(generator: Any, die: Any) -> list[Any]:
+        session = generator.open(PROMPTS, 2, DRAWN, 64)
+        calls = session.generate(range(8), [4] * 8)
+        session.append([3], [[7, 8]])
+        new = session.fork(3, 2)
+        die()
+        calls += session.generate([3, *new, 7], [5] * 4)
+        session.close([*range(8), *new])
+        return [*calls, session.num_prefilled, session.num_generated]
+
+    wanted = forked(RowsGenerator(searching(tokenizer), tokenizer), lambda: None)
+    for rank in (0, 1):
+        with fleet(folder, 2) as made:
+            assert forked(made, partial(kill, made, rank)) == wanted
+
+
+def test_a_generator_that_is_lost_is_replaced_with_the_next_weights(folder: Path, tokenizer: Any) -> None:
+    policy = make_policy(make_model(tokenizer, seed=8, tied=False), tokenizer)
+    other = RowsGenerator(make_model(tokenizer, seed=8, tied=False), tokenizer)
+    wanted = other.open(PROMPTS, 1, DRAWN, 64).generate(range(4), [8] * 4)
+    with fleet(folder, 2, policy) as made:
+        made.update_weights(policy.weights())
+        kill(made, 1)
+        assert made.open(PROMPTS, 1, DRAWN, 64).generate(range(4), [8] * 4) == wanted
+        assert made.crew.there == [0]
+        made.update_weights(policy.weights())
+        assert made.crew.there == [0, 1]
+        assert made.open(PROMPTS, 1, DRAWN, 64).generate(range(4), [8] * 4) == wanted
+
+
+def test_the_last_generator_that_dies_is_named(folder: Path) -> None:
     with fleet(folder, 2) as made:
         session = made.open(PROMPTS, 4, DRAWN, 400)
-        os.kill(made.crew.members[1].process.pid, signal.SIGKILL)
-        with pytest.raises(CrewError, match="worker 1 on localhost, in advance: it was ended by signal 9"):
+        for rank in (0, 1):
+            kill(made, rank)
+        with pytest.raises(CrewError, match="worker [01] on localhost, in advance: it was ended by signal 9"):
             session.generate(range(16), [300] * 16)

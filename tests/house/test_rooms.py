@@ -30,6 +30,7 @@ ORDER = (
     "parts",
     "extends",
     "text",
+    "clock",
     "store",
     "trained",
     "identity",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tasks.clock import PARTS
 from tasks.report.page import page_data
 from tasks.report.services import rows
 from tasks.report.table import build
@@ -80,4 +81,38 @@ def test_the_cost_table_of_services_is_drawn_where_there_are_any(tmp_path: Path)
         assert browser.run("document.documentElement.scrollWidth") <= 375
         browser.open(tmp_path / "none.html")
         assert browser.run("document.querySelectorAll('.services').length") == 0
+        assert browser.problems == []
+
+
+def test_seconds_of_training_are_shown_where_the_ledger_has_every_seed(tmp_path: Path) -> None:
+    artifacts = write_artifacts(tmp_path, (0, 1), num_questions=6, steps=4, methods=(METHOD,))
+    results = build(artifacts, ("base", METHOD), (0, 1), "base", 50)
+    one = {f"train@{METHOD}-0": {"step_seconds": {"play": 1.0, "learn": 2.0}}}
+    both = one | {f"train@{METHOD}-1": {"step_seconds": {"play": 3.0, "search": 8.0}}}
+    assert page_data(results, artifacts, one, {}, 2)["step_seconds"]["policies"] == {}
+    found = page_data(results, artifacts, both, {}, 2)["step_seconds"]
+    assert [part for part, *_ in found["parts"]] == list(PARTS)
+    means = dict.fromkeys(PARTS, 0.0) | {"play": 2.0, "learn": 1.0, "search": 4.0}
+    assert found["policies"] == {METHOD: means}
+
+
+@needs_chromium
+def test_seconds_of_training_are_drawn_to_scale(tmp_path: Path) -> None:
+    from tasks.report.page import write_page
+
+    artifacts = write_artifacts(tmp_path, (0,), num_questions=6, steps=4, methods=(METHOD, "dspo"))
+    results = build(artifacts, ("base", METHOD, "dspo"), (0,), "base", 50)
+    seconds = {METHOD: {"play": 30.0, "learn": 10.0}, "dspo": {"play": 5.0, "save": 15.0}}
+    ledger = {f"train@{method}-0": {"step_seconds": taken} for method, taken in seconds.items()}
+    write_page(tmp_path / "x.html", results, artifacts, ledger)
+    write_page(tmp_path / "none.html", results, artifacts)
+    with Browser(375, 900) as browser:
+        browser.open(tmp_path / "x.html")
+        widths = "[...document.querySelectorAll('.steps svg')].map(b => [...b.children].map(r => +r.getAttribute('width')))"
+        assert browser.run(widths) == [[750, 250], [125, 375]]
+        names = "[...document.querySelectorAll('.steps .legend > span')].map(c => c.textContent)"
+        assert browser.run(names) == ["play", "learning", "saving"]
+        assert browser.run("document.documentElement.scrollWidth") <= 375
+        browser.open(tmp_path / "none.html")
+        assert browser.run("document.querySelectorAll('.steps').length") == 0
         assert browser.problems == []
