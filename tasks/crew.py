@@ -207,6 +207,8 @@ class Crew:
         if kind == "error":
             name, text = content
             if name not in self._reports:
+                if (ended := _ended_within(self.members, 2)) is not None:
+                    self._fail(ended, _how(ended))  # The error is only that this one no longer answers.
                 self._fail(member, text)
             content = self._reports[name](text)
         member.phase = _IDLE
@@ -248,9 +250,12 @@ class Crew:
         """Accept each worker once, and check that its code and libraries are those of this process."""
         deadline = time.monotonic() + self.cluster.start_s
         while missing := [member for member in self.members if member.connection is None and not member.is_lost]:
-            self._require_running()
+            if (ended := _ended_within(self.members)) is not None:
+                self._fail(ended, _how(ended))
             if time.monotonic() > deadline:
-                self._fail(missing[0], f"it did not connect to {self.cluster.address} within {self.cluster.start_s:g} s")
+                self._fail(
+                    missing[0], f"it did not connect to {self.cluster.address} within {self.cluster.start_s:g} s"
+                )
             try:
                 peer, _ = listener.accept()
             except TimeoutError:
@@ -265,12 +270,6 @@ class Crew:
             for what, value in expected.items():
                 if found.get(what) != value:
                     self._fail(member, f"it has {what} {found.get(what)}, expected {value}, as this host has")
-
-    def _require_running(self) -> None:
-        for member in self.members:
-            code = member.process.poll()
-            if code is not None and not member.is_lost:
-                self._fail(member, _ended(code))
 
     # Listening.
 
@@ -305,10 +304,8 @@ class Crew:
     def _lose(self, member: _Member, what: str = "") -> None:
         """Go on without a worker that is gone, or end the crew."""
         if not what:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                member.process.wait(2)
-            code = member.process.poll()
-            what = "the connection is lost" if code is None else _ended(code)
+            _ended_within([member], 2)
+            what = _how(member)
         if not self._may_lose or self.there == [member.rank]:
             self._fail(member, what)
 
@@ -357,7 +354,23 @@ def _print(member: _Member, say: Callable[[str], object]) -> None:
         say(f"[{member.rank} {member.place.host}] {line.rstrip()}")
 
 
-def _ended(code: int) -> str:
+def _ended_within(members: Sequence[_Member], seconds: float = 0) -> _Member | None:
+    """A worker whose process has ended."""
+    until = time.monotonic() + seconds
+    while True:
+        for member in members:
+            if not member.is_lost and member.process.poll() is not None:
+                return member
+        if time.monotonic() >= until:
+            return None
+        time.sleep(0.05)
+
+
+def _how(member: _Member) -> str:
+    """How a worker that is gone went."""
+    code = member.process.poll()
+    if code is None:
+        return "the connection is lost"
     return f"it was ended by signal {-code}" if code < 0 else f"it ended with status {code}"
 
 

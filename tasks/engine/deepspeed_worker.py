@@ -7,6 +7,7 @@ weights come from the engine, so it may run on a host that does not see this hos
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -63,7 +64,7 @@ class Worker:
         """Open the place where workers meet, on the host of the first; returns its port."""
         import socket
 
-        from torch.distributed import TCPStore
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         with socket.create_server((address, 0)) as listener:
             port = int(listener.getsockname()[1])
@@ -82,16 +83,20 @@ class Worker:
 
         import torch
         from torch import distributed
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         from tasks.device import use_threads
 
         use_threads(world.threads)
         timeout = timedelta(seconds=world.timeout_s)
-        store = self._store or distributed.TCPStore(address, port, world.size, False, timeout)
+        store = self._store or TCPStore(address, port, world.size, False, timeout)
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         distributed.init_process_group(
             backend, store=store, rank=self.stage.rank, world_size=world.size, timeout=timeout
         )
+        # These say that libraries call each other by old names, and that embeddings need no gradient.
+        warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+        warnings.filterwarnings("ignore", "Full backward hook is firing")
         _start_deepspeed(backend)
 
     def build(self, config: Any, training: Training, zero: Any) -> None:

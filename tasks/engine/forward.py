@@ -66,7 +66,7 @@ def policy_forward(
 
 
 def value_forward(decoder: Any, head: Any, batch: Experience, share_prefixes: Sharing) -> Tensor:
-    """Values [B, T] before each response token, 0 elsewhere; the head, a linear layer to one number, adds in float32."""
+    """Values [B, T] before each response token, 0 elsewhere; the head, a linear layer, computes in float32."""
     states = _hidden(decoder, batch, share_prefixes).float()
     values = nn.functional.linear(states, head.weight.float(), head.bias.float())[..., 0]
     return nn.functional.pad(values, (1, 0)) * batch.response_mask

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tasks.engine import Training
+from tasks.engine import OptimizerConf, Training
 from tasks.engine.forward import reading
 from tasks.engine.zero import (
     Divided,
@@ -175,9 +175,12 @@ def _critic(config: Any, training: Training, zero: ZeroConf, dtype: torch.dtype,
     return _trainee(module, module, of_policy, training.critic, zero, dtype)
 
 
-def _trainee(*arguments: Any) -> Divided:
-    *common, zero = (*arguments[:4], arguments[5], arguments[4])
-    return ZeroTrainee(*common, zero) if zero.stage else ReplicatedTrainee(*common)
+def _trainee(
+    module: Any, inner: Any, of_policy: Mapping[str, Any], conf: OptimizerConf, zero: ZeroConf, dtype: torch.dtype
+) -> Divided:
+    if not zero.stage:
+        return ReplicatedTrainee(module, inner, of_policy, conf, dtype)
+    return ZeroTrainee(module, inner, of_policy, conf, dtype, zero)
 
 
 def _choose_activations(model: Any, training: Training) -> None:

@@ -217,7 +217,7 @@ class RowsSession:
         ids = [token for row in rows for token in row.pending] + [0] * missing
         positions = [start + i for start, size in zip(starts, sizes, strict=True) for i in range(size)] + [0] * missing
         with attending(model.get_decoder(), _NAME, _attend):
-            states = model.get_decoder()(
+            states: Tensor = model.get_decoder()(
                 input_ids=torch.tensor([ids], device=model.device),
                 position_ids=torch.tensor([positions], device=model.device),
                 use_cache=False,
@@ -266,11 +266,11 @@ class RowsSession:
                 self._read([parent])
             parent.pending = list(newest)
         self.num_prefilled += times * len(newest)
-        new = range(self._count, self._count + times) if numbers is None else numbers
-        new_rows = [self._add(number, parent.memory.copy(), newest) for number in new]
-        for new in new_rows:
-            self._rows[new].recent = list(parent.recent)
-        return new_rows
+        new_rows = range(self._count, self._count + times) if numbers is None else numbers
+        for number in new_rows:
+            self._add(number, parent.memory.copy(), newest)
+            self._rows[number].recent = list(parent.recent)
+        return list(new_rows)
 
     def close(self, rows: Sequence[int]) -> None:
         """See `Session.close`."""

@@ -172,5 +172,5 @@ def test_the_last_generator_that_dies_is_named(folder: Path) -> None:
         session = made.open(PROMPTS, 4, DRAWN, 400)
         for rank in (0, 1):
             kill(made, rank)
-        with pytest.raises(CrewError, match="worker [01] on localhost, in advance: it was ended by signal 9"):
+        with pytest.raises(CrewError, match=r"worker [01] on localhost, in advance: it was ended by signal 9"):
             session.generate(range(16), [300] * 16)

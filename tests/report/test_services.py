@@ -108,7 +108,9 @@ def test_seconds_of_training_are_drawn_to_scale(tmp_path: Path) -> None:
     write_page(tmp_path / "none.html", results, artifacts)
     with Browser(375, 900) as browser:
         browser.open(tmp_path / "x.html")
-        widths = "[...document.querySelectorAll('.steps svg')].map(b => [...b.children].map(r => +r.getAttribute('width')))"
+        widths = (
+            "[...document.querySelectorAll('.steps svg')].map(b => [...b.children].map(r => +r.getAttribute('width')))"
+        )
         assert browser.run(widths) == [[750, 250], [125, 375]]
         names = "[...document.querySelectorAll('.steps .legend > span')].map(c => c.textContent)"
         assert browser.run(names) == ["play", "learning", "saving"]

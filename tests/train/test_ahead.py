@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def test_counts_are_those_of_the_steps_that_were_learned(tmp_path: Path) -> None
     totals = []
     trainer, _ = make(tmp_path, lambda step, metrics: totals.append(metrics.get("generated_tokens_total", 0)))
     progress = trainer.run()
-    assert all(0 < later - earlier <= 16 * 12 for earlier, later in zip(totals, totals[1:], strict=False))
+    assert all(0 < later - earlier <= 16 * 12 for earlier, later in pairwise(totals))
     assert totals[-1] == progress.cost.generated
     assert (progress.num_draws, progress.num_trajectories) == (6, 6 * 16)
 
