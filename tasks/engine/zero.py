@@ -49,14 +49,15 @@ class ZeroConf:
     offload: bool
     bucket: int
 
-    def settings(self, conf: OptimizerConf, is_half: bool) -> dict[str, Any]:
-        """DeepSpeed's configuration."""
+    def settings(self, conf: OptimizerConf, is_half: bool, num_trained: int) -> dict[str, Any]:
+        """DeepSpeed's configuration; with fewer numbers under training than a bucket, it would hold an idle rest."""
+        bucket = min(self.bucket, num_trained + num_trained % 2)  # It takes even ones alone.
         zero: dict[str, Any] = {
             "stage": self.stage,
             "overlap_comm": False,
-            "reduce_bucket_size": self.bucket,
-            "allgather_bucket_size": self.bucket,
-            "stage3_prefetch_bucket_size": self.bucket,
+            "reduce_bucket_size": bucket,
+            "allgather_bucket_size": bucket,
+            "stage3_prefetch_bucket_size": bucket,
             "memory_efficient_linear": False,
         }
         if self.offload:
@@ -280,13 +281,14 @@ class ZeroTrainee(Divided):
         by_layer(module)
         # The fused kernel where the plain engine has it, so that both take the same steps.
         is_fused = (torch.cuda.is_available() or dtype == torch.bfloat16) and not zero.offload
+        num_trained = sum(getattr(p, "ds_numel", p.numel()) for p in self.trained.values())
         made = self._rounded_here()
         with keeping_buffers(module):
             self.engine, self.optimizer, _, _ = deepspeed.initialize(
                 model=module,
                 model_parameters=list(self.trained.values()),
                 optimizer=lambda weights: adamw(weights, conf, is_fused),
-                config=zero.settings(conf, dtype == torch.bfloat16),
+                config=zero.settings(conf, dtype == torch.bfloat16, num_trained),
             )
         self.engine.eval()
         self.device = torch.device(self.engine.device)

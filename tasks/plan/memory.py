@@ -1,6 +1,6 @@
 """How much memory a run takes at most, phase by phase, as a sum of items.
 
-The sums follow what the code holds: the engine (`tasks/engine/plain.py`, `tasks/precision.py`), the generators, the
+The sums follow what the code holds: the engines (`tasks/engine`, `tasks/precision.py`), the generators, the
 checkpoints (`tasks/checkpoint.py`) and supervised training (`tasks/base/fit.py`). Activations are those of the decoders
 of Llama and Qwen2, at the longest row that the budgets allow, so most steps take less. Not counted: services that load
 models, and the training of reward models and readers.
@@ -41,6 +41,8 @@ GPU_PROCESS = 1_000_000_000
 """CUDA's context and kernels; also what vLLM keeps of a GPU in its sleep."""
 VLLM_PROCESS = 2_000_000_000
 """vLLM's own process on a CPU, without weights and cache."""
+KEPT_WHOLE = 100_000
+"""DeepSpeed does not divide tensors of less than this many numbers."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,31 @@ class Served:
 
 
 @dataclass(frozen=True)
+class Division:
+    """Workers that divide what is trained (ZeRO); see `tasks/engine/deepspeed.py`.
+
+    Attributes:
+        workers: all of them.
+        on_host: the most on one host.
+        stage, offload, bucket: as the engine's.
+    """
+
+    workers: int
+    on_host: int
+    stage: Literal[0, 1, 2, 3]
+    offload: bool
+    bucket: int
+
+    def share(self, numbers: int) -> int:
+        """Of so many numbers, those of one worker."""
+        return -(-numbers // self.workers)
+
+    def kept_whole(self, model: ModelSize) -> int:
+        """Weights that each worker holds whole although weights are divided; of what is trained, not of the reference."""
+        return model.weights_below(KEPT_WHOLE) if self.stage == 3 else 0
+
+
+@dataclass(frozen=True)
 class Demand:
     """Everything that the memory of a run depends on.
 
@@ -110,6 +137,7 @@ class Demand:
         learner: of the method; None where nothing is trained.
         teaching: of the start policy; None where it is taken as it comes.
         vllm: the generator in processes of its own; None for the plain generator.
+        division: the workers that train; None where this process does.
     """
 
     model: ModelSize
@@ -120,6 +148,7 @@ class Demand:
     learner: Learner | None
     teaching: BaseConf | FormatConf | None
     vllm: Served | None
+    division: Division | None = None
 
     @property
     def place(self) -> Place:
@@ -164,7 +193,8 @@ def phases(demand: Demand) -> list[Phase]:
 
 
 def _process(demand: Demand, on_gpu: bool = True) -> Iterator[Item]:
-    yield Item("Python and its libraries", PROCESS, "memory")
+    workers = demand.division.on_host if demand.division else 0
+    yield Item("Python and its libraries", PROCESS * (1 + workers), "memory")
     if on_gpu and demand.place == "GPU":
         yield Item("CUDA", GPU_PROCESS, "GPU")
 
@@ -208,7 +238,10 @@ def _trained(name: str, num_weights: int, num_trained: int, size: int, place: Pl
 
 
 def _held(demand: Demand, learner: Learner) -> Iterator[Item]:
-    """What training holds in all of its phases."""
+    """What training holds in all of its phases; of workers, what those of one host or one GPU hold together."""
+    if demand.division is not None:
+        yield from _divided(demand, learner, demand.division)
+        return
     model, size, place = demand.model, demand.bytes_of, demand.place
     own = demand.trained if demand.lora.rank else 0
     yield from _trained("policy", model.num_weights + own, demand.trained, size, place)
@@ -220,6 +253,55 @@ def _held(demand: Demand, learner: Learner) -> Iterator[Item]:
         yield from _generator(demand, "start policy that plays")
     if demand.vllm is not None and demand.place == "memory":
         yield from _generator(demand, "vLLM")
+
+
+def _divided(demand: Demand, learner: Learner, division: Division) -> Iterator[Item]:
+    """What the workers hold, and what play needs besides, since it does not use their weights."""
+    model, size, place = demand.model, demand.bytes_of, demand.place
+    there = division.on_host if place == "memory" else 1  # Each has a GPU of its own.
+    own = demand.trained if demand.lora.rank else 0
+    whole = division.kept_whole(model)
+
+    def weights(count: int) -> int:
+        return there * size * (division.share(count) + whole if division.stage == 3 else count)
+
+    trained = [("policy", model.num_weights + own, demand.trained)]
+    if learner.has_critic:
+        trained.append(("critic", model.decoder_weights, model.decoder_weights))
+    for name, count, learned in trained:
+        yield Item(f"{name}: weights", weights(count), place)
+        if division.stage == 0:
+            if size == HALF:
+                yield Item(f"{name}: float32 copy", there * FLOAT * learned, place)
+            yield Item(f"{name}: Adam", there * ADAM * learned, place)
+            continue
+        states = "memory" if division.offload else place
+        times = division.on_host if division.offload else there
+        yield Item(f"{name}: float32 copy", times * FLOAT * division.share(learned), states)
+        yield Item(f"{name}: Adam", times * ADAM * division.share(learned), states)
+        if division.stage == 3:
+            gradients = division.share(learned) + min(division.bucket, learned)
+            yield Item(f"{name}: gradients", there * FLOAT * gradients, place)
+
+    if learner.has_reference and not demand.lora.rank:
+        yield Item("reference", weights(model.num_weights) - whole * there * size, place)
+    if learner.plays_start:
+        yield from _generator(demand, "start policy that plays")
+    if demand.vllm is None or place == "memory":
+        yield from _generator(demand, "generator" if demand.vllm is None else "vLLM")
+
+
+def _gradients(demand: Demand, learned: int) -> int:
+    """Bytes of gradients that only an update holds."""
+    division = demand.division
+    if division is None:
+        return FLOAT * learned
+    there = division.on_host if demand.place == "memory" else 1
+    if division.stage == 3:
+        return 0
+    if division.stage == 2:
+        return there * FLOAT * (division.share(learned) + min(division.bucket, learned))
+    return there * FLOAT * learned
 
 
 def _generator(demand: Demand, name: str) -> Iterator[Item]:
@@ -258,14 +340,15 @@ def _updating(demand: Demand, learner: Learner) -> Iterator[Item]:
     """Forward and backward pass of the largest micro-batch; policy and critic learn one after the other."""
     model, size, place, train = demand.model, demand.bytes_of, demand.place, demand.train
     critic = model.decoder_weights if learner.has_critic else 0
-    yield Item("gradients", FLOAT * max(demand.trained, critic), place)
+    yield Item("gradients", _gradients(demand, max(demand.trained, critic)), place)
 
+    times = demand.division.on_host if demand.division and place == "memory" else 1
     tokens = max(train.max_batch_tokens, demand.longest)
     activations = _activations(model, tokens, size, _scores(demand), train.keep_activations)
     kept = HEAP[size] if place == "memory" else 1.0
-    yield Item(f"activations of {tokens} tokens", int(kept * activations), place)
+    yield Item(f"activations of {tokens} tokens", times * int(kept * activations), place)
     chunk = LOGIT_CHUNK["cuda" if place == "GPU" else "cpu"] // model.vocab
-    yield Item("logits", min(tokens, max(1, chunk)) * model.vocab * (size + 4 * FLOAT), place)
+    yield Item("logits", times * min(tokens, max(1, chunk)) * model.vocab * (size + 4 * FLOAT), place)
     if demand.vllm is not None and place == "GPU":
         yield Item("vLLM, asleep", GPU_PROCESS, place)
 

@@ -56,6 +56,16 @@ class ModelSize:
         heads = self.vocab * self.hidden * (1 if self.is_tied else 2)
         return heads + self.layers * layer + self.hidden
 
+    def weights_below(self, limit: int) -> int:
+        """Weights in tensors of less than this many numbers: norms, biases, small matrices."""
+        matrices = [
+            (self.hidden * self.query, 2 * self.layers),
+            (self.hidden * self.keys, 2 * self.layers),
+            (self.hidden * self.intermediate, 3 * self.layers),
+            (self.vocab * self.hidden, 1 if self.is_tied else 2),
+        ]
+        return self.num_weights - sum(size * count for size, count in matrices if size >= limit)
+
     def adapters(self, lora: LoraConf) -> int:
         """Weights of low-rank adapters on the layers that are named; 0 for rank 0."""
         shapes = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from tasks.base.settings import BaseConf, FormatConf
 from tasks.conf import require
 from tasks.plan import disk
 from tasks.plan.machine import Machine, free_disk, this_machine
-from tasks.plan.memory import Demand, Learner, Served
+from tasks.plan.memory import Demand, Division, Learner, Served
 from tasks.plan.model_size import ModelSize, of_folder, of_tiny
 from tasks.plan.peak import Peak, Systems, helping, worst
 from tasks.plan.run_settings import RunSettings
@@ -69,9 +70,23 @@ def systems_of(run: RunSettings, model: ModelSize, machine: Machine) -> Systems:
     elif run.teaches_format:
         teaching = run.scale(FormatConf, "format")
 
-    plain = Demand(model, machine, run.training(), run.rollout(), run.model.lora, None, teaching, _served(run))
+    lora, division = run.model.lora, _division(run)
+    plain = Demand(model, machine, run.training(), run.rollout(), lora, None, teaching, _served(run), division)
     trained = [(name, _learning(run, name, plain)) for name in run.params.systems if run.is_method(name)]
     return trained or [(run.params.systems[0], plain)]
+
+
+def _division(run: RunSettings) -> Division | None:
+    """The run's workers.
+
+    Raises:
+        ValueError: they are more than the hosts have places.
+    """
+    tree = run.engine()
+    if "workers" not in tree:
+        return None
+    hosts = Counter(place.host for place in cluster.load(root=run.root).places(tree["workers"]))
+    return Division(tree["workers"], max(hosts.values()), tree["stage"], tree["offload"], tree["bucket"])
 
 
 def _served(run: RunSettings) -> Served | None:
@@ -106,7 +121,6 @@ def _check_workers(run: RunSettings, system: str, rows: int) -> None:
         return
     where = f"{conf.CONF}/engine/{run.params.engine}.yaml: workers"
     require(workers <= rows, where, workers, f"at most {rows}, the rows of an update of {system}")
-    cluster.load(root=run.root).places(workers)
 
 
 def _of_length(run: RunSettings, systems: Systems) -> str:

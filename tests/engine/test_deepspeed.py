@@ -12,13 +12,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tasks import crew
-from tasks.engine import Critic, DivergedError, Objective, Policy, Training
+from tasks.engine import Critic, DivergedError, Objective, Policy, Training, deepspeed
 from tasks.engine.deepspeed import DeepSpeedEngine
 from tasks.engine.plain import PlainEngine
 from tasks.generate.plain import PlainConf
 from tasks.model import LoraConf, computes_in, export_folder
+from tasks.plan.machine import Machine, Memory
+from tasks.plan.memory import Division, Learner, phases
+from tasks.plan.model_size import of_folder
 from tasks.rl.losses import Normalizer
 from tests.engine.test_plain import batch_of
+from tests.plan.test_memory import GRPO
 from tests.tiny import make_method, make_model, optimizer
 
 UNCLIPPED = replace(optimizer(), max_grad_norm=1e9)
@@ -221,3 +225,30 @@ def test_more_workers_than_places_start_nothing(start: Path, monkeypatch: pytest
         DeepSpeedEngine(workers=65).open(start, TRAINING),
     ):
         raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("stage", "dtype"), [(0, "float32"), (1, "float32"), (2, "bfloat16"), (3, "float32"), (3, "bfloat16")]
+)
+def test_a_worker_holds_the_tensors_that_the_preflight_counts(
+    stage: Any, dtype: Any, start: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deepspeed, "_MODULE", "tests.engine.tensors_worker")
+    torch.set_num_threads(1)
+    kind = DeepSpeedEngine(workers=2, stage=stage)
+    with kind.open(start, replace(TRAINING, dtype=dtype)) as (policy, critic):
+        assert isinstance(policy, deepspeed.DeepSpeedPolicy)
+        assert critic is not None
+        method, batch = prepared(policy, critic, tokenizer, EXACT)
+        update(policy, critic, method, batch, EXACT)
+        held = policy.crew.call("tensors", [()] * 2)
+
+    division = Division(2, 1, stage, kind.offload, kind.bucket)
+    machine = Machine(Memory(1, "memory"), None, True, True)
+    demand = replace(GRPO, model=of_folder(start), machine=machine, vllm=None, division=division)
+    demand = replace(demand, train=replace(demand.train, dtype=dtype), learner=Learner(True, True, False, 1))
+    (play,) = (phase for phase in phases(demand) if phase.name == "play")
+    counted = sum(item.size for item in play.items if item.name.split(":")[0] in ("policy", "critic", "reference"))
+    for found in held:
+        # Buffers, the value head, the count of steps, and what makes lengths even.
+        assert 0 <= found - counted <= 4000

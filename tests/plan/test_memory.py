@@ -23,7 +23,7 @@ from tasks.generate.plain import PlainGenerator
 from tasks.model import LoraConf, export_folder, stored_dtype
 from tasks.plan import memory
 from tasks.plan.machine import Machine, Memory
-from tasks.plan.memory import Demand, Learner, Served, phases
+from tasks.plan.memory import Demand, Division, Learner, Served, phases
 from tasks.plan.model_size import ModelSize, of_folder, of_tiny
 from tasks.pretrained import Qwen2Config, Qwen2ForCausalLM
 from tasks.train.settings import TrainConf
@@ -287,3 +287,30 @@ def test_the_dtype_of_a_folder_is_that_of_all_its_weights(folder: Path, tmp_path
     model.model.norm.float()
     export_folder(model, tokenizer, tmp_path / "mixed")
     assert stored_dtype(tmp_path / "mixed") == torch.float32
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_workers_divide_a_model_of_3_billion_weights(stage: Any) -> None:
+    """Eight GPUs of one host, by hand: an eighth of 12.3 GB is 1.5."""
+    division = Division(8, 8, stage, offload=False, bucket=2**26)
+    found = _items(replace(PPO, division=division), "play")
+    weights = {1: 6.2, 2: 6.2, 3: 0.8}[stage]
+    states = {
+        f"{name}: {what}": size
+        for name in ("policy", "critic")
+        for what, size in (("float32 copy", 1.5), ("Adam", 3.1))
+    }
+    gradients = {"policy: gradients": 1.8, "critic: gradients": 1.8} if stage == 3 else {}
+    whole = {"policy: weights": weights, "critic: weights": weights, "reference": weights}
+    assert found == {"CUDA": 1.0, **whole, **states, **gradients, "vLLM": 42.8}
+    update = _items(replace(PPO, division=division), "update")
+    assert update["gradients"] == {1: 12.3, 2: 1.8, 3: 0.0}[stage]
+
+
+def test_states_that_are_offloaded_lie_in_the_memory_of_the_host() -> None:
+    offloaded = replace(PPO, division=Division(8, 8, 2, offload=True, bucket=2**26))
+    assert "policy: Adam" not in _items(offloaded, "play")
+    (play,) = (one for one in phases(offloaded) if one.name == "play")
+    of_host = {item.name: item.size for item in play.items if item.place == "memory"}
+    assert of_host["policy: Adam"] == pytest.approx(8 * QWEN_3B.num_weights, abs=64)
+    assert of_host["Python and its libraries"] == 9 * memory.PROCESS
