@@ -122,7 +122,7 @@ class Division:
         return -(-numbers // self.workers)
 
     def kept_whole(self, model: ModelSize) -> int:
-        """Weights that each worker holds whole although weights are divided; of what is trained, not of the reference."""
+        """Weights of a model under training that each worker holds whole although weights are divided."""
         return model.weights_below(KEPT_WHOLE) if self.stage == 3 else 0
 
 
