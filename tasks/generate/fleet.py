@@ -1,7 +1,8 @@
 """Several generators as one: each plays some of the prompts, in a process of its own.
 
-All rows of a prompt are with one generator, which reads the prompt once. Their generators' rows know nothing of one
-another (`tasks/generate/rows.py`), so the number of generators is no part of a result.
+All rows of a prompt are with one generator, which reads the prompt once. What a row writes follows from its own text
+and draws, to the bit with generators whose rows know nothing of one another (`tasks/generate/rows.py`) and up to
+rounding with vLLM. So the number of generators is no part of a result of the former.
 """
 
 from __future__ import annotations
@@ -15,15 +16,14 @@ from typing import Any
 import torch
 from pydantic import PositiveInt
 
-from tasks import cluster
+from tasks import cluster, generate
+from tasks.conf import require
 from tasks.crew import Crew
 from tasks.generate import Call, Sampling, Trainee, Weights, WeightsError, not_open, require_prompts
 from tasks.model import Dtype
 
 _MODULE = "tasks.generate.fleet_worker"
 PROBE = (3, 1, 4, 1, 5, 9, 2, 6)
-TOLERANCE = 1e-3
-"""Largest distance of a log-probability of the probe from the policy's in float32."""
 
 
 class FleetGenerator:
@@ -36,17 +36,16 @@ class FleetGenerator:
         crew: the generators.
         begin: what each of them is told at first.
         trainee: the policy under training, if there is one.
-        tolerance: of a log-probability after new weights.
     """
 
     shares_weights = False
     plays_apart = True
     rows_are_free = True
 
-    def __init__(self, crew: Crew, begin: tuple[Any, ...], trainee: Trainee | None, tolerance: float) -> None:
-        self.crew, self.begin, self.trainee, self.tolerance = crew, begin, trainee, tolerance
+    def __init__(self, crew: Crew, begin: tuple[Any, ...], trainee: Trainee | None) -> None:
+        self.crew, self.begin, self.trainee = crew, begin, trainee
         self.num_sessions = 0
-        self._call("start", begin)
+        self.tolerance = max(filter(None, self._call("start", begin)))
 
     def open(
         self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, max_total_tokens: int
@@ -71,7 +70,7 @@ class FleetGenerator:
         if self.trainee is None:
             return
         (wanted,) = self.trainee.sequence_logprobs([PROBE])
-        for rank, found in enumerate(self._call("logprobs", (PROBE,))):
+        for rank, found in enumerate(self._call("probe", (PROBE,))):
             if found is None:
                 continue
             gap = max(abs(a - b) for a, b in zip(found, wanted, strict=True))
@@ -90,10 +89,12 @@ class FleetGenerator:
         return self.crew.call(command, [given] * len(self.crew))
 
     def sleep(self) -> None:
-        """Does nothing: the generators run on processors."""
+        """See `Generator.sleep`."""
+        self._call("sleep")
 
     def wake(self) -> None:
-        """Does nothing, because `sleep` frees nothing."""
+        """See `Generator.wake`."""
+        self._call("wake")
 
     def shutdown(self) -> None:
         """End the processes."""
@@ -109,6 +110,7 @@ class _Row:
         text: prompt, what was written and what was added.
         recent: number of tokens that it wrote since its last observation.
         has_newest: whether its newest token is still to be read.
+        calls: that it has ended.
         budget: of the call that was begun; 0 where there is none.
     """
 
@@ -116,6 +118,7 @@ class _Row:
     text: list[int]
     recent: int = 0
     has_newest: bool = True
+    calls: int = 0
     budget: int = 0
 
 
@@ -184,6 +187,7 @@ class FleetSession:
         row.recent += len(call.token_ids)
         row.has_newest = call.stopped or len(call.token_ids) == row.budget  # Else it drew the end of text.
         self.num_generated += len(call.token_ids) + (not row.has_newest)
+        row.calls += 1
         row.budget = 0
 
     def generate(self, rows: Sequence[int], max_new_tokens: Sequence[int]) -> list[Call]:
@@ -247,7 +251,7 @@ class FleetSession:
             if row.rank == lost:
                 row.rank = self._freest()
                 recent = row.text[len(row.text) - row.recent :]
-                self._orders[row.rank].append(("revive", (number, list(row.text), recent)))
+                self._orders[row.rank].append(("revive", (number, list(row.text), recent, row.calls)))
                 if row.budget:
                     self._orders[row.rank].append(("submit", (number, row.budget)))
 
@@ -268,18 +272,24 @@ class FleetConf:
     """Several generators of a kind whose rows are free.
 
     Attributes:
-        generators: number of processes; no part of a result.
+        generators: number of processes.
+        of: the file of conf/generator that each of them is: `rows`, or `vllm`.
     """
 
     generators: PositiveInt = 2
+    of: str = "rows"
+
+    def __post_init__(self) -> None:
+        require(self.of != "fleet", "of", self.of, "another generator, such as rows or vllm")
 
     def start(self, folder: Path, dtype: Dtype, trainee: Trainee | None = None) -> FleetGenerator:
         """See `GeneratorConf.start`."""
         hosts = cluster.load()
         threads = max(1, torch.get_num_threads() // self.generators)
+        one = generate.load(self.of)
         crew = Crew(_MODULE, self.generators, hosts, may_lose=True)
         try:
-            return FleetGenerator(crew, (str(folder.absolute()), dtype, threads), trainee, TOLERANCE)
+            return FleetGenerator(crew, (one, str(folder.absolute()), dtype, threads), trainee)
         except BaseException:
             crew.close()
             raise

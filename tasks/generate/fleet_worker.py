@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks import crew
-from tasks.generate import Call, Sampling
+from tasks.generate import Call, GeneratorConf, Sampling
 from tasks.model import Dtype
 
 Orders = Sequence[tuple[str, tuple[Any, ...]]]
@@ -23,16 +23,27 @@ class Worker:
 
     def commands(self) -> dict[str, Callable[..., Any]]:
         """By name."""
-        names = ("start", "open", "advance", "close", "begin_weights", "weight", "end_weights", "logprobs")
+        names = (
+            "start",
+            "open",
+            "advance",
+            "close",
+            "begin_weights",
+            "weight",
+            "end_weights",
+            "probe",
+            "sleep",
+            "wake",
+        )
         return {name: getattr(self, name) for name in names}
 
-    def start(self, folder: str, dtype: Dtype, threads: int) -> None:
-        """Load the policy in a folder of this host."""
+    def start(self, conf: GeneratorConf, folder: str, dtype: Dtype, threads: int) -> float:
+        """Load the policy in a folder of this host; returns how far its logprobs may be from the policy's."""
         from tasks.device import use_threads
-        from tasks.generate.rows import RowsConf
 
         use_threads(threads)
-        self._generator = RowsConf().start(Path(folder), dtype)
+        self._generator = conf.start(Path(folder), dtype)
+        return float(self._generator.tolerance)
 
     def open(self, number: int, sampling: Sampling, max_total_tokens: int) -> None:
         """A session without rows."""
@@ -65,15 +76,18 @@ class Worker:
         weights, self._weights = self._weights, []
         self._generator.update_weights(weights)
 
-    def logprobs(self, ids: Sequence[int]) -> list[float]:
+    def probe(self, ids: Sequence[int]) -> list[float]:
         """Log-probabilities of `ids[1:]`."""
-        import torch
+        logprobs: list[float] = self._generator.probe(ids)
+        return logprobs
 
-        with torch.inference_mode():
-            tensor = torch.tensor([list(ids)], device=self._generator.model.device)
-            table = self._generator.model(tensor, use_cache=False).logits[0, :-1].float().log_softmax(-1)
-            found: list[float] = table.gather(-1, tensor[0, 1:, None])[:, 0].tolist()
-        return found
+    def sleep(self) -> None:
+        """See `Generator.sleep`."""
+        self._generator.sleep()
+
+    def wake(self) -> None:
+        """See `Generator.wake`."""
+        self._generator.wake()
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ class PlainGenerator:
     """
 
     plays_apart = False
+    tolerance = 1e-3  # Of a logprob of a copy from the policy's, in float32 and on a CPU.
 
     def __init__(self, model: Any, tokenizer: Any, shares_weights: bool = False) -> None:
         _require_attention(model.config)
@@ -56,6 +57,14 @@ class PlainGenerator:
         self.tokenizer = tokenizer
         self.shares_weights = shares_weights
         self.eos_ids = end_ids(model, tokenizer)
+
+    @torch.inference_mode()
+    def probe(self, token_ids: Sequence[int]) -> list[float]:
+        """Logprobs of `token_ids[1:]`, each given all tokens before it."""
+        ids = torch.tensor([list(token_ids)], device=self.model.device)
+        table = self.model(ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
+        logprobs: list[float] = table.gather(-1, ids[0, 1:, None])[:, 0].tolist()
+        return logprobs
 
     def open(
         self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, max_total_tokens: int

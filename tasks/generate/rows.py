@@ -134,13 +134,14 @@ class RowsSession:
             for copy in range(copies)
         ]
 
-    def revive(self, number: int, text: Sequence[int], recent: Sequence[int]) -> None:
+    def revive(self, number: int, text: Sequence[int], recent: Sequence[int], calls: int) -> None:
         """Row `number` with all of its text, which another session has lost.
 
         Args:
             number: of the row.
             text: its prompt, and what was written and added since.
             recent: the tokens at its end that it wrote since its last observation.
+            calls: that it has ended; its draws depend on positions alone.
         """
         self.extend([text], 1, [number])
         self._rows[number].recent = list(recent)

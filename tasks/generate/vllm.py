@@ -117,6 +117,7 @@ class VllmGenerator:
 
     shares_weights = False
     plays_apart = True
+    rows_are_free = True
 
     def __init__(
         self,
@@ -134,6 +135,8 @@ class VllmGenerator:
         self._version = 0
         self._is_checked = False
         self._sleeps = False
+        self._asked: dict[str, tuple[VllmSession, int]] = {}  # Name of a request -> the row that it continues.
+        self._num_asked = 0
 
         self._max_model_len = min(conf.max_model_len, max_positions(folder) or conf.max_model_len)
         self._llm = _start(folder, replace(conf, max_model_len=self._max_model_len), precision)
@@ -240,25 +243,37 @@ class VllmGenerator:
             llm.llm_engine.engine_core.shutdown()
 
     @property
-    def _tolerance(self) -> float:
+    def tolerance(self) -> float:
+        """Largest distance of a logprob from the policy's that rounding explains."""
         on_gpu = pick_device().type != "cpu"
         return _GPU_FLOAT32_TOLERANCE if on_gpu and self.precision == "float32" else _TOLERANCE[self.precision]
 
     def _check(self) -> None:
         gap = self.parity_gap()
-        if gap > self._tolerance:
+        if gap > self.tolerance:
             raise WeightsError(
                 f"logprobs of the vLLM engine differ from the policy's by up to {gap:.3g} on "
-                f"{sum(len(p) - 1 for p in self._probes)} probe tokens, expected at most {self._tolerance:g} in "
+                f"{sum(len(p) - 1 for p in self._probes)} probe tokens, expected at most {self.tolerance:g} in "
                 f"{self.precision}. It did not take the new weights, or computes this architecture in another way; "
                 f"check with generator=plain."
             )
         self._is_checked = True
 
-    def _play(self, prompts: list[list[int]], params: list[Any]) -> list[Any]:
+    def _ask(self, session: VllmSession, row: int, ids: list[int], params: Any) -> None:
+        """Begin a request, which `_advance` carries out beside all others."""
         from vllm import TokensPrompt
 
-        return list(self._llm.generate([TokensPrompt(prompt_token_ids=p) for p in prompts], params, use_tqdm=False))
+        self._num_asked += 1
+        name = str(self._num_asked)
+        self._asked[name] = (session, row)
+        self._llm.llm_engine.add_request(name, TokensPrompt(prompt_token_ids=list(ids)), params)
+
+    def _advance(self) -> None:
+        """One step of the engine; sessions get the requests that it has ended."""
+        for output in self._llm.llm_engine.step():
+            if output.finished:
+                session, row = self._asked.pop(output.request_id)
+                session.over.append((row, output))
 
 
 class VllmSession:
@@ -284,8 +299,28 @@ class VllmSession:
         self._version = generator._version
         self._sampling = sampling
         self._max_total_tokens = max_total_tokens
-        self._ids = {r: list(prompts[r // copies]) for r in range(len(prompts) * copies)}
-        self._calls = dict.fromkeys(self._ids, 0)
+        self._ids: dict[int, list[int]] = {}
+        self._calls: dict[int, int] = {}
+        self._begun: set[int] = set()
+        self.over: list[tuple[int, Any]] = []  # Rows whose call the engine has ended, with its output.
+        self.extend(prompts, copies)
+
+    def extend(self, prompts: Sequence[Sequence[int]], copies: int, numbers: Sequence[int] | None = None) -> list[int]:
+        """See `FreeSession.extend`; a fleet gives the numbers, since other sessions have those between them."""
+        require_prompts(prompts, self._max_total_tokens)
+        new = self._next(len(prompts) * copies) if numbers is None else numbers
+        for number, row in enumerate(new):
+            self._ids[row], self._calls[row] = list(prompts[number // copies]), 0
+        return list(new)
+
+    def revive(self, number: int, text: Sequence[int], recent: Sequence[int], calls: int) -> None:
+        """Row `number` with all of its text, which another session has lost, after so many calls."""
+        self.extend([text], 1, [number])
+        self._calls[number] = calls
+
+    def _next(self, count: int) -> range:
+        first = max(self._calls, default=-1) + 1
+        return range(first, first + count)
 
     def generate(self, rows: Sequence[int], max_new_tokens: Sequence[int]) -> list[Call]:
         """Continue these rows, each until a stop string, end of text, or its own budget (at least 1).
@@ -301,10 +336,28 @@ class VllmSession:
         if len(set(rows)) != len(rows):
             raise ValueError(f"rows={list(rows)!r}: expected different rows.")
         params = [self._params(row, budget) for row, budget in zip(rows, max_new_tokens, strict=True)]
-        if not params:
-            return []
-        outputs = self._generator._play([self._row(row) for row in rows], params)
-        return [self._take(row, output) for row, output in zip(rows, outputs, strict=True)]
+        for row, one in zip(rows, params, strict=True):
+            self._begin(row, one)
+        calls: dict[int, Call] = {}
+        while len(calls) < len(rows):
+            calls |= dict(self.advance())
+        return [calls[row] for row in rows]
+
+    def submit(self, row: int, max_new_tokens: int) -> None:
+        """See `FreeSession.submit`; what a row writes may differ in its last bits with what is computed beside it."""
+        self._require_same_weights()
+        self._begin(row, self._params(row, max_new_tokens))
+
+    def advance(self) -> list[tuple[int, Call]]:
+        """See `FreeSession.advance`."""
+        if self._begun and not self.over:
+            self._generator._advance()
+        over, self.over = self.over, []
+        return [(row, self._take(row, output)) for row, output in over]
+
+    def _begin(self, row: int, params: Any) -> None:
+        self._begun.add(row)
+        self._generator._ask(self, row, self._row(row), params)
 
     def append(self, rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
         """Add environment tokens to these rows; read by the next `generate`.
@@ -319,7 +372,7 @@ class VllmSession:
         for row, added in zip(rows, token_ids, strict=True):
             self._ids[row].extend(added)
 
-    def fork(self, row: int, times: int) -> list[int]:
+    def fork(self, row: int, times: int, numbers: Sequence[int] | None = None) -> list[int]:
         """`times` new rows that continue `row`; vLLM finds the whole blocks of their common text in its prefix cache.
 
         A new row inherits the number of calls made so far, because draws depend on the row and on the number of its
@@ -333,11 +386,11 @@ class VllmSession:
         ids = self._row(row)
         if times < 1:
             raise ValueError(f"row {row}: found times={times}, expected at least 1 new row.")
-        new_rows = list(range(len(self._calls), len(self._calls) + times))
+        new_rows = self._next(times) if numbers is None else numbers
         for new in new_rows:
             self._ids[new] = list(ids)
             self._calls[new] = self._calls[row]
-        return new_rows
+        return list(new_rows)
 
     def close(self, rows: Sequence[int]) -> None:
         """End these rows; vLLM evicts their cached blocks when it needs memory."""
@@ -346,7 +399,7 @@ class VllmSession:
 
     def _row(self, row: int) -> list[int]:
         if row not in self._ids:
-            raise ValueError(not_open(row, len(self._calls), len(self._ids)))
+            raise ValueError(not_open(row, max(self._calls, default=-1) + 1, len(self._ids)))
         return self._ids[row]
 
     def _require_same_weights(self) -> None:
@@ -355,28 +408,31 @@ class VllmSession:
 
     def _params(self, row: int, budget: int) -> Any:
         from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
         room = self._max_total_tokens - len(self._row(row))
-        if budget < 1 or room < 1:
+        if budget < 1 or room < 1 or row in self._begun:
             raise ValueError(
                 f"row {row}: budget {budget} with room for {room} tokens below max_total_tokens="
-                f"{self._max_total_tokens}; expected at least 1 of each. Close the row instead."
+                f"{self._max_total_tokens}; expected at least 1 of each, and no open call. Close the row instead."
             )
         sampling = self._sampling
         greedy = sampling.temperature == 0
         return SamplingParams(
             temperature=sampling.temperature,
             top_p=1.0 if greedy else sampling.top_p,
-            seed=None if greedy else _row_seed(sampling.seed, row, self._calls[row]),
+            seed=None if greedy else _row_seed(sampling.seed, sampling.first_row + row, self._calls[row]),
             max_tokens=min(budget, room),
             stop=list(sampling.stop),
             stop_token_ids=sorted(self._generator._end_ids),
             include_stop_str_in_output=True,
             skip_special_tokens=False,  # A stop string may be a special token.
             logprobs=0,
+            output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
     def _take(self, row: int, output: Any) -> Call:
+        self._begun.discard(row)
         (completion,) = output.outputs
         ids = list(completion.token_ids)
         self.num_prefilled += len(self._ids[row]) - (output.num_cached_tokens or 0)
