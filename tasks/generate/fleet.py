@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import PositiveInt
 
-from tasks import cluster, generate
-from tasks.conf import require
+from tasks import cluster, conf, parts
 from tasks.crew import Crew
-from tasks.generate import Call, Sampling, Trainee, Weights, WeightsError, not_open, require_prompts
+from tasks.generate import Call, GeneratorConf, Sampling, Trainee, Weights, WeightsError, not_open, require_prompts
 from tasks.model import Dtype
 
 _MODULE = "tasks.generate.fleet_worker"
@@ -273,23 +272,27 @@ class FleetConf:
 
     Attributes:
         generators: number of processes.
-        of: the file of conf/generator that each of them is: `rows`, or `vllm`.
+        of: kind and settings of each: `rows`, or `vllm`.
     """
 
     generators: PositiveInt = 2
-    of: str = "rows"
+    of: dict[str, Any] = field(default_factory=lambda: {parts.KIND: "rows"})
 
     def __post_init__(self) -> None:
-        require(self.of != "fleet", "of", self.of, "another generator, such as rows or vllm")
+        conf.require(self.of.get(parts.KIND) in ("rows", "vllm"), "of: kind", self.of.get(parts.KIND), "rows or vllm")
+        self._one()
+
+    def _one(self) -> GeneratorConf:
+        made: GeneratorConf = parts.make("generate", self.of, "of")
+        return made
 
     def start(self, folder: Path, dtype: Dtype, trainee: Trainee | None = None) -> FleetGenerator:
         """See `GeneratorConf.start`."""
         hosts = cluster.load()
         threads = max(1, torch.get_num_threads() // self.generators)
-        one = generate.load(self.of)
         crew = Crew(_MODULE, self.generators, hosts, may_lose=True)
         try:
-            return FleetGenerator(crew, (one, str(folder.absolute()), dtype, threads), trainee)
+            return FleetGenerator(crew, (self._one(), str(folder.absolute()), dtype, threads), trainee)
         except BaseException:
             crew.close()
             raise

@@ -92,6 +92,7 @@ def _division(run: RunSettings) -> Division | None:
 def _served(run: RunSettings) -> Served | None:
     """The run's generator if it takes a share of memory for itself."""
     tree = run.generator()
+    tree = tree.get("of", tree)  # Of a fleet.
     if "gpu_memory_utilization" not in tree:
         return None
     return Served(tree["gpu_memory_utilization"], int(tree["cpu_kv_cache_gib"] * 2**30))
