@@ -27,7 +27,7 @@
 #   make bench MODEL=smollm2-135m  a real language model on the CPU, beside transformers, vLLM and TRL
 #   make setup | clean | help   .venv alone | remove what can be made again | this text
 #
-# METHODS=a,b trains these and sets them beside the system they are compared with, PARALLEL=2 runs so many stages at once,
+# PRESET=3b-1gpu sets model, scale, engine and generator for GPUs (conf/preset). METHODS=a,b trains these and sets them beside the system they are compared with, PARALLEL=2 runs so many stages at once,
 # RUN_NAME="first try" is the name of the run on the pages of Prefect and MLflow. CLUSTER=mine names the hosts of
 # ENGINE=deepspeed (conf/cluster). REQUIREMENTS=requirements/cpu.txt decides
 # what is installed. A run downloads no model but one whose source conf/model names (HF_HUB_OFFLINE=1), and sends nothing out:
@@ -82,7 +82,7 @@ $(foreach name,$(GIVEN) $(foreach name,$(ALL_TAKEN),$(if $(filter environment,$(
 override UNKNOWN := $(filter-out $(TAKES) $(foreach goal,$(GOALS),$(TAKES_$(goal))),$(GIVEN))
 ifeq ($(filter run smoke compare,$(GOALS)),)
 ifneq ($(UNKNOWN),)
-override SETTINGS_OF_RUN := METHODS $(shell sed -nE 's/^ *([a-z_]+): *[^ \#].*/\U\1/p' params.yaml)
+override SETTINGS_OF_RUN := METHODS PRESET $(shell sed -nE 's/^ *([a-z_]+): *[^ \#].*/\U\1/p' params.yaml)
 override NEAREST := $(shell python3 -c 'import difflib, sys; print(*difflib.get_close_matches(sys.argv[1], sys.argv[2:], 1))' \
   $(firstword $(UNKNOWN)) $(foreach goal,$(GOALS),$(TAKES_$(goal))) $(TAKES) $(SETTINGS_OF_RUN) 2>/dev/null)
 $(error $(firstword $(UNKNOWN)): $(firstword $(GOALS)) has no such variable.$(if $(NEAREST), Did you mean $(NEAREST)$(if \

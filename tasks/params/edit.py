@@ -23,6 +23,8 @@ NO_FOLDER = conf.CONF / "data/none.txt"
 """Stands as `data_folder` where data is generated. Settings would not do: a comment in them would run stage `data`."""
 KEPT = Path(".scratch/params.kept.yaml")
 """What `params.yaml` was before a run that changed it for itself only."""
+PRESET = ("model", "scale", "engine", "generator")
+"""Settings that a file of `conf/preset/` may have."""
 AS_IT_COMES = "as_it_comes"
 """The system that plays a pretrained model before anything is taught to it."""
 
@@ -52,6 +54,8 @@ def help_text(root: Path) -> str:
         choices = names_of(setting.kinds, root) or typing.get_args(setting.info.annotation)
         known = f" [{', '.join(map(str, choices))}]" if choices and ... not in choices else ""
         lines.append(f"  {key} ({variable}): {setting.info.description}{known}")
+    presets = ", ".join(names_of(["preset"], root))
+    lines.append(f"  (PRESET): model, scale, engine and generator for GPUs (conf/preset) [{presets}]")
     return "\n".join([*lines, "  (METHODS): methods (conf/method), set as systems beside evaluate.reference"])
 
 
@@ -192,7 +196,8 @@ def _shown(value: Any) -> str:
 def parse(words: list[str], root: Path = Path(".")) -> dict[str, Any]:
     """`["evaluate.top_k=5", "SEEDS=0,1"]` as `{"evaluate.top_k": 5, "seeds": [0, 1]}`; values are YAML.
 
-    Variables of the Makefile stand for keys; `DATA` and `METHODS` set more than one key of this name would.
+    Variables of the Makefile stand for keys; `DATA` and `METHODS` set more than one key of this name would, and
+    `PRESET` sets those of a file of `conf/preset/` that no other word sets.
     Where the scale teaches a pretrained model before it is trained, `METHODS` lists the model as it comes, too; another
     model or scale takes it off the list again.
 
@@ -202,7 +207,7 @@ def parse(words: list[str], root: Path = Path(".")) -> dict[str, Any]:
     answers: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
-        known = [*VARIABLES, "METHODS"] if name.isupper() else [*SETTINGS]
+        known = [*VARIABLES, "METHODS", "PRESET"] if name.isupper() else [*SETTINGS]
         if not equals or not name:
             raise ValueError(f"--set {word}: expected key=value, such as evaluate.top_k=5.")
         if name not in known:
@@ -211,6 +216,8 @@ def parse(words: list[str], root: Path = Path(".")) -> dict[str, Any]:
 
         if name == "DATA":
             answers |= data_answers(value, root)
+        elif name == "PRESET":
+            answers = preset_answers(value, root) | answers
         elif name == "METHODS":
             answers["systems"] = _beside_reference(_value(word, value, True), root)
         else:
@@ -259,6 +266,19 @@ def data_answers(data: str, root: Path) -> dict[str, Any]:
     if (root / data).is_dir():
         return {"data": "folder", "data_folder": data}
     raise _no_data(f"DATA={data}", root)
+
+
+def preset_answers(name: str, root: Path) -> dict[str, Any]:
+    """`PRESET=` of the Makefile: the names of model, scale, engine and generator in `conf/preset/<name>.yaml`.
+
+    Raises:
+        ValueError: no such file, or other keys.
+    """
+    tree, place = conf.section("preset", name, root), conf.path_of("preset", name, root)
+    for key, value in tree.items():
+        conf.require(key in PRESET, f"{place}: key", key, f"one of {', '.join(PRESET)}")
+        conf.require(isinstance(value, str), f"{place}: {key}", value, f"the name of a file of conf/{key}/")
+    return tree
 
 
 def _no_data(found: str, root: Path) -> ValueError:
