@@ -107,6 +107,25 @@ class FreeSession(Session, Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Revived:
+    """A row that a session takes over from another one, which is lost. It goes on as it would have done there.
+
+    Attributes:
+        number: of the row.
+        read: the tokens that were read, piece by piece.
+        pending: those still to be read.
+        recent: the tokens that it wrote since its last observation.
+        calls: number of its calls that are over.
+    """
+
+    number: int
+    read: tuple[tuple[int, ...], ...]
+    pending: tuple[int, ...]
+    recent: tuple[int, ...]
+    calls: int
+
+
 def require_prompts(prompts: Sequence[Sequence[int]], max_total_tokens: int) -> None:
     """Raise the ValueError for a prompt that is empty or leaves no room for a token after it."""
     for number, prompt in enumerate(prompts):

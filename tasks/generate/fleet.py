@@ -18,7 +18,17 @@ from pydantic import PositiveInt
 
 from tasks import cluster, conf, parts
 from tasks.crew import Crew
-from tasks.generate import Call, GeneratorConf, Sampling, Trainee, Weights, WeightsError, not_open, require_prompts
+from tasks.generate import (
+    Call,
+    GeneratorConf,
+    Revived,
+    Sampling,
+    Trainee,
+    Weights,
+    WeightsError,
+    not_open,
+    require_prompts,
+)
 from tasks.model import Dtype
 
 _MODULE = "tasks.generate.fleet_worker"
@@ -106,19 +116,26 @@ class _Row:
 
     Attributes:
         rank: of the generator that plays it.
-        text: prompt, what was written and what was added.
-        recent: number of tokens that it wrote since its last observation.
-        has_newest: whether its newest token is still to be read.
-        calls: that it has ended.
+        read, pending, recent, calls: see `Revived`.
         budget: of the call that was begun; 0 where there is none.
     """
 
     rank: int
-    text: list[int]
-    recent: int = 0
-    has_newest: bool = True
+    read: list[tuple[int, ...]]
+    pending: tuple[int, ...]
+    recent: tuple[int, ...] = ()
     calls: int = 0
     budget: int = 0
+
+    @property
+    def total(self) -> int:
+        """Tokens of its text."""
+        return sum(map(len, self.read)) + len(self.pending)
+
+    def reads(self, pieces: Sequence[tuple[int, ...]], pending: tuple[int, ...]) -> None:
+        """What was pending, and further pieces, were read."""
+        self.read += [piece for piece in (self.pending, *pieces) if piece]
+        self.pending = pending
 
 
 class FleetSession:
@@ -150,7 +167,8 @@ class FleetSession:
         first = self._count
         for prompt in prompts:
             rank = self._freest()
-            new = self._added([_Row(rank, list(prompt)) for _ in range(copies)])
+            head = [tuple(prompt[:-1])] if len(prompt) > 1 else []
+            new = self._added([_Row(rank, list(head), (prompt[-1],)) for _ in range(copies)])
             self._orders[rank].append(("extend", ([list(prompt)], copies, new)))
             self.num_prefilled += len(prompt) - 1 + copies
         return list(range(first, self._count))
@@ -158,7 +176,7 @@ class FleetSession:
     def submit(self, row: int, max_new_tokens: int) -> None:
         """See `FreeSession.submit`."""
         playing = self._open(row)
-        playing.budget = min(max_new_tokens, self._longest - len(playing.text))
+        playing.budget = min(max_new_tokens, self._longest - playing.total)
         self._orders[playing.rank].append(("submit", (row, max_new_tokens)))
 
     def advance(self) -> list[tuple[int, Call]]:
@@ -182,10 +200,11 @@ class FleetSession:
 
     def _written(self, row: _Row, call: Call) -> None:
         """Record a call that is over."""
-        row.text += call.token_ids
-        row.recent += len(call.token_ids)
-        row.has_newest = call.stopped or len(call.token_ids) == row.budget  # Else it drew the end of text.
-        self.num_generated += len(call.token_ids) + (not row.has_newest)
+        ids, is_cut = call.token_ids, call.stopped or len(call.token_ids) == row.budget
+        row.recent += ids
+        pieces = [(token,) for token in ids]
+        row.reads(pieces[:-1] if is_cut else pieces, ids[-1:] if is_cut else ())
+        self.num_generated += len(ids) + (not is_cut)  # Else it drew the end of text as well.
         row.calls += 1
         row.budget = 0
 
@@ -204,17 +223,20 @@ class FleetSession:
         """See `Session.append`."""
         for number, ids in zip(rows, token_ids, strict=True):
             row = self._open(number)
-            row.text += ids
-            row.recent, row.has_newest = 0, True
+            row.pending += tuple(ids)
+            row.recent = ()
             self._orders[row.rank].append(("append", ([number], [list(ids)])))
             self.num_prefilled += len(ids)
 
     def fork(self, row: int, times: int) -> list[int]:
         """See `Session.fork`."""
         parent = self._open(row)
-        new = self._added([replace(parent, text=list(parent.text)) for _ in range(times)])
+        if len(parent.pending) > 1:  # All but the newest token is read once for all.
+            newest, parent.pending = parent.pending[-1:], parent.pending[:-1]
+            parent.reads([], newest)
+        new = self._added([replace(parent, read=list(parent.read)) for _ in range(times)])
         self._orders[parent.rank].append(("fork", (row, times, new)))
-        self.num_prefilled += times * parent.has_newest
+        self.num_prefilled += times * len(parent.pending)
         return new
 
     def close(self, rows: Sequence[int]) -> None:
@@ -246,13 +268,18 @@ class FleetSession:
     def _leave(self, lost: int) -> None:
         """Give the rows of a generator that is lost to the others, which read their texts again."""
         self._orders.pop(lost, None)
+        revived: dict[int, list[Revived]] = {}
+        begun = []
         for number, row in self._rows.items():
             if row.rank == lost:
                 row.rank = self._freest()
-                recent = row.text[len(row.text) - row.recent :]
-                self._orders[row.rank].append(("revive", (number, list(row.text), recent, row.calls)))
-                if row.budget:
-                    self._orders[row.rank].append(("submit", (number, row.budget)))
+                again = Revived(number, tuple(row.read), row.pending, row.recent, row.calls)
+                revived.setdefault(row.rank, []).append(again)
+                begun += [(row.rank, number, row.budget)] if row.budget else []
+        for rank, rows in revived.items():
+            self._orders[rank].append(("revive", (rows,)))
+        for rank, number, budget in begun:
+            self._orders[rank].append(("submit", (number, budget)))
 
     def _taken(self, rank: int) -> list[tuple[str, tuple[Any, ...]]]:
         """What a generator is to do before it goes on."""

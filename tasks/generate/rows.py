@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from tasks.attention import attending, causal_mask_after, grouped_attention
-from tasks.generate import Call, Sampling, Trainee, not_open, require_prompts
+from tasks.generate import Call, Revived, Sampling, Trainee, not_open, require_prompts
 from tasks.generate.plain import PlainConf, PlainGenerator, completes_stop, draw_tokens
 from tasks.model import Dtype
 
@@ -134,17 +134,20 @@ class RowsSession:
             for copy in range(copies)
         ]
 
-    def revive(self, number: int, text: Sequence[int], recent: Sequence[int], calls: int) -> None:
-        """Row `number` with all of its text, which another session has lost.
-
-        Args:
-            number: of the row.
-            text: its prompt, and what was written and added since.
-            recent: the tokens at its end that it wrote since its last observation.
-            calls: that it has ended; its draws depend on positions alone.
-        """
-        self.extend([text], 1, [number])
-        self._rows[number].recent = list(recent)
+    @torch.inference_mode()
+    def revive(self, rows: Sequence[Revived]) -> None:
+        """See `Revived`. Attention of one position and of several differ in bits, so pieces are read as they were."""
+        for row in rows:
+            self._add(row.number, _Memory(), [])
+            self._rows[row.number].recent = list(row.recent)
+        for step in range(max(len(row.read) for row in rows)):
+            reading = [row for row in rows if step < len(row.read)]
+            for row in reading:
+                self._rows[row.number].pending = list(row.read[step])
+            with _one_thread():
+                self._read([self._rows[row.number] for row in reading])
+        for row in rows:
+            self._rows[row.number].pending = list(row.pending)
 
     def _add(self, number: int, memory: _Memory, pending: Sequence[int]) -> int:
         self._count = max(self._count, number + 1)

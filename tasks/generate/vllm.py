@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,18 @@ import torch
 from safetensors import safe_open
 
 from tasks.conf import require
-from tasks.generate import Call, Sampling, Trainee, Weights, WeightsError, checked, handover, not_open, require_prompts
+from tasks.generate import (
+    Call,
+    Revived,
+    Sampling,
+    Trainee,
+    Weights,
+    WeightsError,
+    checked,
+    handover,
+    not_open,
+    require_prompts,
+)
 from tasks.model import Dtype, computes_in, pick_device
 from tasks.store import read_json
 
@@ -313,10 +325,11 @@ class VllmSession:
             self._ids[row], self._calls[row] = list(prompts[number // copies]), 0
         return list(new)
 
-    def revive(self, number: int, text: Sequence[int], recent: Sequence[int], calls: int) -> None:
-        """Row `number` with all of its text, which another session has lost, after so many calls."""
-        self.extend([text], 1, [number])
-        self._calls[number] = calls
+    def revive(self, rows: Sequence[Revived]) -> None:
+        """See `Revived`."""
+        for row in rows:
+            self._ids[row.number] = [*chain(*row.read), *row.pending]
+            self._calls[row.number] = row.calls
 
     def _next(self, count: int) -> range:
         first = max(self._calls, default=-1) + 1
