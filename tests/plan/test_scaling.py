@@ -1,0 +1,32 @@
+"""The seconds of a step by hand, and what limits many devices."""
+
+from __future__ import annotations
+
+import pytest
+
+from tasks.plan.scaling import Speeds, Work, efficiency, step_seconds
+
+SPEEDS = Speeds(
+    written=100, read=1000, passed=400, learned=100, exchanged=8000, exchanged_between=800, handed=500, search_s=2
+)
+WORK = Work(written=800, read=4000, rounds=3, passes=800, learned=1600, updates=2, weights=1000, handed=2000)
+
+
+def test_parts_by_hand() -> None:
+    alone = {"play": 12, "search": 6, "logprobs": 2, "learn": 16, "exchange": 0, "hand_over": 4}
+    assert step_seconds(SPEEDS, WORK, 1) == alone
+    # Each of two workers sends half of 4,000 bytes twice, and that in each of two updates.
+    assert step_seconds(SPEEDS, WORK, 2) == {**alone, "play": 6, "logprobs": 1, "learn": 8, "exchange": 2 * 4000 / 8000}
+
+
+def test_between_hosts_the_slower_link_counts() -> None:
+    one, two = (step_seconds(SPEEDS, WORK, devices, per_host=4)["exchange"] for devices in (4, 8))
+    assert one == pytest.approx(2 * 8000 * 3 / 4 / 8000)
+    assert two == pytest.approx(2 * 8000 * 7 / 8 / 800)
+
+
+def test_what_is_not_divided_limits() -> None:
+    shares = [efficiency(SPEEDS, WORK, devices) for devices in (1, 2, 8, 64)]
+    assert shares[0] == 1
+    assert shares == sorted(shares, reverse=True)
+    assert shares[-1] < 40 / 64 / 10
