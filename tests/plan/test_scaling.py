@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tasks.plan.scaling import Speeds, Work, efficiency, step_seconds
@@ -30,3 +32,32 @@ def test_what_is_not_divided_limits() -> None:
     assert shares[0] == 1
     assert shares == sorted(shares, reverse=True)
     assert shares[-1] < 40 / 64 / 10
+
+
+H100 = Speeds(
+    written=8_000, read=60_000, passed=64_000, learned=16_000, exchanged=200e9, exchanged_between=25e9, handed=50e9,
+    search_s=3.0,
+)  # fmt: skip
+"""Assumed for 3 billion weights, none of them measured: learning at 40% of 989 TFLOP/s with layers computed again (8 FLOP a
+weight and token), forward passes at a quarter of that work, NVLink and one 200 Gbit/s link a GPU."""
+GRPO_3B = Work(
+    written=640_000,
+    read=3_600_000,
+    rounds=3,
+    passes=3_600_000,
+    learned=3_600_000,
+    updates=2,
+    weights=3.1e9,
+    handed=6.2e9,
+)
+"""2,560 rollouts of some 1,400 tokens, 250 of them written, with a reference."""
+
+
+def test_the_table_of_the_page_is_computed_so() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/cluster.md").read_text(encoding="utf-8")
+    for devices in (1, 8, 16, 64):
+        parts = step_seconds(H100, GRPO_3B, devices)
+        cells = [f"{parts[part]:.1f}" for part in ("play", "search", "logprobs", "learn", "exchange", "hand_over")]
+        share = efficiency(H100, GRPO_3B, devices)
+        row = f"| {devices} | {' | '.join(cells)} | {sum(parts.values()):.0f} | {share:.2f} |"
+        assert row in page, row
