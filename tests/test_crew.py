@@ -110,16 +110,16 @@ def test_workers_end_with_their_stage(how: signal.Signals) -> None:
 def test_somebody_without_the_key_is_cut_off_and_hinders_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that says nothing, one that sends much, one with another key; all before the workers connect."""
     strangers: list[socket.socket] = []
-    start = Crew._start
+    start = crew._start
 
-    def visited(self: Crew, module: str, rank: int, place: cluster.Place, address: str) -> object:
+    def visited(module: str, rank: int, place: cluster.Place, address: str, say: object) -> object:
         host, port, _ = address.split()
         if not strangers:
             strangers.extend(socket.create_connection((host, int(port))) for _ in range(2))
             strangers[1].sendall(b"\xff" * 100_000)
-        return start(self, module, rank, place, address)
+        return start(module, rank, place, address, say)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Crew, "_start", visited)
+    monkeypatch.setattr(crew, "_start", visited)
     monkeypatch.setattr(crew, "_SHAKE_S", 2)
     with Crew(WORKER, 1, HERE) as workers:
         assert workers.call("add", [(1, 1)]) == [2]
