@@ -76,7 +76,8 @@ class Cluster:
         address: of this host, at which workers find it.
         port: there; 0 is any free one.
         start_s: seconds until all workers must have connected.
-        silence_s: a worker that says nothing for so many seconds is lost.
+        silence_s: a worker that says nothing for so many seconds is lost. One that is cut off ends itself after twice
+            as many.
         end_s: seconds that workers get to end.
     """
 
@@ -102,7 +103,7 @@ class Cluster:
         return places[:size]
 
     def _place(self, host: HostConf, number: int) -> Place:
-        start = tuple(word.format(host=host.name) for word in host.start)
+        start = tuple(word.replace("{host}", host.name) for word in host.start)
         device = {"CUDA_VISIBLE_DEVICES": str(host.devices[number % len(host.devices)])} if host.devices else {}
         return Place(host.name, start, host.folder, host.python, host.interface, host.address, device)
 

@@ -238,7 +238,7 @@ class Crew:
         key = secrets.token_bytes(32)
         try:
             with _listening(self.cluster.address, self.cluster.port) as listener:
-                address = f"{self.cluster.address} {listener.getsockname()[1]} {key.hex()}"
+                address = f"{self.cluster.address} {listener.getsockname()[1]} {key.hex()} {self.cluster.silence_s}"
                 for rank, place in places.items():
                     self.members[rank : rank + 1] = [_start(self._module, rank, place, address, self._say)]
                 self._connect(listener, key)
@@ -260,7 +260,7 @@ class Crew:
                 peer, _ = listener.accept()
             except TimeoutError:
                 continue
-            connection = _shake(peer, key, is_stage=True)
+            connection = _shake(peer, key, self.cluster.silence_s, is_stage=True)
             if connection is None:
                 continue  # Somebody else, or with another key.
             rank, found = pickle.loads(connection.recv_bytes())
@@ -322,7 +322,7 @@ class Crew:
         if member.thread is not None and member.process.poll() is not None:
             member.thread.join(1)
         last = next((line for line in reversed(member.lines) if line.strip()), "")
-        tail = f" Its last line: {last}" if last else ""
+        tail = f" Its last line: {last.rstrip('.')}." if last else ""
         self.close()
         raise CrewError(f"{member.name}, in {phase}: {what.rstrip('.')}.{tail} Start again: the run continues.")
 
@@ -388,10 +388,10 @@ def _listening(address: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def _shake(peer: socket.socket, key: bytes, is_stage: bool) -> Connection | None:
+def _shake(peer: socket.socket, key: bytes, silence_s: float, is_stage: bool) -> Connection | None:
     """A connection whose other side knows the key, None otherwise; whoever says nothing is cut off."""
     peer.settimeout(None)
-    _watch(peer)
+    _watch(peer, silence_s)
     seconds = struct.pack("ll", _SHAKE_S, 0)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
     connection = Connection(peer.detach())
@@ -406,14 +406,24 @@ def _shake(peer: socket.socket, key: bytes, is_stage: bool) -> Connection | None
     return connection
 
 
-def _watch(peer: socket.socket) -> None:
-    """Let the kernel end a connection whose other host is gone or cut off."""
+def _watch(peer: socket.socket, silence_s: float) -> None:
+    """Let the kernel end a connection whose other host has not answered for twice as long.
+
+    Without this a worker on a host that is cut off would wait for its stage for ever. Twice, because the stage is to
+    notice first: it has the words for it.
+    """
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if sys.platform == "linux":
-        for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+        num_questions, last_s = 4, 2 * silence_s
+        every_s = max(1, int(last_s) // (num_questions + 1))
+        for option, value in (
+            ("TCP_KEEPIDLE", every_s),
+            ("TCP_KEEPINTVL", every_s),
+            ("TCP_KEEPCNT", num_questions),
+            ("TCP_USER_TIMEOUT", int(last_s * 1000)),
+        ):
             peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
 
 
 def fingerprint() -> dict[str, str]:
@@ -487,8 +497,8 @@ def work(serve: Callable[[Stage], dict[str, Callable[..., Any]]]) -> None:
         serve: gets the stage; returns what it may ask for, by name.
     """
     faulthandler.register(signal.SIGUSR1)  # Shows where a worker is that seems to hang.
-    rank, address, port, key = sys.stdin.readline().split()
-    connection = _reach(address, int(port), bytes.fromhex(key))
+    rank, address, port, key, silence_s = sys.stdin.readline().split()
+    connection = _reach(address, int(port), bytes.fromhex(key), float(silence_s))
     connection.send_bytes(pickle.dumps((int(rank), fingerprint())))
     stage = Stage(int(rank), connection)
     commands = serve(stage)
@@ -507,12 +517,12 @@ def work(serve: Callable[[Stage], dict[str, Callable[..., Any]]]) -> None:
             stage.send(("done", result))
 
 
-def _reach(address: str, port: int, key: bytes) -> Connection:
+def _reach(address: str, port: int, key: bytes, silence_s: float) -> Connection:
     try:
         peer = socket.create_connection((address, port), timeout=_SHAKE_S)
     except OSError as error:
         raise SystemExit(f"the stage at {address}:{port} cannot be reached: {error}") from error
-    connection = _shake(peer, key, is_stage=False)
+    connection = _shake(peer, key, silence_s, is_stage=False)
     if connection is None:
         raise SystemExit(f"whoever listens at {address}:{port} does not know this run's key")
     return connection

@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 NETWORK = "10.77.{number}.{host}"
 
@@ -36,12 +37,29 @@ class Hosts:
 
     def cut(self) -> None:
         """Take the link down."""
-        _run("ip", "-n", self.a, "link", "set", self.device, "down")
+        _run("ip", "-n", self.a, "link", "set", "dev", self.device, "down")
 
     @staticmethod
     def inside(namespace: str) -> tuple[str, ...]:
-        """Words that start a command on that host."""
-        return ("ip", "netns", "exec", namespace)
+        """Words that start a command on that host. As with ssh, it goes on there when the words' process is killed."""
+        return ("ip", "netns", "exec", namespace, "setsid", "--fork", "--wait")
+
+    @staticmethod
+    def processes(namespace: str) -> list[int]:
+        """Ids of the processes on that host, but for this one."""
+        network = Path(f"/var/run/netns/{namespace}").stat().st_ino
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # It has ended.
+                if (folder / "ns/net").stat().st_ino == network and int(folder.name) != os.getpid():
+                    found.append(int(folder.name))
+        return found
+
+    @contextlib.contextmanager
+    def on_a(self) -> Iterator[None]:
+        """The block in which this thread, and what it starts, is on host a."""
+        with _inside(self.a):
+            yield
 
 
 def missing() -> str:
@@ -78,7 +96,7 @@ def two_hosts(loss: float = 0.0, delay_s: float = 0.0) -> Iterator[Hosts]:
             _run("ip", "link", "add", "name", "link", "netns", a, "type", "veth", "peer", "name", "link", "netns", b)
         for name, address in zip((a, b), addresses, strict=True):
             _run("ip", "-n", name, "address", "add", f"{address}/24", "dev", "link")
-            _run("ip", "-n", name, "link", "set", "link", "up")
+            _run("ip", "-n", name, "link", "set", "dev", "link", "up")
         yield Hosts(a, b, addresses[0], addresses[1], "link")
     finally:
         if carrier is not None:
@@ -96,24 +114,33 @@ def _run(*words: str) -> None:
 
 
 def _tunnel(namespace: str) -> int:
-    """A tunnel device called `link` in this namespace; this process goes back to its own."""
-    home = os.open("/proc/self/ns/net", os.O_RDONLY)
-    there = os.open(f"/var/run/netns/{namespace}", os.O_RDONLY)
-    _setns(there)
-    try:
+    """A tunnel device called `link` in this namespace."""
+    with _inside(namespace):
         tunnel = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
         tun_set_iff, iff_tun, iff_no_packet_information = 0x400454CA, 0x0001, 0x1000
         fcntl.ioctl(tunnel, tun_set_iff, struct.pack("16sH", b"link", iff_tun | iff_no_packet_information))
-    finally:
-        _setns(home)
     return tunnel
 
 
-def _setns(descriptor: int) -> None:
+@contextlib.contextmanager
+def _inside(namespace: str) -> Iterator[None]:
+    """The block in which this thread sees the network of this namespace."""
     clone_newnet = 0x40000000
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(descriptor, clone_newnet):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    def go(descriptor: int) -> None:
+        if libc.setns(descriptor, clone_newnet):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    there = os.open(f"/var/run/netns/{namespace}", os.O_RDONLY)
+    try:
+        go(there)
+        yield
+    finally:
+        go(home)
+        os.close(there)
+        os.close(home)
 
 
 def _carry(a: str, b: str, loss: float, delay_s: float) -> None:

@@ -113,7 +113,7 @@ def test_somebody_without_the_key_is_cut_off_and_hinders_nobody(monkeypatch: pyt
     start = crew._start
 
     def visited(module: str, rank: int, place: cluster.Place, address: str, say: object) -> object:
-        host, port, _ = address.split()
+        host, port, *_ = address.split()
         if not strangers:
             strangers.extend(socket.create_connection((host, int(port))) for _ in range(2))
             strangers[1].sendall(b"\xff" * 100_000)

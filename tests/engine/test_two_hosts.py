@@ -3,121 +3,191 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import signal
+import socket
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+import torch
+from torch import Tensor
 
+from tasks import cluster
+from tasks.cluster import Cluster, HostConf
+from tasks.crew import Crew, CrewError
+from tasks.engine.deepspeed import DeepSpeedEngine
+from tasks.engine.plain import PlainEngine
 from tasks.model import export_folder
 from tests import network
+from tests.engine.test_deepspeed import EXACT, TRAINING, prepared, update, weights_of
 from tests.network import Hosts, two_hosts
 from tests.tiny import make_model
 
-ROOT = Path(__file__).parents[2]
 reason = network.missing()
 pytestmark = pytest.mark.skipif(bool(reason), reason=f"no root: {reason}")
+WORKER = "tests.crew_worker"
+SILENCE_S = 4
+
+
+def spread(hosts: Hosts, hidden: Path | None = None, **more: Any) -> Cluster:
+    """One worker on each host; host b does not see the hidden folder."""
+    start = Hosts.inside(hosts.b)
+    if hidden is not None:
+        start += ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs none {hidden} && exec "$@"', "sh")
+    here = HostConf(name="a", address=hosts.address_a, interface=hosts.device)
+    there = HostConf(name="b", address=hosts.address_b, interface=hosts.device, start=start)
+    settings: dict[str, Any] = {"start_s": 60, "silence_s": SILENCE_S, "end_s": 2}
+    return Cluster(hosts=(here, there), address=hosts.address_a, **settings | more)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return condition()
+
+
+def nothing_left(hosts: Hosts) -> bool:
+    return not Hosts.processes(hosts.a) and not Hosts.processes(hosts.b)
+
+
+@contextmanager
+def crew_on(hosts: Hosts, described: Cluster) -> Iterator[Crew]:
+    """A worker on each host that waits."""
+    with hosts.on_a():
+        with Crew(WORKER, 2, described) as workers:
+            assert workers.call("add", [(1, 1), (1, 1)]) == [2, 3]
+            assert len(Hosts.processes(hosts.b)) == 2  # What stands for ssh, and the worker.
+            yield workers
+
+
+# Training.
 
 
 @pytest.fixture
-def folder(tokenizer: Any, tmp_path: Path) -> Path:
+def start(tokenizer: Any, tmp_path: Path) -> Path:
     export_folder(make_model(tokenizer, kv_heads=2), tokenizer, tmp_path / "start")
-    return tmp_path
+    torch.set_num_threads(1)
+    return tmp_path / "start"
 
 
-def describe(folder: Path, hosts: Hosts | None, **more: Any) -> None:
-    """The cluster file: both workers here, or one on each host; host b does not see the folder."""
-    tree: dict[str, Any] = {"hosts": [{"workers": 2}]}
-    if hosts is not None:
-        hidden = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs none {folder} && exec "$@"', "sh"]
-        there = {"name": "b", "address": hosts.address_b, "interface": hosts.device}
-        there |= {"start": [*Hosts.inside(hosts.b), *hidden]}
-        here = {"name": "a", "address": hosts.address_a, "interface": hosts.device}
-        tree = {"address": hosts.address_a, "hosts": [here, there], "silence_s": 10, **more}
-    (folder / "cluster.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+def states(folder: Path, engines: Any) -> dict[str, bytes]:
+    """The checkpoints of policy and critic."""
+    for name, engine in zip(("policy", "critic"), engines, strict=True):
+        engine.save(folder / name)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.*"))}
 
 
-def start(folder: Path, hosts: Hosts | None, steps: int = 3, **environment: str) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "tests.engine.remote_run", str(folder), "3", str(steps)]
-    inside = Hosts.inside(hosts.a) if hosts is not None else ()
-    return subprocess.Popen(
-        [*inside, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "2", "PYTHONUNBUFFERED": "1"} | environment,
-    )  # fmt: skip
+def test_two_hosts_train_as_one_and_go_on_after_a_cut_over_a_bad_link(
+    start: Path, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three updates, then a cut in the middle of one; the fourth is made over a link that is slow and loses packets."""
+    with PlainEngine().open(start, TRAINING) as plain:
+        method, batch = prepared(*plain, tokenizer, EXACT)  # type: ignore[arg-type]
+        expected: list[dict[str, Tensor]] = []
+        for _ in range(4):
+            update(*plain, method, batch, EXACT)  # type: ignore[arg-type]
+            expected.append(weights_of(plain[0]))
+
+    with two_hosts() as hosts, hosts.on_a():
+        described = spread(hosts, hidden=tmp_path)
+        monkeypatch.setattr(cluster, "load", lambda: described)
+        with DeepSpeedEngine(workers=2, stage=3).open(start, TRAINING) as divided:
+            assert len(Hosts.processes(hosts.b)) == 2
+            for _ in range(3):
+                update(*divided, method, batch, EXACT)  # type: ignore[arg-type]
+            found = weights_of(divided[0])
+            assert all(torch.equal(tensor, found[name]) for name, tensor in expected[2].items())
+            states(tmp_path / "state", divided)
+
+            began = time.monotonic()
+            cut = threading.Timer(0.5, hosts.cut)
+            cut.start()
+            with pytest.raises(CrewError) as caught:
+                while True:
+                    update(*divided, method, batch, EXACT)  # type: ignore[arg-type]
+            assert time.monotonic() - began < SILENCE_S + 10
+        assert str(caught.value).startswith("worker 1 on b, in update: no sign of life for ")
+        assert "\n" not in str(caught.value)
+        assert wait_until(lambda: nothing_left(hosts), 2 * SILENCE_S + 10)
+
+    with two_hosts(loss=0.05, delay_s=0.05) as hosts, hosts.on_a():
+        described = replace(spread(hosts, hidden=tmp_path), silence_s=30)
+        with DeepSpeedEngine(workers=2, stage=1).open(start, TRAINING) as divided:
+            for name, engine in zip(("policy", "critic"), divided, strict=True):
+                engine.load(tmp_path / "state" / name)  # type: ignore[union-attr]
+            update(*divided, method, batch, EXACT)  # type: ignore[arg-type]
+            found = weights_of(divided[0])
+        assert all(torch.equal(tensor, found[name]) for name, tensor in expected[3].items())
+        assert nothing_left(hosts)
 
 
-def outcome(run: subprocess.Popen[str], limit_s: float = 240) -> tuple[int, str]:
-    text, _ = run.communicate(timeout=limit_s)
-    return run.returncode, text
+# How it ends. These workers compute nothing.
 
 
-def workers() -> list[str]:
-    found = subprocess.run(["pgrep", "-f", "tasks.engine.deepspeed_worker"], capture_output=True, text=True)
-    return found.stdout.split()
-
-
-def weights(text: str) -> str:
-    (line,) = (line for line in text.splitlines() if line.startswith("weights "))
-    return line
-
-
-def test_two_hosts_train_the_weights_of_one(folder: Path) -> None:
-    describe(folder, None)
-    code, text = outcome(start(folder, None))
-    assert code == 0, text
-    wanted = weights(text)
+def test_a_link_that_is_cut_ends_the_workers_on_both_hosts() -> None:
     with two_hosts() as hosts:
-        describe(folder, hosts)
-        code, text = outcome(start(folder, hosts))
-    assert code == 0, text
-    assert weights(text) == wanted
-    assert not workers()
+        with crew_on(hosts, spread(hosts)) as workers:
+            hosts.cut()
+            began = time.monotonic()
+            with pytest.raises(CrewError, match=r"^worker 1 on b, in sleep: no sign of life for [4-6] s\. Start again"):
+                workers.call("sleep", [(600,)] * 2)
+            assert time.monotonic() - began < SILENCE_S + 5
+        assert wait_until(lambda: nothing_left(hosts), 2 * SILENCE_S + 5)
 
 
-def test_a_slow_link_that_loses_packets_changes_nothing(folder: Path) -> None:
-    describe(folder, None)
-    _, text = outcome(start(folder, None, steps=1))
-    wanted = weights(text)
-    with two_hosts(loss=0.05, delay_s=0.05) as hosts:
-        describe(folder, hosts)
-        code, text = outcome(start(folder, hosts, steps=1), 500)
-    assert code == 0, text
-    assert weights(text) == wanted
-
-
-def test_a_link_that_is_cut_ends_the_run_in_bounded_time(folder: Path) -> None:
+def test_a_host_that_goes_ends_the_run() -> None:
     with two_hosts() as hosts:
-        describe(folder, hosts)
-        run = start(folder, hosts, steps=1000, PAUSE_S="0.2")
-        assert run.stdout is not None
-        for line in run.stdout:
-            if line.startswith("step 2"):
-                break
+        with crew_on(hosts, spread(hosts)) as workers:
+            for pid in Hosts.processes(hosts.b):
+                os.kill(pid, signal.SIGKILL)
+            with pytest.raises(CrewError, match=r"^worker 1 on b, in sleep: it was ended by signal 9\. Start again"):
+                workers.call("sleep", [(600,)] * 2)
+        assert nothing_left(hosts)
+
+
+def test_a_stage_that_goes_ends_the_workers_on_both_hosts() -> None:
+    with two_hosts() as hosts:
+        with crew_on(hosts, spread(hosts)) as workers:
+            for member in workers.members:
+                assert member.connection is not None
+                member.connection.close()
+            assert wait_until(lambda: nothing_left(hosts), 5)
+
+
+def test_what_keeps_a_host_from_joining_is_named() -> None:
+    with two_hosts() as hosts, hosts.on_a():
+        described = spread(hosts)
+        here, there = described.hosts
+
+        def refused(message: str, **changed: Any) -> None:
+            began = time.monotonic()
+            with pytest.raises(CrewError, match=message):
+                Crew(WORKER, 2, replace(described, **changed))
+            assert time.monotonic() - began < 10
+            assert wait_until(lambda: nothing_left(hosts), 5)
+
+        absent = replace(there, start=("ip", "netns", "exec", "breadcrumb-nowhere"))
+        refused(
+            r"^worker 1 on b, in start: it ended with status \d+\. Its last line: Cannot open network namespace",
+            hosts=(here, absent),
+        )
+        changing = 'read rank address port key silence; echo "$rank $address $port 00 $silence" | "$@"'
+        other_key = replace(there, start=(*there.start, "sh", "-c", changing, "sh"))
+        refused(
+            r"^worker 1 on b, in start: it ended with status 1\. Its last line: whoever listens at \S+ does not know",
+            hosts=(here, other_key),
+        )
+        no_address = rf"^{hosts.address_b}:any port: workers cannot be awaited there: Cannot assign requested address"
+        refused(no_address, address=hosts.address_b)
+        with socket.create_server((hosts.address_a, 0)) as taken:
+            port = taken.getsockname()[1]
+            refused(rf"^{hosts.address_a}:{port}: workers cannot be awaited there: Address already in use", port=port)
+
         hosts.cut()
-        began = time.monotonic()
-        code, text = outcome(run)
-        assert time.monotonic() - began < 90
-    assert code == 1
-    (error,) = (line for line in text.splitlines() if line.startswith("error: "))
-    assert error.startswith(("error: worker 1 on b, in update: ", "error: worker 0 on a, in update: "))
-    deadline = time.monotonic() + 60
-    while workers() and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert not workers()
-
-
-def test_a_host_that_is_not_there_is_named(folder: Path) -> None:
-    with two_hosts() as hosts:
-        describe(folder, hosts, start_s=40)
-        tree = yaml.safe_load((folder / "cluster.yaml").read_text(encoding="utf-8"))
-        tree["hosts"][1]["start"] = list(Hosts.inside("breadcrumb-nowhere"))
-        (folder / "cluster.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
-        code, text = outcome(start(folder, hosts))
-    assert code == 1
-    assert (
-        "error: worker 1 on b, in start: it ended with status 1. Its last line: Cannot open network namespace" in text
-    )
-    assert not workers()
+        refused(r"^worker 1 on b, in start: it did not connect to \S+ within 3 s", start_s=3)
