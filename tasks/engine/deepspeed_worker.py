@@ -17,6 +17,9 @@ from tasks import crew
 from tasks.engine import Objective, Training
 from tasks.rl.experience import Experience
 
+_SENT_AT_ONCE = 2**26
+"""Bytes of weights; a larger tensor travels alone."""
+
 
 @dataclass(frozen=True)
 class World:
@@ -148,27 +151,45 @@ class Worker:
 
 
 def _spread(stage: crew.Stage) -> Iterator[tuple[str, Any]]:
-    """Named tensors that the first worker takes from the engine, on all workers; one at a time."""
+    """Named tensors that the first worker takes from the engine, on all workers; a tensor is valid until the next.
+
+    Small ones travel together: between hosts each message waits for an answer, whatever its size.
+    """
     import torch
     from torch import distributed
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     taken = stage.taken() if stage.rank == 0 else iter(())
     while True:
-        head: list[Any] = [None]
-        tensor = None
-        if stage.rank == 0:
-            part = next(taken, None)
-            if part is not None:
-                tensor = part[1].to(device).contiguous()
-                head = [(part[0], tuple(tensor.shape), tensor.dtype)]
-        distributed.broadcast_object_list(head, 0)
-        if head[0] is None:
+        parts = list(_some(taken))
+        heads: list[Any] = [[(name, tensor.shape, tensor.dtype, tensor.nbytes) for name, tensor in parts]]
+        distributed.broadcast_object_list(heads, 0)
+        if not heads[0]:
             return
-        name, shape, dtype = head[0]
-        tensor = torch.empty(shape, dtype=dtype, device=device) if tensor is None else tensor
-        distributed.broadcast(tensor, 0)
-        yield name, tensor
+
+        num_bytes = sum(size for *_, size in heads[0])
+        if stage.rank == 0:
+            sent = torch.cat([tensor.reshape(-1).view(torch.uint8) for _, tensor in parts]).to(device)
+        else:
+            sent = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        del parts
+        distributed.broadcast(sent, 0)
+
+        first = 0
+        for name, shape, dtype, size in heads[0]:
+            piece = sent[first : first + size]
+            # Numbers of four bytes cannot be read from an odd place, where one of another type came before.
+            piece = piece.clone() if first % dtype.itemsize else piece
+            yield name, piece.view(dtype).reshape(shape)
+            first += size
+
+
+def _some(taken: Iterator[Any]) -> Iterator[Any]:
+    """The next tensors, until they are large enough to be sent."""
+    size = 0
+    while size < _SENT_AT_ONCE and (part := next(taken, None)) is not None:
+        size += part[1].nbytes
+        yield part
 
 
 def _accelerator() -> str:
