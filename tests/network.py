@@ -13,6 +13,7 @@ import os
 import random
 import select
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -103,6 +104,9 @@ def two_hosts(loss: float = 0.0, delay_s: float = 0.0) -> Iterator[Hosts]:
             carrier.kill()
             carrier.wait()
         for name in (a, b):
+            with contextlib.suppress(OSError):
+                for pid in Hosts.processes(name):
+                    os.kill(pid, signal.SIGKILL)  # What a test that failed has left.
             subprocess.run(["ip", "netns", "delete", name], capture_output=True)
 
 

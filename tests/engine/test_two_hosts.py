@@ -61,11 +61,10 @@ def nothing_left(hosts: Hosts) -> bool:
 @contextmanager
 def crew_on(hosts: Hosts, described: Cluster) -> Iterator[Crew]:
     """A worker on each host that waits."""
-    with hosts.on_a():
-        with Crew(WORKER, 2, described) as workers:
-            assert workers.call("add", [(1, 1), (1, 1)]) == [2, 3]
-            assert len(Hosts.processes(hosts.b)) == 2  # What stands for ssh, and the worker.
-            yield workers
+    with hosts.on_a(), Crew(WORKER, 2, described) as workers:
+        assert workers.call("add", [(1, 1), (1, 1)]) == [2, 3]
+        assert len(Hosts.processes(hosts.b)) == 2  # What stands for ssh, and the worker.
+        yield workers
 
 
 # Training.
@@ -102,11 +101,14 @@ def test_two_hosts_train_as_one_and_go_on_after_a_cut_over_a_bad_link(
             assert_equal(weights_of(policy), expected[2])
             policy.save(tmp_path / "state")
 
+            def go_on() -> None:
+                while True:
+                    policy.update(batch, EXACT, objective)
+
             began = time.monotonic()
             threading.Timer(0.5, hosts.cut).start()
             with pytest.raises(CrewError, match=r"^worker 1 on b, in update: no sign of life for [4-9] s\.") as caught:
-                while True:
-                    policy.update(batch, EXACT, objective)
+                go_on()
             assert time.monotonic() - began < SILENCE_S + 10
         assert "\n" not in str(caught.value)
         assert wait_until(lambda: nothing_left(hosts), 2 * SILENCE_S + 10)
@@ -151,12 +153,11 @@ def test_a_host_that_goes_ends_the_run() -> None:
 
 
 def test_a_stage_that_goes_ends_the_workers_on_both_hosts() -> None:
-    with two_hosts() as hosts:
-        with crew_on(hosts, spread(hosts)) as workers:
-            for member in workers.members:
-                assert member.connection is not None
-                member.connection.close()
-            assert wait_until(lambda: nothing_left(hosts), 5)
+    with two_hosts() as hosts, crew_on(hosts, spread(hosts)) as workers:
+        for member in workers.members:
+            assert member.connection is not None
+            member.connection.close()
+        assert wait_until(lambda: nothing_left(hosts), 5)
 
 
 def test_what_keeps_a_host_from_joining_is_named() -> None:
