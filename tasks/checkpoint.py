@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tasks.store import DataError, read_json, replacing_folder, sha256, write_json
+from tasks.store import DataError, OutageError, read_json, replacing_folder, sha256, write_json
 
 log = logging.getLogger(__name__)
 _MANIFEST = "manifest.json"
@@ -36,6 +36,7 @@ def writing(folder: Path, step: int, keep: int = 2) -> Iterator[Path]:
 
     Raises:
         OSError: the disk is full or not writable; no half-written file stays and older checkpoints are untouched.
+        OutageError: the block's, as it is.
     """
     path = folder / f"step-{step:08d}"
     # A folder has one writer, so unfinished checkpoints are those of a killed run.
@@ -46,6 +47,8 @@ def writing(folder: Path, step: int, keep: int = 2) -> Iterator[Path]:
         with replacing_folder(path) as work:
             yield work
             write_json(work / _MANIFEST, {"files": {name: sha256(work / name) for name in _names(work)}})
+    except OutageError:  # Whoever has the weights is gone, and says so.
+        raise
     except (OSError, RuntimeError, SafetensorError) as error:
         if "No space left" in str(error):  # safetensors gives no number, by which a full disk is known.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error

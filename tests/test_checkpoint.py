@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 
 from tasks import checkpoint
-from tasks.store import DataError, sha256
+from tasks.store import DataError, OutageError, sha256
 
 State = tuple[dict[str, torch.Tensor], dict[str, object]]
 
@@ -279,3 +279,11 @@ def test_a_full_disk_is_known_by_its_number_whoever_meets_it(tmp_path: Path, mon
         save(tmp_path, 2)
     assert caught.value.errno == errno.ENOSPC
     assert str(caught.value.filename).endswith("step-00000002")
+
+
+def test_a_worker_that_dies_while_it_saves_is_no_full_disk(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    before = tree(tmp_path)
+    with pytest.raises(OutageError, match=r"^worker 1 is gone$"), checkpoint.writing(tmp_path, 2):
+        raise OutageError("worker 1 is gone")
+    assert tree(tmp_path) == before

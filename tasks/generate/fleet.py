@@ -26,12 +26,12 @@ from tasks.generate import (
     Trainee,
     Weights,
     WeightsError,
+    fleet_worker,
     not_open,
     require_prompts,
 )
 from tasks.model import Dtype
 
-_MODULE = "tasks.generate.fleet_worker"
 PROBE = (3, 1, 4, 1, 5, 9, 2, 6)
 
 
@@ -307,9 +307,10 @@ class FleetConf:
 
     def __post_init__(self) -> None:
         conf.require(self.of.get(parts.KIND) in ("rows", "vllm"), "of: kind", self.of.get(parts.KIND), "rows or vllm")
-        self._one()
+        self.loads()
 
-    def _one(self) -> GeneratorConf:
+    def loads(self) -> GeneratorConf:
+        """The settings of each generator."""
         made: GeneratorConf = parts.make("generate", self.of, "of")
         return made
 
@@ -317,9 +318,9 @@ class FleetConf:
         """See `GeneratorConf.start`."""
         hosts = cluster.load()
         threads = max(1, torch.get_num_threads() // self.generators)
-        crew = Crew(_MODULE, self.generators, hosts, may_lose=True)
+        crew = Crew(fleet_worker.__name__, self.generators, hosts, may_lose=True)
         try:
-            return FleetGenerator(crew, (self._one(), str(folder.absolute()), dtype, threads), trainee)
+            return FleetGenerator(crew, (self.loads(), str(folder.absolute()), dtype, threads), trainee)
         except BaseException:
             crew.close()
             raise

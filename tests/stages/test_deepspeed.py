@@ -1,118 +1,184 @@
-"""`engine: deepspeed` in the pipeline: bare DVC and the flow agree to the byte, and kills lose nothing."""
+"""`engine: deepspeed` and a fleet of generators in the pipeline: DVC and the flow agree to the byte; kills lose nothing."""
 
 from __future__ import annotations
 
 import os
-import random
 import re
-import signal
+import shutil
 import subprocess
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
+from tests.stages import forked
 from tests.stages.clone import Clone
+from tests.stages.forked import Kill, forking_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 FLOW = ("flows.reproduce", "--no-prefect")
-TRAIN = "train --system search_r1_ppo --seed 0"
-NUM_KILLS = 20
+STAGE = "train@search_r1_ppo-0"
+TRAINED = "artifacts/train/search_r1_ppo-0"
+FORKED = "hosts: [{workers: 64, python: %s/python}]\n"
+"""A cluster file whose workers are forked."""
 
 
-def made(root: Path) -> Clone:
-    clone = Clone.make(root)
-    subprocess.run(["git", "init", "-q", str(root)], check=True)
-    clone.set("engine", "deepspeed")
-    return clone
+@dataclass(frozen=True)
+class Place:
+    """A clone in which DVC has run everything, and the folder of a `python` that forks."""
 
+    clone: Clone
+    python: Path
 
-def trained(clone: Clone) -> dict[str, bytes]:
-    return clone.files("artifacts/train", "artifacts/evaluate")
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """A command whose stages and workers are forked."""
+        path = f"{self.python}{os.pathsep}{self.clone.env()['PATH']}"
+        env = self.clone.env() | {"PATH": path, "BREADCRUMB_CLUSTER": "forked"}
+        return subprocess.run(words, cwd=self.clone.root, env=env, capture_output=True, text=True, timeout=500)
+
+    def forget(self) -> None:
+        """Nothing of the training is left, also in what DVC keeps."""
+        root = self.clone.root
+        shutil.rmtree(root / TRAINED, ignore_errors=True)
+        shutil.rmtree(root / ".dvc/cache/runs", ignore_errors=True)
+        for path in (root / ".scratch/work").glob(f"{STAGE}-*"):
+            shutil.rmtree(path)
+        lock = yaml.safe_load((root / "dvc.lock").read_text(encoding="utf-8"))
+        lock["stages"].pop(STAGE, None)
+        (root / "dvc.lock").write_text(yaml.safe_dump(lock), encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def by_flow(tmp_path_factory: pytest.TempPathFactory) -> Clone:
-    clone = made(tmp_path_factory.mktemp("flow") / "clone")
-    done = clone.run(*FLOW, BREADCRUMB_TRACKING="on", timeout=500)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return clone
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    clone = Clone.make(tmp_path_factory.mktemp("dvc") / "clone")
+    subprocess.run(["git", "init", "-q", str(clone.root)], check=True)
+    clone.set("engine", "deepspeed")
+    clone.set("generator", "fleet")
+    with forking_python() as folder:
+        (clone.root / "conf/cluster/forked.yaml").write_text(FORKED % folder, encoding="utf-8")
+        made = Place(clone, folder)
+        done = made.run("dvc", "repro")
+        assert done.returncode == 0, done.stdout + done.stderr
+        yield made
 
 
-def test_bare_dvc_gives_the_same_bytes_and_a_second_run_executes_nothing(by_flow: Clone, tmp_path: Path) -> None:
-    ledger = by_flow.root / ".scratch/ledger"
-    before = {path.name: path.stat().st_mtime_ns for path in ledger.iterdir()}
-    assert by_flow.run(*FLOW).returncode == 0
-    assert {path.name: path.stat().st_mtime_ns for path in ledger.iterdir()} == before
-
-    clone = made(tmp_path / "clone")
-    done = clone.dvc("repro")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert trained(clone) == trained(by_flow)
+def executed(clone: Clone) -> dict[str, int]:
+    """When each stage ended last."""
+    return {path.stem: path.stat().st_mtime_ns for path in (clone.root / ".scratch/ledger").glob("*.json")}
 
 
-def test_mlflow_has_one_run_of_a_training_with_two_workers(by_flow: Clone) -> None:
+def test_the_flow_gives_the_same_bytes_as_dvc_and_mlflow_has_one_run_each(place: Place, tmp_path: Path) -> None:
+    """The flow makes the training again, with processes that are started and not forked."""
     from mlflow.tracking import MlflowClient
 
-    assert by_flow.run("tasks.runner.upload").returncode == 0
-    client = MlflowClient(f"sqlite:///{by_flow.root}/.scratch/mlflow/mlflow.db")
+    flow = Place(place.clone.copy(tmp_path / "clone"), place.python)
+    flow.forget()
+    before = executed(flow.clone)
+    done = flow.clone.run(*FLOW, "--set", "engine=deepspeed", BREADCRUMB_TRACKING="on")
+    assert done.returncode == 0, done.stdout + done.stderr
+    after = executed(flow.clone)
+    assert [stage for stage in after if after[stage] != before.get(stage)] == [STAGE]
+    assert flow.clone.files(TRAINED) == place.clone.files(TRAINED)
+    for line in ("[0 localhost] ", "[1 localhost] "):
+        assert line not in done.stdout  # Workers have nothing to say.
+
+    assert flow.clone.run(*FLOW).returncode == 0
+    assert executed(flow.clone) == after
+
+    assert flow.clone.run("tasks.runner.upload").returncode == 0
+    client = MlflowClient(f"sqlite:///{flow.clone.root}/.scratch/mlflow/mlflow.db")
     experiment = client.get_experiment_by_name("breadcrumb")
     assert experiment is not None
     names = [run.info.run_name for run in client.search_runs([experiment.experiment_id])]
-    assert names.count("train@search_r1_ppo-0") == 1
+    assert names.count(STAGE) == 2  # One for each time it was made, not for each worker.
 
 
-def processes(module: str, root: Path) -> list[int]:
-    """Ids of the processes that run this module in that folder."""
+ZERO, FLEET = "deepspeed_worker", "fleet_worker"
+FATAL = [
+    # From the start: whoever is killed, in whatever.
+    Kill(ZERO, 0, "meet"),
+    Kill(ZERO, 1, "join"),
+    Kill(ZERO, 0, "build", delay_s=0.1),
+    Kill(ZERO, 0, "read"),
+    Kill(ZERO, 0, "read", kills_stage=True),
+    Kill(ZERO, 1, "update"),
+    Kill(ZERO, 0, "update", 4, delay_s=0.02),
+    Kill(ZERO, 1, "weights"),
+    Kill(FLEET, 1, "weight", 5, kills_stage=True),
+    Kill(ZERO, 0, "save", delay_s=0.01),
+    Kill(ZERO, 1, "save", 2),
+    # While the second checkpoint is written: from now on there is the first.
+    Kill(ZERO, 0, "save", 3),
+    Kill(ZERO, 0, "load"),
+    Kill(ZERO, 1, "load", 2),
+    Kill(ZERO, 0, "load", kills_stage=True),
+    Kill(ZERO, 1, "update", 2, delay_s=0.02),
+    Kill(FLEET, 0, "advance", 3, kills_stage=True),
+    Kill(ZERO, 0, "weights", 2),
+    Kill(ZERO, 0, "save", delay_s=0.01, kills_stage=True),
+    # And now the second.
+    Kill(ZERO, 1, "save", 3),
+    Kill(ZERO, 0, "update", 3, delay_s=0.01, kills_stage=True),
+]
+"""Each ends the stage."""
+HARMLESS = [Kill(FLEET, 1, "advance", 3, delay_s=0.01), Kill(FLEET, 0, "weight", 7)]
+"""A generator: the others play its rows, and with the next weights another takes its place."""
+
+
+def children(root: Path) -> list[int]:
+    """Ids of the processes that work in a folder."""
     found = []
-    for folder in Path("/proc").glob("[0-9]*"):
+    for path in Path("/proc").glob("[0-9]*"):
         try:
-            words = (folder / "cmdline").read_bytes().decode().split("\0")
-            if module in words and (folder / "cwd").resolve() == root.resolve():
-                found.append(int(folder.name))
-        except OSError:
+            if (path / "cwd").resolve() == root.resolve():
+                found.append(int(path.name))
+        except OSError:  # It has ended.
             continue
-    return sorted(found)
+    return found
 
 
-def test_killed_at_any_point_it_leaves_no_process_and_goes_on_to_the_same_bytes(by_flow: Clone, tmp_path: Path) -> None:
-    """The controller or one of two workers is killed at a random time; every attempt gets a little further."""
-    clone = by_flow.copy(tmp_path / "clone")
-    wanted = trained(clone)
-    for path in (clone.root / ".scratch/work").glob("train@*"):
-        subprocess.run(["rm", "-r", str(path)], check=True)
-    subprocess.run(["rm", "-r", str(clone.root / "artifacts/train/search_r1_ppo-0")], check=True)
-
-    draw, kinds, lines = random.Random(0), ["controller", "worker"], []
-    for number in range(NUM_KILLS):
-        stage = subprocess.Popen(
-            ["python", "-m", f"tasks.stages.{TRAIN.split()[0]}", *TRAIN.split()[1:]], cwd=clone.root, env=clone.env(),
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )  # fmt: skip
-        until = time.monotonic() + 120
-        while len(workers := processes("tasks.engine.deepspeed_worker", clone.root)) < 2 and stage.poll() is None:
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        time.sleep(draw.uniform(0, 14))
-        if stage.poll() is not None:
-            break
-        victim = stage.pid if kinds[number % 2] == "controller" else draw.choice(workers)
-        os.kill(victim, signal.SIGKILL)
-        printed, _ = stage.communicate(timeout=60)
-        if kinds[number % 2] == "worker":
-            lines += [line for line in printed.splitlines() if line.startswith("error: ")]
+def test_killed_in_whatever_it_does_training_goes_on_to_the_same_bytes(place: Place, tmp_path: Path) -> None:
+    expected = place.clone.files(TRAINED)
+    killed = Place(place.clone.copy(tmp_path / "clone"), place.python)
+    root = killed.clone.root
+    train = ("python", "-m", "tasks.stages.train", "--system", "search_r1_ppo", "--seed", "0")
+    killed.forget()
+    for order in FATAL:
+        forked.place(root, order)
+        done = killed.run(*train)
+        text = done.stdout + done.stderr
+        assert (root / forked.KILLED).exists(), f"{order} was not reached: {text}"
+        assert done.returncode != 0, order
+        assert not (root / TRAINED).exists(), order
         until = time.monotonic() + 15
-        while processes("tasks.engine.deepspeed_worker", clone.root):
-            assert time.monotonic() < until, "a worker has survived its stage"
-            time.sleep(0.1)
+        while children(root):
+            assert time.monotonic() < until, f"{order}: a process has survived its stage"
+            time.sleep(0.05)
+        if order.kills_stage:
+            continue
+        (line,) = (line for line in text.splitlines() if line.startswith("error: "))
+        phase = r"\w+" if order.delay_s else order.command
+        pattern = (
+            rf"error: worker {order.rank} on localhost, in {phase}: it was ended by signal 9\. .*the run continues\."
+        )
+        assert re.fullmatch(pattern, line), (order, line)
 
-    clone.must(TRAIN)
-    assert {name: content for name, content in trained(clone).items() if "train" in name} == {
-        name: content for name, content in wanted.items() if "train" in name
-    }
-    pattern = (
-        r"error: worker [01] on localhost, in [\w ]+: it was ended by signal 9\. .*Start again: the run continues\."
-    )
-    assert lines
-    assert all(re.fullmatch(pattern, line) for line in lines), lines
+    (root / forked.ORDER).unlink()
+    done = killed.run(*train)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert killed.clone.files(TRAINED) == expected
+
+    for order in HARMLESS:
+        killed.forget()
+        forked.place(root, order)
+        done = killed.run(*train)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert (
+            f"worker {order.rank} on localhost, in {order.command}: it was ended by signal 9. The others go"
+            in done.stdout
+        )
+        assert killed.clone.files(TRAINED) == expected
