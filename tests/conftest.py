@@ -6,7 +6,7 @@ import contextlib
 import gc
 import importlib
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +91,21 @@ def model(tokenizer: Any) -> Any:
 
     torch.set_num_threads(1)
     return make_model(tokenizer)
+
+
+@pytest.fixture(scope="session")
+def forking() -> Iterator[Path]:
+    """A folder with a `python` that forks; see `tests.forked`."""
+    from tests.forked import forking_python
+
+    with forking_python() as folder:
+        yield folder
+
+
+@pytest.fixture
+def forked_workers(forking: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of this host are forked from a process that has the libraries."""
+    from tasks import cluster
+
+    here = cluster.Cluster(hosts=(cluster.HostConf(workers=64, python=f"{forking}/python"),))
+    monkeypatch.setattr(cluster, "load", lambda: here)

@@ -1,4 +1,4 @@
-"""A worker of the DeepSpeed engine that also counts the bytes of the tensors in its memory."""
+"""A worker of the DeepSpeed engine that also counts the bytes of its tensors and tells which files it has loaded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tasks import crew
+from tasks import crew, identity
 from tasks.engine.deepspeed_worker import Worker
 
 
@@ -25,7 +25,7 @@ def tensor_bytes() -> int:
 
 
 def commands(stage: crew.Stage) -> dict[str, Any]:
-    return Worker(stage).commands() | {"tensors": tensor_bytes}
+    return Worker(stage).commands() | {"tensors": tensor_bytes, "loaded": identity.loaded}
 
 
 if __name__ == "__main__":

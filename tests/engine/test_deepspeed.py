@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tasks import crew
+from tasks import crew, identity
 from tasks.engine import Critic, DivergedError, Objective, Policy, Training, deepspeed
 from tasks.engine.deepspeed import DeepSpeedEngine
 from tasks.engine.plain import PlainEngine
@@ -34,6 +34,9 @@ EXACT = [[0, 3, 5], [1, 2, 4, 6]]
 """One micro-batch a worker: both engines add the same two gradients, and a + b = b + a."""
 UNEVEN = [[0], [3, 5], [1], [2, 4], [6]]
 """Three for one worker and two for the other, whose third is empty; float32 rounds each sum."""
+
+
+pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
 @pytest.fixture
@@ -242,6 +245,11 @@ def test_a_worker_holds_the_tensors_that_the_preflight_counts(
         method, batch = prepared(policy, critic, tokenizer, EXACT)
         update(policy, critic, method, batch, EXACT)
         held = policy.crew.call("tensors", [()] * 2)
+        loaded = policy.crew.call("loaded", [()] * 2)
+    # A change of any of them makes those stages run again whose plan names this engine.
+    files = identity.Sources(identity.ROOT).closure(identity.modules_of([kind, method]))
+    assert [path for path in loaded[0] if path not in files] == []
+    assert "tasks/engine/zero_models.py" in loaded[0]
 
     division = Division(2, 1, stage, kind.offload, kind.bucket)
     machine = Machine(Memory(1, "memory"), None, True, True)

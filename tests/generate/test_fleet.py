@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from tasks import identity
 from tasks.crew import CrewError
 from tasks.generate import Sampling, WeightsError
 from tasks.generate.fleet import FleetConf, FleetGenerator
@@ -22,6 +23,7 @@ from tests.agent.test_free_play import Slow, play
 from tests.generate.test_plain import PROMPTS
 from tests.tiny import make_model, make_policy
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
 DRAWN = Sampling(1.0, 1.0, (), 5)
 
 
@@ -174,3 +176,9 @@ def test_the_last_generator_that_dies_is_named(folder: Path) -> None:
             kill(made, rank)
         with pytest.raises(CrewError, match=r"worker [01] on localhost, in advance: it was ended by signal 9"):
             session.generate(range(16), [300] * 16)
+
+
+def test_a_plan_names_the_files_of_the_generators() -> None:
+    modules = identity.modules_of(FleetConf(2))
+    assert modules == {"tasks.generate.fleet", "tasks.generate.rows"}
+    assert "tasks/generate/fleet_worker.py" in identity.Sources(identity.ROOT).closure(modules)

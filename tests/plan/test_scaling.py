@@ -38,8 +38,8 @@ H100 = Speeds(
     written=8_000, read=60_000, passed=64_000, learned=16_000, exchanged=200e9, exchanged_between=25e9, handed=50e9,
     search_s=3.0,
 )  # fmt: skip
-"""Assumed for 3 billion weights, none of them measured: learning at 40% of 989 TFLOP/s with layers computed again (8 FLOP a
-weight and token), forward passes at a quarter of that work, NVLink and one 200 Gbit/s link a GPU."""
+"""Assumed for 3 billion weights, none of them measured: learning at 40% of 989 TFLOP/s with layers computed again (8
+FLOP a weight and token), forward passes at a quarter of that work, NVLink and one 200 Gbit/s link a GPU."""
 GRPO_3B = Work(
     written=640_000,
     read=3_600_000,

@@ -1,4 +1,7 @@
-"""`engine: deepspeed` and a fleet of generators in the pipeline: DVC and the flow agree to the byte; kills lose nothing."""
+"""`engine: deepspeed` with a fleet of generators in the pipeline: DVC and flow agree to the byte.
+
+Kills lose nothing.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.stages import forked
+from tests import forked
+from tests.forked import Kill, forking_python
 from tests.stages.clone import Clone
-from tests.stages.forked import Kill, forking_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -58,7 +61,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     subprocess.run(["git", "init", "-q", str(clone.root)], check=True)
     clone.set("engine", "deepspeed")
     clone.set("generator", "fleet")
-    with forking_python() as folder:
+    with forking_python(is_linked=False) as folder:
         (clone.root / "conf/cluster/forked.yaml").write_text(FORKED % folder, encoding="utf-8")
         made = Place(clone, folder)
         done = made.run("dvc", "repro")

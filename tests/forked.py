@@ -3,7 +3,7 @@
 Starting a worker of DeepSpeed takes five seconds of a processor, nearly all of it imports. A forked process is one of
 its own all the same: it can be killed, and what started it sees the signal.
 
-Run as a program, this is the process that forks: `python forked.py SOCKET`.
+Run as a program, this is the process that forks: `python forked.py SOCKET LINKED`.
 """
 
 from __future__ import annotations
@@ -78,13 +78,17 @@ class Kill:
 
 
 @contextlib.contextmanager
-def forking_python() -> Iterator[Path]:
-    """A folder with such a `python`."""
+def forking_python(is_linked: bool = True) -> Iterator[Path]:
+    """A folder with such a `python`.
+
+    Args:
+        is_linked: a forked process is killed when the process that asked for it is.
+    """
     with tempfile.TemporaryDirectory() as folder:  # The path of a socket must be short.
         address, python = f"{folder}/socket", Path(folder, "python")
         python.write_text(CLIENT % (sys.executable, address), encoding="utf-8")
         python.chmod(0o755)
-        server = subprocess.Popen([sys.executable, __file__, address], start_new_session=True)
+        server = subprocess.Popen([sys.executable, __file__, address, str(int(is_linked))], start_new_session=True)
         try:
             while not Path(address).exists():
                 assert server.poll() is None
@@ -98,7 +102,7 @@ def forking_python() -> Iterator[Path]:
 # The process that forks.
 
 
-def _serve(address: str) -> None:
+def _serve(address: str, is_linked: bool) -> None:
     os.environ |= {"DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1"}
     for name in LIBRARIES:
         importlib.import_module(name)
@@ -106,12 +110,15 @@ def _serve(address: str) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{address}.new")
     listener.listen(64)
-    os.rename(f"{address}.new", address)
+    Path(f"{address}.new").rename(address)
     clients: dict[int, socket.socket] = {}
     stages: dict[str, int] = {}
     while True:
-        readable, _, _ = select.select([listener], [], [], 0.01)
-        if readable:
+        readable, _, _ = select.select([listener, *(clients.values() if is_linked else ())], [], [], 0.01)
+        for pid, client in clients.items():
+            if client in readable:  # A client says nothing more, so this is its end.
+                os.kill(pid, signal.SIGKILL)
+        if listener in readable:
             client, _ = listener.accept()
             pid = _fork(client, listener, stages)
             clients[pid] = client
@@ -209,4 +216,4 @@ def place(root: Path, order: Kill) -> None:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    _serve(sys.argv[1], sys.argv[2] == "1")
