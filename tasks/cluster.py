@@ -26,7 +26,7 @@ class HostConf:
     Attributes:
         name: for messages, and in `start` as {host}.
         workers: most workers that run there at once.
-        devices: GPUs of its workers in turn; none lets each take the first free one.
+        devices: numbers of the GPUs that its workers take in turn; none means all of the host's.
         start: words before a worker's command, which start it there, such as [ssh, "{host}"]; none is this host.
         folder: of the clone there; none is that of this clone.
         python: of its environment; none is the path that it has here.
@@ -55,10 +55,12 @@ class Place:
 
     Attributes:
         host: its name.
-        environment: variables that it gets beside those of this process.
+        number: of the worker among those of this host.
+        environment: variables that it gets there.
     """
 
     host: str
+    number: int
     start: tuple[str, ...]
     folder: str
     python: str
@@ -105,7 +107,7 @@ class Cluster:
     def _place(self, host: HostConf, number: int) -> Place:
         start = tuple(word.replace("{host}", host.name) for word in host.start)
         device = {"CUDA_VISIBLE_DEVICES": str(host.devices[number % len(host.devices)])} if host.devices else {}
-        return Place(host.name, start, host.folder, host.python, host.interface, host.address, device)
+        return Place(host.name, number, start, host.folder, host.python, host.interface, host.address, device)
 
 
 def load(name: str | None = None, root: Path = Path(".")) -> Cluster:

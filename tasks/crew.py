@@ -31,6 +31,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from pathlib import Path
 from typing import Any
 
+from tasks import device
 from tasks.cluster import Cluster, Place
 from tasks.store import OutageError
 
@@ -329,11 +330,13 @@ class Crew:
 
 def _start(module: str, rank: int, place: Place, address: str, say: Callable[[str], object]) -> _Member:
     python = [place.python or sys.executable, "-m", module]
-    words = [*place.start, "env", "-C", place.folder or str(ROOT), *python]
+    # Variables stand among the words: ssh hands on none of this process.
+    variables = [f"{name}={value}" for name, value in place.environment.items()]
+    words = [*place.start, "env", "-C", place.folder or str(ROOT), *variables, *python]
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", "tasks.lifetime", *words], cwd=ROOT, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | place.environment,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
     except OSError as error:
         raise CrewError(f"worker {rank} on {place.host} cannot be started: {error}.") from error
@@ -342,7 +345,7 @@ def _start(module: str, rank: int, place: Place, address: str, say: Callable[[st
     member.thread.start()
     with contextlib.suppress(OSError):  # It has died already, which `_connect` sees.
         assert process.stdin is not None
-        process.stdin.write(f"{rank} {address}\n")
+        process.stdin.write(f"{rank} {address} {place.number} {device.run()}\n")
         process.stdin.flush()
     return member
 
@@ -441,10 +444,16 @@ def fingerprint() -> dict[str, str]:
 
 
 class Stage:
-    """What a worker sees of the stage that started it."""
+    """What a worker sees of the stage that started it.
 
-    def __init__(self, rank: int, connection: Connection) -> None:
-        self.rank = rank
+    Args:
+        rank: of the worker.
+        number: of the worker among those of its host.
+        connection: to the stage.
+    """
+
+    def __init__(self, rank: int, number: int, connection: Connection) -> None:
+        self.rank, self.number = rank, number
         self._connection = connection
         self._lock = threading.Lock()
         self._waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -497,10 +506,11 @@ def work(serve: Callable[[Stage], dict[str, Callable[..., Any]]]) -> None:
         serve: gets the stage; returns what it may ask for, by name.
     """
     faulthandler.register(signal.SIGUSR1)  # Shows where a worker is that seems to hang.
-    rank, address, port, key, silence_s = sys.stdin.readline().split()
+    rank, address, port, key, silence_s, number, run = sys.stdin.readline().split()
+    device.join(run)
     connection = _reach(address, int(port), bytes.fromhex(key), float(silence_s))
     connection.send_bytes(pickle.dumps((int(rank), fingerprint())))
-    stage = Stage(int(rank), connection)
+    stage = Stage(int(rank), int(number), connection)
     commands = serve(stage)
     while True:
         command, arguments = stage.take()

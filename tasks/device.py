@@ -1,22 +1,55 @@
 """How a process uses the machine: it holds its GPUs alone, and sets threads and memory of the CPU.
 
-A second process that wants a held GPU waits, instead of both running out of memory.
+A process of another run that wants a held GPU waits, instead of both running out of memory. Processes of one run share
+their GPUs: a stage, its workers, and generators that sleep while the policy learns.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import re
+import secrets
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 _POLL_S = 1.0
+_WRITTEN_S = 0.2
 _held: dict[str, FileLock] = {}  # Never released: the kernel frees the locks when the process ends.
+_run = secrets.token_hex(8)
+
+
+def run() -> str:
+    """Names this process and its workers."""
+    return _run
+
+
+def join(run: str) -> None:
+    """This process is a worker of that run."""
+    global _run
+    _run = run
+
+
+def take_turn(number: int, count: int = 1) -> None:
+    """Let this process see only `count` of the host's GPUs, those of its turn; before it has used any.
+
+    Args:
+        number: of this process among those of its kind on this host.
+        count: GPUs that it takes.
+    """
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
+    if names:
+        turn = [names[(number * count + index) % len(names)] for index in range(count)]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(turn))
 
 
 def gpus() -> list[str]:
@@ -27,7 +60,7 @@ def gpus() -> list[str]:
 
 
 def hold(ids: Sequence[str], report: Callable[[str], None] = print) -> None:
-    """Hold these devices until this process ends; while another process holds one, report that and wait.
+    """Hold these devices until this process ends; while another run holds one, report that and wait.
 
     Args:
         ids: of devices; they are taken in sorted order, so that no two processes wait for each other.
@@ -40,20 +73,36 @@ def hold(ids: Sequence[str], report: Callable[[str], None] = print) -> None:
         path = _folder() / re.sub(r"[^\w.-]", "_", name)
         lock = FileLock(path.with_suffix(".lock"))
         holder = path.with_suffix(".holder")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            report(f"GPU {name} is in use by {_holder(holder)}: waiting until that process ends")
-            lock.acquire(poll_interval=_POLL_S)
-        holder.write_text(f"process {os.getpid()} in {Path.cwd()}", encoding="utf-8")
-        _held[name] = lock
+        for attempt in itertools.count():
+            if _acquired(lock):
+                holder.write_text(f"process {os.getpid()} in {Path.cwd()}\n{_run}", encoding="utf-8")
+                _held[name] = lock
+                break
+            process, run = _holder(holder)
+            if run == _run:
+                break
+
+            # At the first attempt another worker of this run may have the lock, and not have written that yet.
+            if attempt == 1:
+                report(f"GPU {name} is in use by {process}: waiting until that process ends")
+            time.sleep(_POLL_S if attempt else _WRITTEN_S)
 
 
-def _holder(holder: Path) -> str:
-    """The process that holds the device, if it has already written its name."""
+def _acquired(lock: FileLock) -> bool:
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return False
+    return True
+
+
+def _holder(holder: Path) -> tuple[str, str]:
+    """The process that holds the device, if it has already written its name, and its run."""
+    text = ""
     with contextlib.suppress(OSError):
-        return holder.read_text(encoding="utf-8") or "another process"
-    return "another process"
+        text = holder.read_text(encoding="utf-8")
+    process, _, run = text.partition("\n")
+    return process or "another process", run
 
 
 def _folder() -> Path:

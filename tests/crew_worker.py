@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tasks import crew
+from tasks import crew, device
 
 
 class AgreedError(ValueError):
@@ -37,6 +37,7 @@ def commands(stage: crew.Stage) -> dict[str, Callable[..., Any]]:
     return {
         "add": lambda a, b: a + b + stage.rank,
         "pid": os.getpid,
+        "place": lambda: (stage.number, os.environ.get("CUDA_VISIBLE_DEVICES"), device.run()),
         "say": lambda text: print(text, flush=True),
         "sleep": time.sleep,
         "fail": fail,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks import cluster, crew
+from tasks import cluster, crew, device
 from tasks.cluster import Cluster, HostConf
 from tasks.crew import Crew, CrewError
 from tests.crew_worker import AgreedError
@@ -153,13 +154,41 @@ def test_a_port_that_is_taken_is_named() -> None:
 
 
 def test_workers_fill_one_host_after_another() -> None:
-    two = Cluster(hosts=(HostConf(name="a", workers=2, devices=(0, 1)), HostConf(name="b", start=("ssh", "{host}"))))
+    two = Cluster(
+        hosts=(HostConf(name="a", workers=2, devices=(0, 1)), HostConf(name="b", start=("ssh", "{host}", "{}")))
+    )
     places = two.places(3)
     assert [place.host for place in places] == ["a", "a", "b"]
+    assert [place.number for place in places] == [0, 1, 0]
     assert [place.environment for place in places] == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}, {}]
-    assert places[2].start == ("ssh", "b")
+    assert places[2].start == ("ssh", "b", "{}")
     with pytest.raises(ValueError, match="workers=4: expected at most 3, all that its hosts take"):
         two.places(4)
+
+
+def test_a_worker_knows_its_place_also_where_ssh_hands_on_no_variables() -> None:
+    bare = ("env", "-i", f"PATH={os.environ['PATH']}")
+    here, there = HostConf(name="a", workers=2), HostConf(name="b", start=bare, devices=(3, 5), workers=2)
+    with Crew(WORKER, 4, replace(HERE, hosts=(here, there))) as workers:
+        assert workers.call("place", [()] * 4) == [
+            (number, devices, device.run()) for number, devices in [(0, None), (1, None), (0, "3"), (1, "5")]
+        ]
+
+
+def test_a_host_with_another_commit_is_refused(tmp_path: Path) -> None:
+    for name in ("tasks", "tests/crew_worker.py"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        copy(ROOT / name, tmp_path / name)  # type: ignore[operator]
+    cluster_of_two = replace(HERE, hosts=(HostConf(name="a"), HostConf(name="b", folder=str(tmp_path))))
+    with Crew(WORKER, 2, cluster_of_two) as workers:
+        assert workers.call("add", [(1, 1), (1, 1)]) == [2, 3]
+    with (tmp_path / "tasks/text.py").open("a", encoding="utf-8") as file:
+        file.write("# Another commit.\n")
+    with pytest.raises(
+        CrewError, match=r"^worker 1 on b, in start: it has code \w{12}, expected \w{12}, as this host has\."
+    ):
+        Crew(WORKER, 2, cluster_of_two)
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,20 @@ import pytest
 from tasks import device
 
 ROOT = Path(__file__).parents[1]
-HOLD = "import sys; from tasks import device; device.hold(sys.argv[1:]); print('held', flush=True); sys.stdin.read()"
+HOLD = """
+import os, sys
+from tasks import device
+
+device.join(os.environ.get("RUN") or device.run())
+device.hold(sys.argv[1:])
+print("held", flush=True)
+sys.stdin.read()
+"""
 
 
-def holding(ids: list[str], temporary: Path, cwd: Path = ROOT) -> subprocess.Popen[str]:
+def holding(ids: list[str], temporary: Path, cwd: Path = ROOT, run: str = "") -> subprocess.Popen[str]:
     """A process that takes these devices, says so, and keeps them until its input ends."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary), "RUN": run}
     return subprocess.Popen(
         [sys.executable, "-c", HOLD, *ids], cwd=cwd, env=environment, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -46,6 +54,46 @@ def test_a_second_process_waits_until_the_first_ends(tmp_path: Path, ending: str
     assert line(second) == "held"
     second.communicate()
     assert second.returncode == 0
+
+
+def test_a_run_shares_its_devices_with_its_workers(tmp_path: Path) -> None:
+    processes = [holding(["GPU-fake-1"], tmp_path, run="mine") for _ in range(3)]
+    assert [line(process) for process in processes] == ["held"] * 3
+    other = holding(["GPU-fake-1"], tmp_path, run="another")
+    assert "GPU GPU-fake-1 is in use by process " in line(other)
+    for process in processes:
+        process.communicate()
+    assert line(other) == "held"
+    other.communicate()
+
+
+@pytest.mark.parametrize(
+    ("visible", "number", "count", "expected"),
+    [
+        ("", 0, 1, "0"),
+        ("", 3, 1, "3"),
+        ("", 5, 1, "1"),
+        ("", 1, 2, "2,3"),
+        ("6", 1, 1, "6"),
+        ("4,7", 1, 1, "7"),
+        ("GPU-a,GPU-b", 2, 1, "GPU-a"),
+        ("4,7", 0, 4, "4,7"),
+    ],
+)
+def test_workers_of_a_host_take_its_gpus_in_turn(
+    visible: str, number: int, count: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    device.take_turn(number, count)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
+
+
+def test_without_gpus_there_are_no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    device.take_turn(1)
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
 def test_other_devices_are_free(tmp_path: Path) -> None:

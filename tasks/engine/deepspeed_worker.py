@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from tasks import crew
+from tasks import crew, device
 from tasks.engine import Objective, Training
 from tasks.rl.experience import Experience
 
@@ -79,6 +79,7 @@ class Worker:
 
     def join(self, world: World, address: str, port: int) -> None:
         """Meet the others and form one group."""
+        device.take_turn(self.stage.number)
         os.environ |= {"GLOO_SOCKET_IFNAME": world.interface, "NCCL_SOCKET_IFNAME": world.interface}
         os.environ |= {"RANK": str(self.stage.rank), "WORLD_SIZE": str(world.size), "LOCAL_RANK": "0"}
         os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port), "DS_ACCELERATOR": _accelerator()}
@@ -158,7 +159,7 @@ def _spread(stage: crew.Stage) -> Iterator[tuple[str, Any]]:
     import torch
     from torch import distributed
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    there = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     taken = stage.taken() if stage.rank == 0 else iter(())
     while True:
         parts = list(_some(taken))
@@ -169,9 +170,9 @@ def _spread(stage: crew.Stage) -> Iterator[tuple[str, Any]]:
 
         num_bytes = sum(size for *_, size in heads[0])
         if stage.rank == 0:
-            sent = torch.cat([tensor.reshape(-1).view(torch.uint8) for _, tensor in parts]).to(device)
+            sent = torch.cat([tensor.reshape(-1).view(torch.uint8) for _, tensor in parts]).to(there)
         else:
-            sent = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+            sent = torch.empty(num_bytes, dtype=torch.uint8, device=there)
         del parts
         distributed.broadcast(sent, 0)
 

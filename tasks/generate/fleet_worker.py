@@ -14,9 +14,14 @@ Orders = Sequence[tuple[str, tuple[Any, ...]]]
 
 
 class Worker:
-    """What a fleet may ask for; see `FleetGenerator` and `FleetSession`."""
+    """What a fleet may ask for; see `FleetGenerator` and `FleetSession`.
 
-    def __init__(self) -> None:
+    Args:
+        number: of this generator among those of its host.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
         self._generator: Any = None
         self._sessions: dict[int, Any] = {}
         self._weights: list[tuple[str, Any]] = []
@@ -39,8 +44,9 @@ class Worker:
 
     def start(self, conf: GeneratorConf, folder: str, dtype: Dtype, threads: int) -> float:
         """Load the policy in a folder of this host; returns how far its logprobs may be from the policy's."""
-        from tasks.device import use_threads
+        from tasks.device import take_turn, use_threads
 
+        take_turn(self._number, getattr(conf, "tensor_parallel_size", 1))
         use_threads(threads)
         self._generator = conf.start(Path(folder), dtype)
         return float(self._generator.tolerance)
@@ -91,4 +97,4 @@ class Worker:
 
 
 if __name__ == "__main__":
-    crew.work(lambda stage: Worker().commands())
+    crew.work(lambda stage: Worker(stage.number).commands())

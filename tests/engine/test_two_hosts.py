@@ -177,7 +177,7 @@ def test_what_keeps_a_host_from_joining_is_named() -> None:
             r"^worker 1 on b, in start: it ended with status \d+\. Its last line: Cannot open network namespace",
             hosts=(here, absent),
         )
-        changing = 'read rank address port key silence; echo "$rank $address $port 00 $silence" | "$@"'
+        changing = 'read rank address port key more; echo "$rank $address $port 00 $more" | "$@"'
         other_key = replace(there, start=(*there.start, "sh", "-c", changing, "sh"))
         refused(
             r"^worker 1 on b, in start: it ended with status 1\. Its last line: whoever listens at \S+ does not know",
