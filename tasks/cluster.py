@@ -93,15 +93,21 @@ class Cluster:
     def __post_init__(self) -> None:
         require(bool(self.hosts), "hosts", [], "at least one host")
 
-    def places(self, size: int) -> list[Place]:
+    def places(self, size: int, what: str = "workers") -> list[Place]:
         """Where the workers run: the first host is filled first.
+
+        Args:
+            size: number of workers.
+            what: the setting that says so, for the message.
 
         Raises:
             ValueError: there are fewer places than workers.
         """
         places = [self._place(host, number) for host in self.hosts for number in range(host.workers)]
-        expected = f"at most {len(places)}, all that its hosts take. Raise workers of a host, or add hosts"
-        require(size <= len(places), "workers", size, expected)
+        expected = (
+            f"at most {len(places)}, all that the hosts of conf/cluster take. Raise workers of a host, or add hosts"
+        )
+        require(size <= len(places), what, size, expected)
         return places[:size]
 
     def _place(self, host: HostConf, number: int) -> Place:

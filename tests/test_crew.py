@@ -162,7 +162,7 @@ def test_workers_fill_one_host_after_another() -> None:
     assert [place.number for place in places] == [0, 1, 0]
     assert [place.environment for place in places] == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}, {}]
     assert places[2].start == ("ssh", "b", "{}")
-    with pytest.raises(ValueError, match="workers=4: expected at most 3, all that its hosts take"):
+    with pytest.raises(ValueError, match="workers=4: expected at most 3, all that the hosts of conf/cluster take"):
         two.places(4)
 
 

@@ -41,6 +41,7 @@ def check(run: RunSettings, machine: Callable[[], Machine] = this_machine) -> No
     """
     asked = os.environ.get(VARIABLE, "")
     require(asked in ("", "warn"), VARIABLE, asked, "warn, which starts although something does not fit, or nothing")
+    _check_generators(run)
     model = _size(run)
     systems = systems_of(run, model, machine())
     peak, room = worst(systems), _Room(run, systems)
@@ -85,7 +86,8 @@ def _division(run: RunSettings) -> Division | None:
     tree = run.engine()
     if "workers" not in tree:
         return None
-    hosts = Counter(place.host for place in cluster.load(root=run.root).places(tree["workers"]))
+    where = f"{conf.CONF}/engine/{run.params.engine}.yaml: workers"
+    hosts = Counter(place.host for place in cluster.load(root=run.root).places(tree["workers"], where))
     return Division(tree["workers"], max(hosts.values()), tree["stage"], tree["offload"], tree["bucket"])
 
 
@@ -116,12 +118,20 @@ def _learning(run: RunSettings, system: str, plain: Demand) -> Demand:
 
 
 def _check_workers(run: RunSettings, system: str, rows: int) -> None:
-    """Raise the ValueError for more workers than an update has rows, or than the hosts have places."""
+    """Raise the ValueError for more workers than an update has rows."""
     workers = run.engine().get("workers")
     if workers is None:
         return
     where = f"{conf.CONF}/engine/{run.params.engine}.yaml: workers"
     require(workers <= rows, where, workers, f"at most {rows}, the rows of an update of {system}")
+
+
+def _check_generators(run: RunSettings) -> None:
+    """Raise the ValueError for more generators than the hosts have places."""
+    generators = run.generator().get("generators")
+    if generators is not None:
+        where = f"{conf.CONF}/generator/{run.params.generator}.yaml: generators"
+        cluster.load(root=run.root).places(generators, where)
 
 
 def _of_length(run: RunSettings, systems: Systems) -> str:

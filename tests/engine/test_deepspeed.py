@@ -224,7 +224,7 @@ def test_a_generator_gets_a_copy_that_it_can_prove(start: Path, tokenizer: Any) 
 def test_more_workers_than_places_start_nothing(start: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crew, "_start", None)
     with (
-        pytest.raises(ValueError, match="workers=65: expected at most 64, all that its hosts take"),
+        pytest.raises(ValueError, match="workers=65: expected at most 64, all that the hosts of conf/cluster take"),
         DeepSpeedEngine(workers=65).open(start, TRAINING),
     ):
         raise AssertionError

@@ -242,3 +242,27 @@ def test_a_stage_before_its_time(tmp_path: Path) -> None:
     clone = Clone.make(tmp_path / "clone")
     _refused(clone, "index", "artifacts/data/corpus.jsonl: the stage needs this and it is missing. Run `make run`,")
     _refused(clone, EVALUATE, "artifacts/train/base-0/system.json: the file is missing")
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "expected"),
+    [
+        ("cluster/local", "workers: 64", "wrokers: 2", "cluster/local.yaml: hosts[0]: unknown key 'wrokers'. Did you"),
+        ("cluster/local", "hosts:", "port: 80000\nhosts:", "conf/cluster/local.yaml: port"),
+        ("cluster/local", "workers: 64", "workers: 1", "fleet.yaml: generators=2: expected at most 1, all that"),
+        ("engine/deepspeed", "workers: 2", "workers: 11", "deepspeed.yaml: workers=11: expected at most 10, the rows"),
+        ("engine/deepspeed", "workers: 2", "workers: 65", "deepspeed.yaml: workers=65: expected at most 64, all that"),
+        ("engine/deepspeed", "stage: 2", "stage: 4", "conf/engine/deepspeed.yaml: stage: found 4"),
+        ("generator/fleet", "generators: 2", "generators: 65", "fleet.yaml: generators=65: expected at most 64,"),
+        ("generator/fleet", "kind: rows", "kind: plain", "fleet.yaml: of: kind='plain': expected rows or vllm"),
+    ],
+)
+def test_workers_that_cannot_be_are_refused_by_the_plan(
+    tmp_path: Path, path: str, old: str, new: str, expected: str
+) -> None:
+    clone = Clone.make(tmp_path / "clone")
+    clone.set("engine", "deepspeed")
+    clone.set("generator", "fleet")
+    clone.change(f"conf/{path}.yaml", old, new)
+    _refused(clone, "plan", expected)
+    assert not clone.files()
