@@ -143,6 +143,7 @@ RUN_BY = {
     ),
     "make test": LINTED,
     "make test LONG=1": LINTED,
+    'make test ARGS="tests/gpu -s"': LINTED,
     "make lint": LINTED,
     "make check": LINTED,
     "make format": LINTED,
