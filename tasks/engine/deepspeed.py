@@ -168,6 +168,13 @@ class DeepSpeedEngine:
     bucket: PositiveInt = 2**26
     timeout_s: PositiveFloat = 600.0
 
+    @property
+    def used_stage(self) -> Stage:
+        """One worker divides nothing; DeepSpeed then only offloads, for which stage 2 is enough."""
+        if self.workers > 1 or not self.stage:
+            return self.stage
+        return 2 if self.offload else 0
+
     @contextmanager
     def open(self, folder: Path, training: Training) -> Iterator[tuple[Policy, Critic | None]]:
         """See `Engine.open`.
@@ -184,7 +191,7 @@ class DeepSpeedEngine:
             port, *_ = crew.call("meet", [(world, places[0].address) for world in worlds[:1]])
             crew.call("join", [(world, places[0].address, port) for world in worlds])
 
-            zero = ZeroConf(self.stage, self.offload, self.bucket)
+            zero = ZeroConf(self.used_stage, self.offload, self.bucket)
             given = [(model.config, training, zero)] * self.workers
             crew.call("build", given, _stored(folder))
             yield DeepSpeedPolicy(crew, folder), DeepSpeedCritic(crew, "critic") if training.critic else None

@@ -113,6 +113,7 @@ def test_updates_are_those_of_the_plain_engine(
         (3, 3, {"keep_activations": False, "lora": LoraConf(rank=4)}),
         (3, 2, {"keep_activations": False, "policy": optimizer()}),
         (1, 3, {}),
+        (3, 1, {"lora": LoraConf(rank=4)}),
     ],
 )
 def test_where_a_plan_does_not_come_out_even_only_sums_are_rounded(
