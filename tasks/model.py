@@ -15,6 +15,7 @@ from pydantic import Field, PositiveFloat
 from safetensors import safe_open
 
 from tasks import device
+from tasks.conf import LearningRate, require
 from tasks.store import DataError, digest, sha256
 
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -28,11 +29,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LoraConf:
-    """Low-rank adapters (peft) during reinforcement learning; rank 0 trains all weights."""
+    """Low-rank adapters (peft) during reinforcement learning; rank 0 trains all weights.
+
+    Attributes:
+        rank: of the two factors of each adapter.
+        alpha: the factors' product is multiplied by alpha / rank.
+        targets: linear layers that get adapters, by the end of their names.
+        lr: learning rate of adapters; None takes the policy's. Adapters bear a rate some ten times as high.
+    """
 
     rank: Annotated[int, Field(ge=0, description="0: off")] = 0
     alpha: PositiveFloat = 32.0
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    lr: LearningRate | None = None
+
+    def __post_init__(self) -> None:
+        require(self.lr is None or self.rank > 0, "lr", self.lr, "none where rank is 0: there are no adapters")
 
 
 def pick_device(count: int = 1) -> torch.device:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -301,20 +301,28 @@ class _Models:
     sampler: Generator
 
 
-@contextmanager
-def _models(ctx: Context[Settings], start: Path, learning: Learning, loaded: Loaded) -> Iterator[_Models]:
-    """The models of a run, freed when the block ends."""
-    method, settings = loaded.method, learning.train
-    training = Training(
-        policy=settings.policy,
+def training_of(seed: int, learning: Learning, method: Method) -> Training:
+    """What an engine is told; adapters have a learning rate of their own where one is set."""
+    settings, optimizer = learning.train, learning.train.policy
+    if learning.lora.lr is not None:
+        optimizer = replace(optimizer, lr=learning.lora.lr)
+    return Training(
+        policy=optimizer,
         critic=settings.critic if method.advantage.needs_values else None,
         lora=learning.lora,
         dtype=settings.dtype,
         keep_activations=settings.keep_activations,
         needs_reference=method.needs_reference,
-        seed=ctx.settings.seed,
+        seed=seed,
         share_prefixes=settings.share_prefixes,
     )
+
+
+@contextmanager
+def _models(ctx: Context[Settings], start: Path, learning: Learning, loaded: Loaded) -> Iterator[_Models]:
+    """The models of a run, freed when the block ends."""
+    method, settings = loaded.method, learning.train
+    training = training_of(ctx.settings.seed, learning, method)
     with ExitStack() as stack:
         policy, critic = stack.enter_context(loaded.engine.open(start, training))
         generator = sampler = loaded.generator.start(start, settings.dtype, policy)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,10 +15,11 @@ from tasks.engine import Engine, Training
 from tasks.engine.plain import PlainEngine
 from tasks.generate import Sampling
 from tasks.model import LoraConf, export_folder
+from tasks.stages.train import Learning, training_of
 from tasks.store import DataError
 from tests.engine.sharded import ShardedEngine
 from tests.engine.test_plain import batch_of, whole
-from tests.tiny import make_model, optimizer
+from tests.tiny import make_method, make_model, optimizer
 
 ROOT = Path(__file__).parents[2]
 TRAINING = Training(
@@ -78,3 +80,19 @@ def test_a_mistake_in_a_file_is_named(tmp_path: Path, room: str, load: Any, text
     with pytest.raises(ValueError, match=words.format(room=room)) as caught:
         load("mine", tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_adapters_have_a_learning_rate_of_their_own(tokenizer: Any) -> None:
+    method = make_method("ppo", tokenizer)
+    settings = SimpleNamespace(
+        policy=optimizer(lr=1e-6),
+        critic=optimizer(lr=1e-5),
+        dtype="float32",
+        keep_activations=True,
+        share_prefixes=False,
+    )
+    for lora, expected in ((LoraConf(rank=4, lr=3e-4), 3e-4), (LoraConf(rank=4), 1e-6), (LoraConf(), 1e-6)):
+        training = training_of(7, cast(Learning, SimpleNamespace(train=settings, lora=lora)), method)
+        assert (training.policy.lr, training.lora, training.seed) == (expected, lora, 7)
+        assert training.critic is not None
+        assert training.critic.lr == 1e-5

@@ -170,6 +170,7 @@ def test_every_part_and_backend_was_looked_at() -> None:
             "max_vocab=292: expected 293 or more (bytes, tags and some words)",
         ),
         ("model", "tiny", "lora", {"rank": -1}, "rank=-1: expected 0 or more (0: off)"),
+        ("model", "tiny", "lora", {"lr": 1e-4}, "lr=0.0001: expected none where rank is 0"),
         ("scale", "smoke", "policy", {"weight_decay": -1.0}, "weight_decay=-1.0: expected 0"),
         ("scale", "smoke", "critic", {"lr": 1e300}, "lr=1e+300: expected a number above 0"),
         ("scale", "smoke", "read", {"stop_loss": -1}, "stop_loss=-1: expected 0"),
