@@ -18,6 +18,7 @@ import pytest
 from tasks import cluster, crew, device
 from tasks.cluster import Cluster, HostConf
 from tasks.crew import Crew, CrewError
+from tasks.engine.deepspeed_worker import require_own_gpu
 from tests.crew_worker import AgreedError
 
 ROOT = Path(__file__).parents[1]
@@ -151,6 +152,16 @@ def test_a_port_that_is_taken_is_named() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(CrewError, match=rf"127\.0\.0\.1:{port}: workers cannot be awaited there: Address already"):
             Crew(WORKER, 1, replace(HERE, port=port))
+
+
+def test_two_workers_with_one_gpu_are_refused() -> None:
+    from torch.distributed import HashStore
+
+    store = HashStore()
+    for rank, gpu in enumerate(["a GPU-1", "a GPU-2", "b GPU-1"]):
+        require_own_gpu(store, rank, gpu)
+    with pytest.raises(ValueError, match=r"it has the GPU of worker 1 \(a GPU-2\), expected one for each worker\."):
+        require_own_gpu(store, 3, "a GPU-2")
 
 
 def test_workers_fill_one_host_after_another() -> None:

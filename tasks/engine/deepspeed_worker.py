@@ -7,6 +7,7 @@ weights come from the engine, so it may run on a host that does not see this hos
 from __future__ import annotations
 
 import os
+import socket
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -65,8 +66,6 @@ class Worker:
 
     def meet(self, world: World, address: str) -> int:
         """Open the place where workers meet, on the host of the first; returns its port."""
-        import socket
-
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         with socket.create_server((address, 0)) as listener:
@@ -98,6 +97,8 @@ class Worker:
         distributed.init_process_group(
             backend, store=store, rank=self.stage.rank, world_size=world.size, timeout=timeout
         )
+        if torch.cuda.is_available():
+            require_own_gpu(store, self.stage.rank, f"{socket.gethostname()} {device.gpus()[0]}")
         # These say that libraries call each other by old names, and that embeddings need no gradient.
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
         warnings.filterwarnings("ignore", "Full backward hook is firing")
@@ -191,6 +192,21 @@ def _some(taken: Iterator[Any]) -> Iterator[Any]:
     while size < _SENT_AT_ONCE and (part := next(taken, None)) is not None:
         size += part[1].nbytes
         yield part
+
+
+def require_own_gpu(store: Any, rank: int, own: str) -> None:
+    """Tell the others which GPU this worker has, by host and id.
+
+    Raises:
+        ValueError: a worker before it has the same one: NCCL exchanges nothing within a GPU.
+    """
+    store.set(f"gpu/{rank}", own)
+    for other in range(rank):
+        if store.get(f"gpu/{other}").decode() == own:
+            raise ValueError(
+                f"it has the GPU of worker {other} ({own}), expected one for each worker. Lower `workers` of "
+                "conf/engine, or let conf/cluster name more `devices` or hosts."
+            )
 
 
 def _accelerator() -> str:
