@@ -8,6 +8,7 @@ has one thread. Fails where a prediction is off by more than LIMIT.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 import time
@@ -70,6 +71,7 @@ def policy_of(folder: Path, workers: int) -> Iterator[DeepSpeedPolicy]:
 
 def main() -> None:
     """Measure, predict, print."""
+    argparse.ArgumentParser(description="Predicted and measured seconds of one and two workers.").parse_args()
     torch.set_num_threads(1)
     deepspeed._MODULE = "tests.engine.exchange_worker"
     tokenizer = make_tokenizer()
