@@ -27,6 +27,7 @@ ALLOWED = (
     "no openssl",
     "no TRL",
     "no root",
+    "no bfloat16",
 )
 """How the reason of such a skip begins."""
 

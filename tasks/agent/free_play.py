@@ -2,18 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
+from tasks.agent.grammar import SearchGrammar
+from tasks.agent.row import Row
+from tasks.clock import Clock
 from tasks.conf import require
-from tasks.generate import Call, FreeSession
+from tasks.generate import Call, FreeSession, Session
 from tasks.types import Action, Question
 
-if TYPE_CHECKING:
-    from tasks.agent.rollout import Player, Row
+Asked = list[tuple[Row, Action]]
 
-Asked = list[tuple["Row", Action]]
+
+class Budgets(Protocol):
+    """What is read of a `RolloutConf`."""
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows that are open at once."""
+
+    @property
+    def overlap_searches(self) -> int:
+        """Searches that run at once."""
+
+
+class Player(Protocol):
+    """What is asked of `tasks.agent.rollout.Player`, which itself begins a free play."""
+
+    clock: Clock
+    grammar: SearchGrammar
+
+    @property
+    def conf(self) -> Budgets:
+        """Its budgets."""
+
+    def counted(self, session: Session) -> AbstractContextManager[None]:
+        """Add what the session reads and samples inside the block to the cost."""
+
+    def budget(self, row: Row, written: int) -> int:
+        """Tokens that a row may still write in a call."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids."""
+
+    def acted(self, row: Row, ids: Sequence[int]) -> Action:
+        """Record what a row has written."""
+
+    def search(self, asking: Sequence[tuple[Row, Action]]) -> dict[int, Any]:
+        """Results of each row that searches."""
+
+    def observed(self, asked: Sequence[tuple[Row, Action]], results: Mapping[int, Any]) -> None:
+        """Add observations."""
 
 
 class FreePlay:
@@ -74,7 +116,7 @@ class FreePlay:
             numbers = self.session.extend([self.prompts[i] for i in coming], self.copies)
             owners = [i for i in coming for _ in range(self.copies)]
             rows = [
-                self.player.row(self.questions[i], i, self.session, number, self.prompts[i])
+                Row.begun(self.questions[i], i, self.session, number, self.prompts[i])
                 for number, i in zip(numbers, owners, strict=True)
             ]
             self.rows += rows
@@ -97,7 +139,7 @@ class FreePlay:
         """Record a call; False where the generator stopped at a tag that completes nothing, and the row writes on."""
         row, written = self.rows[number], self._written[number]
         written.extend(call.token_ids)
-        self.player.record(row, call)
+        row.record(call)
         is_stray = call.stopped and not self.player.grammar.is_complete(self.player.decode(written))
         return not (is_stray and self._begin(row))
 

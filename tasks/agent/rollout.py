@@ -22,12 +22,13 @@ from tasks.agent.free_play import FreePlay
 from tasks.agent.grammar import SearchGrammar
 from tasks.agent.observation import observation_ids
 from tasks.agent.prompts import Prompt, prompt_ids
+from tasks.agent.row import Row
 from tasks.agent.searches import search_for_rows
 from tasks.clock import Clock
 from tasks.conf import require
-from tasks.generate import Call, FreeGenerator, Generator, Sampling, Session
+from tasks.generate import FreeGenerator, Generator, Sampling, Session
 from tasks.retrieval import RetrievalError, Retriever
-from tasks.types import Action, Hit, Question, Status, Trajectory, Turn
+from tasks.types import Action, Hit, Question, Trajectory, Turn
 
 
 @dataclass(frozen=True)
@@ -81,73 +82,6 @@ class RolloutCost:
     prefilled: int = 0
     generated: int = 0
     searches: int = 0
-
-
-@dataclass
-class Row:
-    """A trajectory that is being played, row `number` of a session.
-
-    Attributes:
-        question: the question that is played.
-        group_id: of the trajectory; forks inherit it.
-        session, number: the generator's session and the row in it that holds this text.
-        prompt: token ids.
-        response, mask, logprobs: one entry per token after the prompt, as in `Trajectory`.
-        turns: the calls so far; the last one has no observation until `Player.observe`.
-        status: how it ended; None while it is being played.
-        has_acted: whether its last call waits for an observation.
-        answer, error: as in `Trajectory`.
-    """
-
-    question: Question
-    group_id: str
-    session: Session
-    number: int
-    prompt: list[int]
-    response: list[int] = field(default_factory=list)
-    mask: list[bool] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
-    status: Status | None = None
-    has_acted: bool = False
-    answer: str | None = None
-    error: str | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has ended, so that no call and no observation can follow."""
-        return self.status is not None
-
-    @property
-    def total(self) -> int:
-        """Tokens of prompt and response."""
-        return len(self.prompt) + len(self.response)
-
-    def trajectory(self) -> Trajectory:
-        """The record so far; its status is `open` while the row is being played."""
-        return Trajectory(
-            question_id=self.question.id,
-            group_id=self.group_id,
-            prompt_ids=tuple(self.prompt),
-            response_ids=tuple(self.response),
-            loss_mask=tuple(self.mask),
-            sampler_logprobs=tuple(self.logprobs),
-            turns=tuple(self.turns),
-            status=self.status or "open",
-            answer=self.answer,
-            error=self.error,
-        )
-
-    def copy(self, number: int) -> Row:
-        """A copy of this record, which row `number` continues."""
-        return replace(
-            self,
-            number=number,
-            response=list(self.response),
-            mask=list(self.mask),
-            logprobs=list(self.logprobs),
-            turns=list(self.turns),
-        )
 
 
 @dataclass
@@ -245,12 +179,7 @@ class Player:
         session = self.generator.open([prompts[i] for i in batch], copies, seeded, self.conf.max_total_tokens)
         self.cost.prefilled += session.num_prefilled
         owners = [i for i in batch for _ in range(copies)]
-        return [self.row(questions[i], i, session, number, prompts[i]) for number, i in enumerate(owners)]
-
-    @staticmethod
-    def row(question: Question, index: int, session: Session, number: int, prompt: list[int]) -> Row:
-        """Row `number` of a session, which plays question `index` of a draw."""
-        return Row(question, f"{question.id}#{index}", session, number, prompt)
+        return [Row.begun(questions[i], i, session, number, prompts[i]) for number, i in enumerate(owners)]
 
     def act(self, rows: Sequence[Row]) -> list[Action]:
         """One call of the policy for each row, recorded as its next turn; rows that answered or are out of turns end.
@@ -297,7 +226,7 @@ class Player:
 
             for row, call in zip(waiting, calls, strict=True):
                 ids[row.number].extend(call.token_ids)
-                self.record(row, call)
+                row.record(call)
             waiting = [
                 row
                 for row, call in zip(waiting, calls, strict=True)
@@ -308,13 +237,6 @@ class Player:
     def budget(self, row: Row, written: int) -> int:
         """Tokens that a row may still write in a call in which it has written so many."""
         return min(self.conf.max_call_tokens - written, self.conf.max_total_tokens - row.total)
-
-    @staticmethod
-    def record(row: Row, call: Call) -> None:
-        """Add what a call wrote to the row's text."""
-        row.response.extend(call.token_ids)
-        row.mask.extend([True] * len(call.token_ids))
-        row.logprobs.extend(call.logprobs)
 
     def observe(self, rows: Sequence[Row], actions: Sequence[Action]) -> None:
         """Search for all rows in one batch, then add an observation to each; rows that are over are skipped.

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tasks.agent.rollout import Player, Row
+from tasks.agent.rollout import Player
+from tasks.agent.row import Row
 from tasks.generate import Sampling
 from tasks.generate.plain import PlainGenerator
 from tasks.store import DataError

@@ -7,6 +7,7 @@ query, so both rounds wait for the same delays.
 
 from __future__ import annotations
 
+import argparse
 import random
 import time
 from collections.abc import Sequence
@@ -50,6 +51,7 @@ def round_of(tokenizer: Any, overlap: int, seed: int) -> tuple[float, list[Traje
 
 def main() -> int:
     """Both rounds of three seeds; the exit status."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     tokenizer = make_tokenizer()
     worst = 0.0
     print("| seed | searches | lock step, s | own search alone, s | ratio |")

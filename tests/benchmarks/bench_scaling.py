@@ -8,6 +8,7 @@ has one thread. Fails where a prediction is off by more than LIMIT.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 import time
@@ -29,6 +30,7 @@ from tests.tiny import make_method, make_tokenizer
 
 LIMIT = 0.2
 ROWS, TOKENS, EXCHANGED = 32, 256, 2**24
+WIDTH, LAYERS = 384, 6
 OPTIMIZER = OptimizerConf(1e-4, 0, (0.9, 0.95), 0.0, 1e9)
 TRAINING = Training(OPTIMIZER, None, LoraConf(), "float32", keep_activations=True, needs_reference=False, seed=0)
 
@@ -70,11 +72,12 @@ def policy_of(folder: Path, workers: int) -> Iterator[DeepSpeedPolicy]:
 
 def main() -> None:
     """Measure, predict, print."""
+    argparse.ArgumentParser(description="Predicted and measured seconds of one and two workers.").parse_args()
     torch.set_num_threads(1)
     deepspeed._MODULE = "tests.engine.exchange_worker"
     tokenizer = make_tokenizer()
     config = Qwen2Config(
-        vocab_size=2048, hidden_size=384, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=6,
+        vocab_size=2048, hidden_size=WIDTH, intermediate_size=1024, num_hidden_layers=LAYERS, num_attention_heads=6,
         num_key_value_heads=2, tie_word_embeddings=True,
     )  # fmt: skip
     model = Qwen2ForCausalLM(config)

@@ -89,6 +89,15 @@ RUN_BY = {
     "make run ENGINE=<name>": (
         "tests/stages/test_additions.py::test_the_engine_trained_and_the_generator_took_its_weights"
     ),
+    "make run ENGINE=deepspeed": (
+        "tests/stages/test_deepspeed.py::test_the_flow_gives_the_same_bytes_as_dvc_and_mlflow_has_one_run_each"
+    ),
+    "make run ENGINE=deepspeed CLUSTER=mine": (
+        "tests/engine/test_two_hosts.py::test_two_hosts_train_as_one_and_go_on_after_a_cut_over_a_bad_link"
+    ),
+    "make run PRESET=3b-8gpu DATA=my-data": "tests/plan/test_presets.py::test_other_words_stand_above_a_preset",
+    "python -m tests.benchmarks.bench_overlap": "tests/benchmarks/test_bench_workers.py::test_searches_overlap",
+    "python -m tests.benchmarks.bench_scaling": "tests/benchmarks/test_bench_workers.py::test_seconds_are_predicted",
     "HF_HUB_OFFLINE=0 make run": PIPELINE,
     "BREADCRUMB_PREFLIGHT=warn make run": "tests/plan/test_preflight.py::test_it_can_be_asked_to_warn_only",
     "make compare": COMPARED,
@@ -231,7 +240,7 @@ def _makefile() -> tuple[set[str], set[str]]:
     text = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
     targets = re.findall(r"^\.PHONY: (.*)$", text, re.MULTILINE)[0].split()
     taken = " ".join(re.findall(r"^override TAKES\S* := (.*)$", text, re.MULTILINE)).split()
-    return set(targets), {*taken, *edit.VARIABLES, "METHODS"}
+    return set(targets), {*taken, *edit.VARIABLES, "METHODS", "PRESET"}
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if _words(command, "make")])

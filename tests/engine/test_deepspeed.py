@@ -187,7 +187,7 @@ def test_bfloat16_computes_with_rounded_weights_and_adds_up_whole_ones(
     stage: Any, lora: int, start: Path, tokenizer: Any, tmp_path: Path
 ) -> None:
     if computes_in("bfloat16", torch.device("cpu")) != torch.bfloat16:
-        pytest.skip("this processor has no instructions for bfloat16")
+        pytest.skip("no bfloat16: this processor has no instructions for it")
     training = replace(TRAINING, dtype="bfloat16", lora=LoraConf(rank=lora))
     torch.set_num_threads(1)
     kind = DeepSpeedEngine(workers=2, stage=stage)

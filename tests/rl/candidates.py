@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tasks.agent.rollout import Player, Row
+from tasks.agent.rollout import Player
+from tasks.agent.row import Row
 from tasks.conf import require
 from tasks.generate import Sampling
 from tasks.rl.samplers import Draw, Score

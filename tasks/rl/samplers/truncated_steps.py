@@ -10,7 +10,8 @@ from typing import ClassVar
 
 import torch
 
-from tasks.agent.rollout import Player, Row
+from tasks.agent.rollout import Player
+from tasks.agent.row import Row
 from tasks.conf import require
 from tasks.generate import Sampling
 from tasks.rl.advantages.group import group_normalized
