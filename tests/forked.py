@@ -88,7 +88,9 @@ def forking_python(is_linked: bool = True) -> Iterator[Path]:
         address, python = f"{folder}/socket", Path(folder, "python")
         python.write_text(CLIENT % (sys.executable, address), encoding="utf-8")
         python.chmod(0o755)
-        server = subprocess.Popen([sys.executable, __file__, address, str(int(is_linked))], start_new_session=True)
+        words = [sys.executable, __file__, address, str(int(is_linked))]
+        ending_with_us = [sys.executable, "-m", "tasks.lifetime", *words]  # Also where a time limit ends the tests.
+        server = subprocess.Popen(ending_with_us, cwd=Path(__file__).parents[1], start_new_session=True)
         try:
             while not Path(address).exists():
                 assert server.poll() is None
