@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tasks import model
-from tasks.engine import DivergedError, Objective
-from tasks.engine import plain as engine
+from tasks.engine import LOGIT_CHUNK, DivergedError, Objective
 from tasks.engine.plain import PlainCritic
 from tasks.generate import Sampling
 from tasks.generate.plain import PlainGenerator
@@ -99,7 +98,7 @@ def test_logprobs_entropy_and_gradients_equal_a_full_softmax(
     tokenizer: Any, chunk: int, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one piece, two tokens at a time, one at a time."""
-    monkeypatch.setitem(engine.LOGIT_CHUNK, "cpu", chunk)
+    monkeypatch.setitem(LOGIT_CHUNK, "cpu", chunk)
     model = make_model(tokenizer, sharpness=2.0, **kind)
     slow = copy.deepcopy(model)
     policy, batch = make_policy(model, tokenizer), batch_of()

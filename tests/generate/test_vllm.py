@@ -372,7 +372,7 @@ def test_ten_rl_steps_in_bfloat16_of_a_model_with_a_hundred_million_weights(tmp_
         history = [row["metrics"] for row in trainer.run().history]
         assert len(history) == 10
         assert max(row["logprob_gap_mean"] for row in history) < 0.02
-        assert generator.parity_gap() <= generator._tolerance
+        assert generator.parity_gap() <= generator.tolerance
     finally:
         generator.shutdown()
 

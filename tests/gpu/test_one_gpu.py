@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tasks.agent.rollout import RolloutConf
-from tasks.engine import Objective, OptimizerConf, Training
+from tasks.engine import LOGIT_CHUNK, Objective, OptimizerConf, Training
 from tasks.engine.plain import PlainEngine, PlainPolicy
 from tasks.generate import Sampling
 from tasks.generate.plain import PlainConf, PlainGenerator
@@ -281,12 +281,10 @@ def test_memory_is_what_the_plan_foretells(tmp_path: Path, keeps: bool, rank: in
 
 def test_long_heads_are_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """The head of the largest chunk and that of one token at a time give the same log-probabilities and norms."""
-    from tasks.engine import plain
-
     batch, found = _batch(), []
     plan = _plan(batch, 400)
     for chunk in (2**28, 420 * 7):
-        monkeypatch.setitem(plain.LOGIT_CHUNK, "cuda", chunk)
+        monkeypatch.setitem(LOGIT_CHUNK, "cuda", chunk)
         policy = _policy(CUDA)
         found.append((policy.logprobs(batch, plan).cpu(), _update(policy, batch, plan)[0]))
     torch.testing.assert_close(found[0][0], found[1][0], rtol=0, atol=1e-5)
