@@ -238,11 +238,27 @@ class Particular(Protocol):
         ...
 
 
+TRAIN = "train"
+"""A file of `conf/generator/` may have this section beside its own keys. It changes that of the scale."""
+
+
 def load(name: str, root: Path = Path(".")) -> GeneratorConf:
     """The settings of `conf/generator/<name>.yaml`."""
     tree = conf.section("generator", name, root)
+    tree.pop(TRAIN, None)
     settings: GeneratorConf = parts.make("generate", tree, f"{conf.CONF}/generator/{name}.yaml")
     return settings
+
+
+def training_changes(name: str, root: Path = Path(".")) -> conf.Tree:
+    """What `conf/generator/<name>.yaml` changes of the scale's section `train`; empty where it changes nothing.
+
+    Raises:
+        ValueError: the section is no mapping.
+    """
+    changes = conf.section("generator", name, root).get(TRAIN, {})
+    conf.require(isinstance(changes, dict), f"{conf.CONF}/generator/{name}.yaml: {TRAIN}", changes, "settings")
+    return dict(changes)
 
 
 def checked(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:

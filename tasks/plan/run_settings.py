@@ -110,7 +110,12 @@ class RunSettings:
         return self.model.pretrained is not None and self._scale.tree.get("format") is not None
 
     def training(self, changes: Mapping[str, Any] | None = None, where: str = "") -> TrainConf:
-        """Budget and schedule of training; see `scale`."""
+        """Budget and schedule of training, with what the generator's file changes laid over all others; see `scale`."""
+        name = self.params.generator
+        own = generate.training_changes(name, self.root)
+        if own:
+            changes = conf.merge(changes or {}, own)
+            where = " and ".join(filter(None, (where, f"{conf.CONF}/generator/{name}.yaml")))
         return self.scale(TrainConf, "train", changes, where)
 
     def rollout(self, changes: Mapping[str, Any] | None = None, where: str = "") -> RolloutConf:

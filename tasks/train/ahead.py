@@ -25,7 +25,7 @@ from tasks.train.settings import TrainConf
 def require_apart(conf: TrainConf, generator: Generator) -> None:
     """Raise the ValueError for a run that plays ahead with a generator that computes in this process."""
     kind = type(generator).__name__
-    expected = "false, or a generator with processes of its own: set GENERATOR=fleet"
+    expected = "false, or a generator with processes of its own: set GENERATOR=fleet_ahead"
     require(not conf.play_ahead or generator.plays_apart, f"train: play_ahead with {kind}", conf.play_ahead, expected)
 
 

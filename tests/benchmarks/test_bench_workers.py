@@ -1,4 +1,4 @@
-"""The benchmarks of play that does not wait and of the predicted seconds run to their tables, at their smallest."""
+"""Benchmarks of play that does not wait, one step off and predicted seconds run to their tables, at their smallest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tasks.engine import deepspeed
-from tests.benchmarks import bench_overlap, bench_scaling
+from tests.benchmarks import bench_ahead, bench_overlap, bench_scaling
 
 
 def test_searches_overlap(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -19,6 +19,21 @@ def test_searches_overlap(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert "worst ratio" in capsys.readouterr().out
     monkeypatch.setattr(bench_overlap, "LIMIT", 0.0)
     assert bench_overlap.main() == 1
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_a_step_is_played_while_another_is_learned(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, size in {"STEPS": 2, "QUESTIONS": 2, "COPIES": 2, "WIDTH": 32, "LAYERS": 1, "LIMIT": 0.0}.items():
+        monkeypatch.setattr(bench_ahead, name, size)
+    for name, size in {"SHORTEST_S": 0.001, "LONGEST_S": 0.01}.items():
+        monkeypatch.setattr(bench_overlap, name, size)
+    monkeypatch.setattr(sys, "argv", ["bench_ahead"])
+    assert bench_ahead.main() == 1
+    printed = capsys.readouterr().out
+    assert "| 2 |" in printed
+    assert "worst ratio" in printed
 
 
 @pytest.mark.usefixtures("forked_workers")

@@ -96,6 +96,9 @@ RUN_BY = {
         "tests/engine/test_two_hosts.py::test_two_hosts_train_as_one_and_go_on_after_a_cut_over_a_bad_link"
     ),
     "make run PRESET=3b-8gpu DATA=my-data": "tests/plan/test_presets.py::test_other_words_stand_above_a_preset",
+    "python -m tests.benchmarks.bench_ahead": (
+        "tests/benchmarks/test_bench_workers.py::test_a_step_is_played_while_another_is_learned"
+    ),
     "python -m tests.benchmarks.bench_overlap": "tests/benchmarks/test_bench_workers.py::test_searches_overlap",
     "python -m tests.benchmarks.bench_scaling": "tests/benchmarks/test_bench_workers.py::test_seconds_are_predicted",
     "HF_HUB_OFFLINE=0 make run": PIPELINE,

@@ -169,6 +169,24 @@ def test_a_file_of_data_changes_the_scale_for_its_own_questions(tmp_path: Path) 
             read(RunSettings(tmp_path, chosen))
 
 
+def test_a_file_of_a_generator_changes_the_training_that_it_plays_for(tmp_path: Path) -> None:
+    chosen = replace(params.read(ROOT), generator="fleet")
+    fleet, ahead = (RunSettings(ROOT, replace(chosen, generator=name)) for name in ("fleet", "fleet_ahead"))
+    assert ahead.training() == replace(fleet.training(), play_ahead=True)
+    assert ahead.training({"num_steps": 3}, "a method") == replace(fleet.training(), play_ahead=True, num_steps=3)
+    assert ahead.generator() == fleet.generator()
+
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    where = "conf/generator/fleet.yaml: train over conf/scale/laptop.yaml: train"
+    for section, message in (
+        ("{play_aheat: true}", f"{where}: unknown key 'play_aheat'"),
+        ("3", "conf/generator/fleet.yaml: train=3: expected settings."),
+    ):
+        (tmp_path / "conf/generator/fleet.yaml").write_text(f"kind: fleet\ntrain: {section}\n")
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+            RunSettings(tmp_path, chosen).training()
+
+
 def test_plans_of_the_frame_and_of_planning_are_nobodys() -> None:
     for made in _planned(seeds=(0,)).values():
         assert not [path for path in made.files if path.startswith(("tasks/runner", "tasks/plan", "tasks/params/"))]
