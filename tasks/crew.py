@@ -491,6 +491,12 @@ class Stage:
                 message = pickle.loads(self._connection.recv_bytes())
             except (EOFError, OSError):
                 os._exit(1)  # Also in the middle of a computation that waits for other workers.
+            except Exception:  # It cannot be read here. A worker that listens no more would wait for ever.
+                import traceback
+
+                traceback.print_exc()
+                sys.stderr.flush()
+                os._exit(1)
             self._waiting.put(message)
 
     def _live(self) -> None:

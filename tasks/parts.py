@@ -46,6 +46,11 @@ def make(room: str, tree: Mapping[str, Any], where: str) -> Any:
     return conf.fill(_module(room, tree[KIND], where).PART, numbers, where)
 
 
+def make_if(room: str, tree: Mapping[str, Any] | None, where: str) -> Any:
+    """As `make`; None, a part that is not used, stays None."""
+    return None if tree is None else make(room, tree, where)
+
+
 def make_each(room: str, trees: Mapping[str, Any], where: str) -> tuple[Any, ...]:
     """Build the part of each kind, in order; a kind whose numbers are null is left out.
 

@@ -62,9 +62,21 @@ def test_an_error_of_all_is_that_error_and_the_crew_goes_on() -> None:
         assert workers.call("add", [(1, 1), (1, 1)]) == [2, 3]
 
 
+class Unreadable:
+    """What a worker cannot read, as if its class were not there."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return int, ("no number",)
+
+
 @pytest.mark.parametrize(
     ("command", "given", "message"),
     [
+        (
+            "add",
+            (Unreadable(), 1),
+            r"worker [01] on localhost, in add: it ended with status 1\. Its last line: Val",
+        ),
         ("fail", ("no such file", "value"), r"worker [01] on localhost, in fail: no such file\."),
         ("fail", ("odd", "other"), r"worker [01] on localhost, in fail: odd\. Its last line: RuntimeError: odd"),
         ("fail_first", ("alone",), r"worker 0 on localhost, in fail_first: alone \(the other workers went on\)"),

@@ -17,6 +17,7 @@ from tasks.agent.grammar import SearchGrammar
 from tasks.agent.grammars.search_r1 import SearchR1Grammar
 from tasks.agent.prompts import Prompt
 from tasks.agent.rollout import Player, RolloutConf
+from tasks.base.fit import supervision
 from tasks.base.tokenizer import END, PAD, build_tokenizer
 from tasks.engine import OptimizerConf
 from tasks.engine.plain import PlainCritic, PlainPolicy
@@ -38,6 +39,7 @@ from tasks.rl.method import Method
 from tasks.rl.samplers.independent_group import IndependentGroup
 from tasks.rl.search.index import IndexSearch
 from tasks.rl.value_losses.clipped_value import ClippedValueLoss
+from tasks.supervised import PlainLearner
 from tasks.train.loop import Trainer
 from tasks.train.settings import TrainConf
 from tasks.types import Hit, Question, Scores, Trajectory
@@ -57,6 +59,11 @@ def make_grammar(kind: str, tokenizer: Any = None) -> SearchGrammar:
 def load_method(name: str, scale: str, tokenizer: Any = None, root: Path = Path(__file__).parents[1]) -> Method:
     """A method of `conf/method/` as it is at one scale, with its own prompt and grammar."""
     return methods.build(loader.load(name, scale, root), tokenizer)
+
+
+def make_learner(model: Any, dtype: Any = "float32", share_reading: bool = False) -> PlainLearner:
+    """Trains this very model to answer as in examples."""
+    return PlainLearner(model, supervision(dtype, share_reading))
 
 
 @functools.lru_cache(maxsize=1)

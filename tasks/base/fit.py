@@ -1,13 +1,13 @@
-"""Supervised training of a start policy: one loop, phases that stop at a loss, exact resume.
+"""Supervised training of a start policy or a reader: one loop, phases that stop at a loss, exact resume.
 
-It is no general trainer: reinforcement learning has its own loop in `tasks/train`.
+It is no general trainer: reinforcement learning has its own loop in `tasks/train`. Who computes an update, this process
+or several, is left to a `Learner` (`tasks/supervised.py`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,16 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from tasks import checkpoint
-from tasks.attention import IN_TRAINING, attend_in_training, attending
 from tasks.base.demonstrations import Example
 from tasks.conf import LearningRate
-from tasks.precision import FullWeights
-from tasks.shared_prefix import attention_to_prefixes, common_beginning, hidden_states, require_supported
+from tasks.model import Dtype
+from tasks.shared_prefix import common_beginning, hidden_states
+from tasks.store import read_json, write_json
+from tasks.supervised import Learner, Supervision
 
 LOG_EVERY = 10
+LEARNER, PROGRESS = "learner", "progress.json"
+"""In a checkpoint: the folder of the learner, and how far the training is."""
 
 
 @dataclass(frozen=True)
@@ -45,50 +48,64 @@ class PhaseConf:
     stop_loss: NonNegativeFloat
 
 
+@dataclass(frozen=True)
+class Responses:
+    """The task (see `Task`): the tokens of responses that are in their masks.
+
+    Attributes:
+        share_reading: read what examples of a micro-batch begin with in common once.
+    """
+
+    share_reading: bool = False
+
+    def num_tokens(self, example: Example) -> int:
+        """See `Task.num_tokens`."""
+        return len(example.prompt_ids) + len(example.response_ids)
+
+    def __call__(self, model: Any, examples: Sequence[Example], total: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `Task`."""
+        loss = supervised_loss(model, examples, self.share_reading) / total
+        return loss, {"loss": loss.detach()}
+
+
+def supervision(dtype: Dtype = "float32", share_reading: bool = False) -> Supervision:
+    """What the learner of a `Fit` is told.
+
+    Args:
+        dtype: of forward and backward passes; the optimizer works in float32.
+        share_reading: read what examples begin with in common once for all of a forward.
+    """
+    return Supervision(Responses(share_reading), betas=(0.9, 0.98), weight_decay=0.01, max_grad_norm=1.0, dtype=dtype)
+
+
 class Fit:
     """Runs phases one after another on one model and optimizer; progress is kept in `scratch`.
 
     Args:
-        model: causal LM, trained in place.
+        learner: trains a causal LM; told by `supervision`.
         scratch: folder of this fit's checkpoints.
         checkpoint_every: optimizer steps between checkpoints.
         max_batch_tokens: tokens of one forward, padding included; a step's examples are spread over several.
         log: receives (step over all phases, metrics) after every step; metrics are empty but every `LOG_EVERY` steps.
-        dtype: of forward and backward passes; the optimizer works in float32.
-        share_reading: read what examples begin with in common once for all of a forward.
-
-    Raises:
-        ValueError: an architecture that cannot share what it reads.
+        share_reading: as the learner was told; what examples begin with in common then counts once.
     """
 
     def __init__(
         self,
-        model: Any,
+        learner: Learner,
         scratch: Path,
         checkpoint_every: int,
         max_batch_tokens: int,
         log: Callable[[int, dict[str, float]], None],
-        dtype: torch.dtype = torch.float32,
         share_reading: bool = False,
     ) -> None:
-        if share_reading:
-            require_supported(model.get_decoder())
-        self.model = model
-        self.dtype = dtype
-        self.share_reading = share_reading
-        self.full = FullWeights(dict(model.named_parameters()), model, dtype)
+        self.learner, self.model = learner, learner.model
         self.scratch = scratch
         self.checkpoint_every = checkpoint_every
         self.max_batch_tokens = max_batch_tokens
         self.log = log
+        self.share_reading = share_reading
 
-        self.optimizer = torch.optim.AdamW(
-            self.full.weights.values(),
-            lr=1.0,
-            betas=(0.9, 0.98),
-            weight_decay=0.01,
-            fused=True if dtype == torch.bfloat16 else None,
-        )
         self.step = 0
         self.finished: list[str] = []
         self.history: list[dict[str, Any]] = []
@@ -120,14 +137,7 @@ class Fit:
         self.finished.append(name)
         self.phase_step, self.recent = 0, []
         self._save()
-
-    @property
-    def _attention(self) -> AbstractContextManager[None]:
-        if self.share_reading:
-            return attention_to_prefixes(self.model.get_decoder())
-        if self.dtype == torch.float32:
-            return nullcontext()
-        return attending(self.model.get_decoder(), IN_TRAINING, attend_in_training)
+        self.learner.bring_back()
 
     def _done(self, conf: PhaseConf) -> bool:
         return len(self.recent) == 20 and sum(self.recent) / 20 < conf.stop_loss
@@ -135,22 +145,11 @@ class Fit:
     def _update(self, conf: PhaseConf, examples: Sequence[Example]) -> float:
         warm = min(1.0, (self.phase_step + 1) / 20)
         decay = 1 - 0.9 * self.phase_step / conf.max_steps if conf.decay else 1.0
-        for group in self.optimizer.param_groups:
-            group["lr"] = conf.lr * warm * decay
-
-        self.optimizer.zero_grad(set_to_none=True)
         total = sum(sum(e.loss_mask) for e in examples)
-        value = 0.0
         common = common_beginning([e.prompt_ids for e in examples]) if self.share_reading else 0
-        for batch in by_length(examples, self.max_batch_tokens, common):
-            with self._attention:
-                loss = supervised_loss(self.model, batch, self.share_reading) / total
-                loss.backward()
-            value += float(loss.detach())
-        torch.nn.utils.clip_grad_norm_(self.full.weights.values(), 1.0)
+        batches = by_length(examples, self.max_batch_tokens, common)
 
-        self.optimizer.step()
-        self.full.write_back()
+        value = self.learner.learn(batches, total, conf.lr * warm * decay).sum("loss")
         if not math.isfinite(value):
             raise ValueError(
                 f"supervised training: the loss became {value} at step {self.step}. Lower lr in conf/scale."
@@ -158,26 +157,21 @@ class Fit:
         return value
 
     def _save(self) -> None:
-        moments, scalars = checkpoint.pack_optimizer(self.optimizer, "optimizer")
-        weights = {f"model/{k}": v for k, v in self.full.weights.items()}
         values = {
             "step": self.step,
-            "optimizer": scalars,
             "finished": self.finished,
             "phase_step": self.phase_step,
             "recent": self.recent,
             "history": self.history,
         }
         with checkpoint.writing(self.scratch, self.step) as folder:
-            checkpoint.write_state(folder, weights | moments, values)
+            self.learner.save(folder / LEARNER)
+            write_json(folder / PROGRESS, values)
 
     def _restore(self, folder: Path) -> None:
-        tensors, values = checkpoint.read_state(folder)
-        with torch.no_grad():
-            for name, weight in self.full.weights.items():
-                weight.copy_(tensors[f"model/{name}"])
-        self.full.write_back()
-        checkpoint.unpack_optimizer(self.optimizer, "optimizer", tensors, values["optimizer"])
+        self.learner.load(folder / LEARNER)
+        self.learner.bring_back()
+        values = read_json(folder / PROGRESS)
         self.step, self.phase_step = values["step"], values["phase_step"]
         self.finished, self.recent, self.history = values["finished"], values["recent"], values["history"]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -29,12 +30,13 @@ from tasks.base.demonstrations import (
     single_hops,
     topic,
 )
-from tasks.base.fit import Fit, PhaseConf
+from tasks.base.fit import Fit, PhaseConf, supervision
 from tasks.base.settings import BaseConf, FormatConf, TinyConf
 from tasks.base.tokenizer import LITERALS, build_tokenizer
 from tasks.data.decomposition import hops_of
-from tasks.model import load_policy
+from tasks.model import Dtype, load_policy
 from tasks.retrieval import Retriever
+from tasks.supervised import Divides, opened
 from tasks.types import Passage, Question
 
 NUM_PASSAGES_FOR_TOKENS = 20_000
@@ -62,6 +64,7 @@ class Lessons(Generic[C]):
         seed: of weights, demonstrations and batches.
         scratch: checkpoints.
         log: receives (step, metrics).
+        engine: divides the training among processes; None is this process.
     """
 
     conf: C
@@ -73,6 +76,7 @@ class Lessons(Generic[C]):
     seed: int
     scratch: Path
     log: Callable[[int, dict[str, float]], None]
+    engine: Divides | None = None
 
     def training(self) -> list[Question]:
         """The training questions."""
@@ -84,10 +88,12 @@ class Lessons(Generic[C]):
         rng = random.Random(f"{self.seed}/base/questions")
         return rng.sample(training, min(self.conf.max_questions, len(training)))
 
-    def fit(self, model: Any, dtype: torch.dtype = torch.float32, share_reading: bool = False) -> Fit:
+    @contextmanager
+    def fit(self, model: Any, dtype: Dtype = "float32", share_reading: bool = False) -> Iterator[Fit]:
         """The training of this model; continues from `scratch` after a kill, exactly."""
         every, tokens = self.conf.checkpoint_every, self.conf.max_batch_tokens
-        return Fit(model, self.scratch, every, tokens, self.log, dtype, share_reading)
+        with opened(model, supervision(dtype, share_reading), self.engine) as learner:
+            yield Fit(learner, self.scratch, every, tokens, self.log, share_reading)
 
     def renderer(self, tokenizer: Any) -> Renderer:
         """Writes demonstrations; refuses questions that do not fit the prompt budget."""
@@ -108,19 +114,20 @@ def make_tiny(tiny: TinyConf, passages: Iterable[Passage], lessons: Lessons[Base
     literals = (*LITERALS, *lessons.grammar.literals)
     tokenizer = build_tokenizer(_texts(lessons.training(), passages, lessons.prompt), tiny.max_vocab, literals)
     model = new_model(tiny, tokenizer, seed)
-    renderer, fit = lessons.renderer(tokenizer), lessons.fit(model)
-
+    renderer = lessons.renderer(tokenizer)
     words = range(256, tokenizer.vocab_size)  # A wide pool: with few tokens, copying is learned much later.
-    fit.run("recall", conf.recall, lambda step: recall_examples(f"{seed}/recall/{step}", conf.recall.batch, words))
 
-    # A resumed run skips finished phases, so it does not render their demonstrations again.
-    if "read" not in fit.finished:
-        single = list({hop.question: hop for question in chosen for hop in single_hops(question)}.values())
-        plans = _shown(renderer.grammar, [expert_plan(hop) for hop in single], f"{seed}/read")
-        read = _usable(renderer.render(single, plans))
-        fit.run("read", conf.read, _sampler(read, conf.read.batch, f"{seed}/read"))
+    with lessons.fit(model) as fit:
+        fit.run("recall", conf.recall, lambda step: recall_examples(f"{seed}/recall/{step}", conf.recall.batch, words))
 
-    _teach_flaws(lessons, fit, renderer, chosen, conf.wasteful)
+        # A resumed run skips finished phases, so it does not render their demonstrations again.
+        if "read" not in fit.finished:
+            single = list({hop.question: hop for question in chosen for hop in single_hops(question)}.values())
+            plans = _shown(renderer.grammar, [expert_plan(hop) for hop in single], f"{seed}/read")
+            read = _usable(renderer.render(single, plans))
+            fit.run("read", conf.read, _sampler(read, conf.read.batch, f"{seed}/read"))
+
+        _teach_flaws(lessons, fit, renderer, chosen, conf.wasteful)
     return TinyPolicy(model.eval(), tokenizer, fit.history)
 
 
@@ -136,11 +143,11 @@ def make_start(policy: Path, share: float, lessons: Lessons[BaseConf]) -> TinyPo
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in lessons.grammar.literals])
     torch.manual_seed(lessons.seed)
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    renderer, fit = lessons.renderer(tokenizer), lessons.fit(model)
-
-    wasteful = lessons.conf.wasteful
+    renderer, wasteful = lessons.renderer(tokenizer), lessons.conf.wasteful
     tags = replace(wasteful, max_steps=math.ceil(share * wasteful.max_steps))
-    _teach_flaws(lessons, fit, renderer, lessons.chosen(), tags)
+
+    with lessons.fit(model) as fit:
+        _teach_flaws(lessons, fit, renderer, lessons.chosen(), tags)
     return TinyPolicy(model.eval(), tokenizer, fit.history)
 
 

@@ -202,7 +202,10 @@ class Critic(Protocol):
 
 
 class Engine(Protocol):
-    """The settings of an engine; `PART` of its file is such a class."""
+    """The settings of an engine; `PART` of its file is such a class.
+
+    One of several processes may also divide supervised training: see `tasks.supervised.Divides`.
+    """
 
     def open(self, folder: Path, training: Training) -> AbstractContextManager[tuple[Policy, Critic | None]]:
         """Policy and critic, both made from the start policy in a model folder. They are freed when the block ends.

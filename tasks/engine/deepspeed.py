@@ -5,12 +5,12 @@ The stage stays one process, in which the loop, retrieval, rewards and all files
 of passes: where a plan does not come out even, some are empty.
 
 The files of a checkpoint are those of the plain engine, so any number of workers goes on from it, and the plain engine
-as well.
+as well. Supervised training (`tasks/supervised.py`) is divided alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,24 +25,43 @@ from tasks import checkpoint, cluster
 from tasks.crew import Crew
 from tasks.engine import Critic, DivergedError, Objective, Plan, Policy, Training, Update
 from tasks.engine.deepspeed_worker import World
-from tasks.engine.zero import Stage, ZeroConf
+from tasks.engine.zero import Examples, Stage, ZeroConf
 from tasks.model import export_folder, outline
 from tasks.rl.experience import Experience
 from tasks.store import replacing_folder
+from tasks.supervised import Step, Supervision, Task
 
 _MODULE = "tasks.engine.deepspeed_worker"
 
 
-class _Trained:
-    """What policy and critic share.
+class _Divided:
+    """A model under training by workers.
 
     Args:
         crew: the workers.
-        name: `policy` or `critic`.
+        name: `policy` or `critic`; a model of supervised training stands in the place of the policy.
     """
 
     def __init__(self, crew: Crew, name: str) -> None:
         self.crew, self.name = crew, name
+
+    def save(self, folder: Path) -> None:
+        """See `Policy.save`."""
+        *tensors, (values, *_) = self.crew.stream("save", [(self.name,)] * len(self.crew))
+        checkpoint.write_state(folder, dict(tensors), values)
+
+    def load(self, folder: Path) -> None:
+        """See `Policy.load`."""
+        tensors, values = checkpoint.read_state(folder)
+        self.crew.call("load", [(self.name, values)] * len(self.crew), iter(tensors.items()))
+
+    def _of(self, number: int, by_worker: Sequence[Sequence[Any]]) -> Any:
+        """What was returned for one micro-batch of a plan."""
+        return by_worker[number % len(self.crew)][number // len(self.crew)]
+
+
+class _Trained(_Divided):
+    """What policy and critic share."""
 
     def update(self, experience: Experience, plan: Plan, objective: Objective[Any]) -> Update:
         """See `Policy.update`."""
@@ -60,16 +79,6 @@ class _Trained:
         found = self.crew.call("read", [(which, batches) for batches in self._dealt(experience, plan)])
         return _table(experience, plan, [self._of(number, found) for number in range(len(plan))])
 
-    def save(self, folder: Path) -> None:
-        """See `Policy.save`."""
-        *tensors, (values, *_) = self.crew.stream("save", [(self.name,)] * len(self.crew))
-        checkpoint.write_state(folder, dict(tensors), values)
-
-    def load(self, folder: Path) -> None:
-        """See `Policy.load`."""
-        tensors, values = checkpoint.read_state(folder)
-        self.crew.call("load", [(self.name, values)] * len(self.crew), iter(tensors.items()))
-
     def _dealt(self, experience: Experience, plan: Plan) -> list[list[Experience]]:
         """The micro-batches of each worker, dealt in turn; empty ones where there are none left."""
         batches = [experience.rows(rows) for rows in plan]
@@ -79,10 +88,6 @@ class _Trained:
             empty = replace(shortest, loss_mask=torch.zeros_like(shortest.loss_mask))
             batches += [empty] * missing
         return [batches[number :: len(self.crew)] for number in range(len(self.crew))]
-
-    def _of(self, number: int, by_worker: Sequence[Sequence[Any]]) -> Any:
-        """What was returned for one micro-batch of a plan."""
-        return by_worker[number % len(self.crew)][number // len(self.crew)]
 
 
 def _unrewarded(sequences: Sequence[Sequence[int]]) -> Experience:
@@ -94,6 +99,13 @@ def _unrewarded(sequences: Sequence[Sequence[int]]) -> Experience:
     written = (places >= 1) & (places < lengths[:, None])
     names = tuple(str(number) for number in range(len(sequences)))
     return Experience(ids, lengths, written, written, table, names, table)
+
+
+def _weights(crew: Crew) -> Iterator[tuple[str, Tensor]]:
+    """Every weight of the policy, or of the one model."""
+    for part in crew.stream("weights", [()] * len(crew)):
+        if isinstance(part, tuple):
+            yield part
 
 
 def _table(experience: Experience, plan: Plan, found: Sequence[Tensor]) -> Tensor:
@@ -128,9 +140,7 @@ class DeepSpeedPolicy(_Trained):
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Policy.weights`."""
-        for part in self.crew.stream("weights", [()] * len(self.crew)):
-            if isinstance(part, tuple):
-                yield part
+        return _weights(self.crew)
 
     def export(self, folder: Path) -> None:
         """See `Policy.export`; atomic."""
@@ -148,6 +158,74 @@ class DeepSpeedCritic(_Trained):
     def values(self, experience: Experience, plan: Plan) -> Tensor:
         """See `Critic.values`."""
         return self.read(experience, plan, "critic")
+
+
+class DeepSpeedLearner(_Divided):
+    """See `Learner`. Dropout is off, since no two numbers of workers would draw it alike.
+
+    Args:
+        crew: the workers.
+        model: whose weights they began with; in the memory of the host.
+        task: what it learns.
+    """
+
+    def __init__(self, crew: Crew, model: Any, task: Task) -> None:
+        super().__init__(crew, "policy")
+        self.model, self.task = model, task
+
+    def learn(self, batches: Sequence[Sequence[Any]], total: float, lr: float) -> Step:
+        """See `Learner.learn`."""
+        even, dealt = self._dealt(batches, total)
+        done = self.crew.call("update", [(self.name, given, None, lr) for given in dealt])
+        reports = [reports for reports, _ in done]
+        return Step(tuple(self._of(number, reports) for number in range(len(even))), done[0][1])
+
+    def measure(self, batches: Sequence[Sequence[Any]]) -> list[dict[str, float]]:
+        """See `Learner.measure`."""
+        even, dealt = self._dealt(batches, 1.0)
+        reports = self.crew.call("measure", [(self.name, given) for given in dealt])
+        return [self._of(number, reports) for number in range(len(even))]
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Learner.weights`."""
+        return _weights(self.crew)
+
+    @torch.no_grad()
+    def bring_back(self) -> None:
+        """See `Learner.bring_back`; the model then has the dtype in which it computes, as after plain training."""
+        parameters = dict(self.model.named_parameters())
+        for name, weight in self.weights():
+            parameters[name].data = weight
+
+    def _dealt(
+        self, batches: Sequence[Sequence[Any]], total: float
+    ) -> tuple[list[Sequence[Any]], list[list[Examples]]]:
+        """Micro-batches, and those of each worker: as many for each, and those that run together about as long."""
+        even = evened(batches, len(self.crew), self.task.num_tokens)
+        given = [Examples(examples, total) for examples in even]
+        given += [Examples(even[-1][:1], total, counts=False)] * (-len(given) % len(self.crew))
+        return even, [given[number :: len(self.crew)] for number in range(len(self.crew))]
+
+
+def evened(batches: Sequence[Sequence[Any]], workers: int, num_tokens: Callable[[Any], int]) -> list[Sequence[Any]]:
+    """Micro-batches in falling order of their tokens; the longest are cut in two until each worker has as many.
+
+    Where none can be cut, they do not come out even.
+
+    >>> evened([[1, 2], [9, 3, 7], [4]], 2, int)
+    [[3, 7], [9], [4], [1, 2]]
+    """
+
+    def size(examples: Sequence[Any]) -> int:
+        return sum(map(num_tokens, examples))
+
+    even = sorted(batches, key=size, reverse=True)
+    while len(even) % workers and any(len(examples) > 1 for examples in even):
+        longest = next(examples for examples in even if len(examples) > 1)
+        place = min(range(1, len(longest)), key=lambda end: abs(size(longest[:end]) - size(longest[end:])))
+        even.remove(longest)
+        even = sorted([*even, longest[:place], longest[place:]], key=size, reverse=True)
+    return even
 
 
 @dataclass(frozen=True)
@@ -183,18 +261,44 @@ class DeepSpeedEngine:
             CrewError: a worker does not start, or died; later calls raise it as well.
         """
         model, _, _ = outline(folder)
+        with self._workers() as crew:
+            crew.call("build", [(model.config, training, self._zero)] * self.workers, _stored(folder))
+            yield DeepSpeedPolicy(crew, folder), DeepSpeedCritic(crew, "critic") if training.critic else None
+
+    @contextmanager
+    def learner(self, model: Any, told: Supervision) -> Iterator[DeepSpeedLearner]:
+        """See `Divides.learner`; the model stays in the memory of the host.
+
+        Raises:
+            CrewError: as `open`.
+        """
+        with self._workers() as crew:
+            given = (type(model).__name__, model.config, told, self._zero)
+            crew.call("teach", [given] * self.workers, _held(model))
+            yield DeepSpeedLearner(crew, model, told.task)
+
+    @property
+    def _zero(self) -> ZeroConf:
+        return ZeroConf(self.used_stage, self.offload, self.bucket)
+
+    @contextmanager
+    def _workers(self) -> Iterator[Crew]:
+        """Workers that have met."""
         hosts = cluster.load()
         places = hosts.places(self.workers)
         threads = max(1, torch.get_num_threads() // self.workers)
+        torch.cuda.empty_cache()  # A worker may share the GPU on which this process has used a model before.
         with Crew(_MODULE, self.workers, hosts, reports=[DivergedError]) as crew:
             worlds = [World(self.workers, threads, place.interface, self.timeout_s) for place in places]
             port, *_ = crew.call("meet", [(world, places[0].address) for world in worlds[:1]])
             crew.call("join", [(world, places[0].address, port) for world in worlds])
+            yield crew
 
-            zero = ZeroConf(self.used_stage, self.offload, self.bucket)
-            given = [(model.config, training, zero)] * self.workers
-            crew.call("build", given, _stored(folder))
-            yield DeepSpeedPolicy(crew, folder), DeepSpeedCritic(crew, "critic") if training.critic else None
+
+def _held(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Name and copy of every weight of a model, one at a time; what is sent would else be all of a shared file."""
+    for name, weight in model.named_parameters():
+        yield name, weight.detach().to("cpu", copy=True)
 
 
 def _stored(folder: Path) -> Iterator[tuple[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""A worker of the DeepSpeed engine: it holds its part of policy, critic and reference, and does what the engine says.
+"""A worker of the DeepSpeed engine: it holds its part of the models under training, and does what the engine says.
 
 `python -m tasks.engine.deepspeed_worker` is started by `tasks.crew`. It needs no file of the run: configuration and
 weights come from the engine, so it may run on a host that does not see this host's files.
@@ -17,6 +17,7 @@ from typing import Any
 from tasks import crew, device
 from tasks.engine import Objective, Training
 from tasks.rl.experience import Experience
+from tasks.supervised import Supervision
 
 _SENT_AT_ONCE = 2**26
 """Bytes of weights; a larger tensor travels alone."""
@@ -57,7 +58,9 @@ class Worker:
             "meet": self.meet,
             "join": self.join,
             "build": self.build,
+            "teach": self.teach,
             "read": self.read,
+            "measure": self.measure,
             "update": self.update,
             "weights": self.weights,
             "save": self.save,
@@ -108,14 +111,24 @@ class Worker:
         """Make policy, critic and reference, and give them the weights that the first worker gets."""
         from tasks.engine import zero_models
 
-        self._models = zero_models.build(config, training, zero)
-        models = self._models.of_start()
+        self._begin(zero_models.build(config, training, zero))
+
+    def teach(self, kind: str, config: Any, told: Supervision, zero: Any) -> None:
+        """Make the model of supervised training, and give it the weights that the first worker gets."""
+        from tasks.engine import zero_models
+
+        self._begin(zero_models.build_taught(kind, config, told, zero))
+
+    def _begin(self, made: Any) -> None:
+        from tasks.engine import zero_models
+
+        self._models, models = made, made.of_start()
         for name, tensor in _spread(self.stage):
             for model in models:
                 model.set_weight(name, tensor)
         for model in models:
             model.settle()
-        zero_models.require_sharing(self._models, training)
+        zero_models.require_sharing(made)
 
     def read(self, which: str, batches: Sequence[Experience]) -> list[Any]:
         """Logprobs of policy or reference, or values of the critic, of each batch."""
@@ -123,12 +136,19 @@ class Worker:
         outputs = models.read_reference(batches) if which == "reference" else models.trainees[which].read(batches)
         return [(output[0] if isinstance(output, tuple) else output).cpu() for output in outputs]
 
-    def update(self, which: str, batches: Sequence[Experience], objective: Objective[Any]) -> Any:
+    def measure(self, which: str, batches: Sequence[Any]) -> list[dict[str, float]]:
+        """Metrics of batches of supervised training."""
+        outputs = self._models.trainees[which].read(batches)
+        return [{name: float(value) for name, value in metrics.items()} for _, metrics in outputs]
+
+    def update(
+        self, which: str, batches: Sequence[Any], objective: Objective[Any] | None, lr: float | None = None
+    ) -> Any:
         """One step; returns the reports of the batches, and the norm of the gradient."""
-        return self._models.trainees[which].update(batches, objective)
+        return self._models.trainees[which].update(batches, objective, lr)
 
     def weights(self) -> None:
-        """Hand over every weight of the policy, adapters merged, from the first worker."""
+        """Hand over every weight of the policy, adapters merged, or of the one model, from the first worker."""
         self._hand(self._models.merged())
 
     def save(self, which: str) -> dict[str, Any]:

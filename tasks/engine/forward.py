@@ -6,44 +6,16 @@ not with vocabulary times sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
 
-from tasks.attention import IN_TRAINING, attend_in_training, attending
 from tasks.engine import LOGIT_CHUNK, Plan, Sharing
 from tasks.rl.experience import Experience, shared_prefixes
-from tasks.shared_prefix import attention_to_prefixes, hidden_states
-
-
-def reading(decoder: Any, share_prefixes: Sharing, dtype: torch.dtype) -> AbstractContextManager[None]:
-    """The block of a forward pass and its backward pass: the decoder's attention is the one that they need."""
-    if share_prefixes:
-        return attention_to_prefixes(decoder)
-    return attending(decoder, IN_TRAINING, attend_in_training) if dtype == torch.bfloat16 else nullcontext()
-
-
-@contextmanager
-def recomputing(module: nn.Module) -> Iterator[None]:
-    """Switches gradient checkpointing on for the forward pass of an update.
-
-    Layers obey that setting only in training mode. The mode of their children does not change, so dropout stays off.
-    Outside the block a generator may use its cache, which checkpointing layers would refuse.
-    """
-    from tasks.pretrained import GradientCheckpointingLayer
-
-    layers = [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]
-    for layer in layers:
-        layer.training = bool(layer.gradient_checkpointing)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.training = False
+from tasks.shared_prefix import hidden_states
 
 
 def policy_forward(

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tasks import checkpoint
 from tasks.engine import (
     DivergedError,
     Objective,
@@ -28,15 +27,17 @@ from tasks.engine import (
     Update,
     ValueLoss,
 )
-from tasks.engine.forward import by_row, policy_forward, reading, recomputing, value_forward
+from tasks.engine.forward import by_row, policy_forward, value_forward
 from tasks.model import Dtype, LoraConf, computes_in, export_folder, load_policy, pick_device
-from tasks.precision import FullWeights, round_weights
+from tasks.passes import reading, recompute_activations, recomputing
+from tasks.precision import round_weights
 from tasks.rl.experience import Experience
 from tasks.shared_prefix import require_supported
 from tasks.store import replacing_folder
+from tasks.trainee import Trainee
 
 
-class _Trainee:
+class _Trainee(Trainee):
     """The base class of policy and critic: optimizer, warm-up, precision, state.
 
     `body` is the part of the module that computes in `dtype`.
@@ -45,24 +46,14 @@ class _Trainee:
     def __init__(
         self, module: nn.Module, body: nn.Module, conf: OptimizerConf, dtype: Dtype, share_prefixes: Sharing
     ) -> None:
-        self.module = module
         self.share_prefixes = share_prefixes
         self.conf = conf
-        self.device = next(module.parameters()).device
-        self.dtype = computes_in(dtype, self.device)
-        trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
-        self._full = FullWeights(trained, body, self.dtype)
-        self.trained = self._full.weights
+        device = next(module.parameters()).device
+        computed = computes_in(dtype, device)
         # The fused kernel needs no second copy of the weights. In float32 a CPU keeps the default, because another
         # kernel would change the last bits of all results.
-        self.optimizer = torch.optim.AdamW(
-            self.trained.values(),
-            lr=conf.lr,
-            betas=(conf.betas[0], conf.betas[1]),
-            weight_decay=conf.weight_decay,
-            fused=True if self.device.type == "cuda" or self.dtype == torch.bfloat16 else None,
-        )
-        self.num_updates = 0
+        is_fused = device.type == "cuda" or computed == torch.bfloat16
+        super().__init__(module, body, computed, conf.betas, conf.weight_decay, is_fused)
 
     def reading(self, decoder: Any) -> AbstractContextManager[None]:
         """The block of a forward pass and its backward pass."""
@@ -70,38 +61,13 @@ class _Trainee:
 
     def step(self) -> float:
         """Take one optimizer step and clear the gradients; a gradient norm that is not finite is an error."""
-        warm = min(1.0, (self.num_updates + 1) / max(self.conf.warmup_steps, 1))
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.conf.lr * warm
-
-        norm = float(torch.nn.utils.clip_grad_norm_(list(self.trained.values()), self.conf.max_grad_norm))
+        norm = self.clip(self.conf.max_grad_norm)
         if norm != norm or norm == float("inf"):
             raise DivergedError(
                 f"the gradient norm is {norm} after {self.num_updates} updates. Lower the learning rate."
             )
-
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self._full.write_back()
-        self.num_updates += 1
+        self.take(self.conf.lr * min(1.0, (self.num_updates + 1) / max(self.conf.warmup_steps, 1)))
         return norm
-
-    def save(self, folder: Path) -> None:
-        """Write trained weights, optimizer moments and counters."""
-        moments, scalars = checkpoint.pack_optimizer(self.optimizer, "optimizer")
-        weights = {f"weights/{name}": p for name, p in self.trained.items()}
-        values = {"optimizer": scalars, "num_updates": self.num_updates}
-        checkpoint.write_state(folder, weights | moments, values)
-
-    def load(self, folder: Path) -> None:
-        """Inverse of `save`."""
-        tensors, values = checkpoint.read_state(folder)
-        with torch.no_grad():
-            for name, parameter in self.trained.items():
-                parameter.copy_(tensors[f"weights/{name}"])
-        self._full.write_back()
-        checkpoint.unpack_optimizer(self.optimizer, "optimizer", tensors, values["optimizer"])
-        self.num_updates = values["num_updates"]
 
 
 class PlainPolicy(_Trainee):
@@ -149,7 +115,7 @@ class PlainPolicy(_Trainee):
                 model = get_peft_model(model, adapters)
 
         if not keep_activations:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            recompute_activations(model)
         model.eval()  # Dropout would make ratios differ from 1 where the policy has not moved.
         if share_prefixes:
             require_supported(model.get_decoder())
@@ -252,7 +218,7 @@ class PlainCritic(_Trainee):
     ) -> None:
         decoder = copy.deepcopy(model.get_decoder()).requires_grad_(True)
         if not keep_activations:
-            decoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            recompute_activations(decoder)
         head = nn.Linear(model.config.hidden_size, 1).to(model.device)
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)

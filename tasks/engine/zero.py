@@ -26,9 +26,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tasks.engine import DivergedError, Objective, OptimizerConf, Sharing
-from tasks.engine.forward import policy_forward, reading, recomputing, value_forward
+from tasks.engine.forward import policy_forward, value_forward
+from tasks.passes import reading, recomputing
 from tasks.precision import FullWeights
 from tasks.rl.experience import Experience
+from tasks.supervised import Task, numbers
 
 Stage = Literal[0, 1, 2, 3]
 """What is divided: nothing, optimizer states, gradients as well, weights as well."""
@@ -139,6 +141,20 @@ class PolicyPass(nn.Module):
         """See `policy_forward`."""
         return policy_forward(self.causal_lm, batch, self.share_prefixes, entropy_gradient)
 
+    def options(self, objective: Objective[Any]) -> tuple[Any, ...]:
+        """What the pass of an update gets besides its batch."""
+        return (objective.entropy_gradient,)
+
+    def loss(self, batch: Experience, output: Any, objective: Objective[Any]) -> tuple[Tensor, Any]:
+        """Loss of a batch; its metrics and, where the objective asks for them, logprobs."""
+        logprobs, entropy = output
+        old = None
+        if objective.is_first:
+            old = logprobs.detach().cpu()
+            batch = replace(batch, old_logprobs=old)
+        loss, metrics = objective.loss(batch.to(logprobs.device), logprobs, entropy, objective.normalizer)
+        return loss, (numbers(metrics), old)
+
 
 class ValuePass(nn.Module):
     """A critic's forward pass as one module."""
@@ -155,12 +171,69 @@ class ValuePass(nn.Module):
         """See `value_forward`."""
         return value_forward(self.decoder, self.head, batch, self.share_prefixes)
 
+    def options(self, objective: Objective[Any]) -> tuple[Any, ...]:
+        """See `PolicyPass.options`."""
+        return ()
+
+    def loss(self, batch: Experience, output: Tensor, objective: Objective[Any]) -> tuple[Tensor, Any]:
+        """See `PolicyPass.loss`."""
+        loss = objective.loss(batch.to(output.device), output, objective.normalizer)
+        return loss, ({"value_loss": float(loss.detach())}, None)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """A micro-batch of supervised training.
+
+    Attributes:
+        examples, total: see `Task`.
+        counts: False adds nothing, for a process that would else make fewer passes than others.
+    """
+
+    examples: Sequence[Any]
+    total: float = 1.0
+    counts: bool = True
+
+    def to(self, device: torch.device) -> Examples:
+        """Tasks themselves make tensors of examples, on the device of the model."""
+        return self
+
+
+class TaskPass(nn.Module):
+    """Forward pass and loss of supervised training as one module."""
+
+    is_adapted = False
+
+    def __init__(self, model: Any, task: Task) -> None:
+        super().__init__()
+        self.model, self.task = model, task
+        self.share_prefixes = task.share_reading
+
+    @property
+    def decoder(self) -> Any:
+        """The model below its head."""
+        return self.model.get_decoder()
+
+    def forward(self, batch: Examples) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `Task`."""
+        loss, metrics = self.task(self.model, batch.examples, batch.total)
+        return loss if batch.counts else loss * 0, metrics
+
+    def options(self, objective: None) -> tuple[Any, ...]:
+        """See `PolicyPass.options`."""
+        return ()
+
+    def loss(self, batch: Examples, output: Any, objective: None) -> tuple[Tensor, dict[str, float]]:
+        """See `PolicyPass.loss`."""
+        loss, metrics = output
+        return loss, numbers(metrics)
+
 
 class Divided:
     """A module under training by several processes; `ZeroTrainee` and `ReplicatedTrainee` differ in who holds what.
 
     Args:
-        module: `PolicyPass` or `ValuePass`.
+        module: `PolicyPass`, `ValuePass` or `TaskPass`.
         inner: the part of it whose parameters are named in checkpoints.
         of_policy: its parameters by the names that they have in the start policy.
         conf: optimizer.
@@ -182,20 +255,23 @@ class Divided:
         return reading(self.module.decoder, self.module.share_prefixes, self.dtype)
 
     @torch.no_grad()
-    def read(self, batches: Sequence[Experience]) -> list[Any]:
+    def read(self, batches: Sequence[Any]) -> list[Any]:
         """The module's output for each batch, as many on every process."""
         with self.reading():
             return [self.engine(batch.to(self.device)) for batch in batches]
 
-    def update(self, batches: Sequence[Experience], objective: Objective[Any]) -> tuple[list[Any], float]:
+    def update(
+        self, batches: Sequence[Any], objective: Objective[Any] | None, lr: float | None = None
+    ) -> tuple[list[Any], float]:
         """Add up the gradients of all processes' batches and take one step.
 
         Args:
             batches: as many on every process; one without trained tokens adds nothing.
-            objective: see `Objective`.
+            objective: see `Objective`; None where the module has a task.
+            lr: learning rate; None is that of the settings, after their warm-up.
 
         Returns:
-            metrics and, where the objective asks for them, logprobs of each batch; and the norm of the gradient.
+            the report of each batch, see the `loss` of the module; and the norm of the gradient.
 
         Raises:
             DivergedError: the gradient is not finite; raised by all processes.
@@ -204,8 +280,8 @@ class Divided:
         for batch in batches:
             with self.reading():
                 with recomputing(self.module):
-                    output = self.engine(batch.to(self.device), *self._options(objective))
-                loss, report = self._loss(batch, output, objective)
+                    output = self.engine(batch.to(self.device), *self.module.options(objective))
+                loss, report = self.module.loss(batch, output, objective)
                 if not loss.requires_grad:  # No token to learn from; but the backward pass is one that all make.
                     loss = sum((piece.sum() * 0 for piece in _pieces(output)), loss)
                 self.backward(loss)
@@ -213,7 +289,7 @@ class Divided:
 
         warm = min(1.0, (self.num_updates + 1) / max(self.conf.warmup_steps, 1))
         for group in self.groups:
-            group["lr"] = self.conf.lr * warm
+            group["lr"] = self.conf.lr * warm if lr is None else lr
         norm, is_taken = self.step()
         if not is_taken:
             raise DivergedError(
@@ -234,21 +310,6 @@ class Divided:
     def groups(self) -> list[dict[str, Any]]:
         """The optimizer's parameter groups."""
         raise NotImplementedError
-
-    def _options(self, objective: Objective[Any]) -> tuple[Any, ...]:
-        return (objective.entropy_gradient,) if isinstance(self.module, PolicyPass) else ()
-
-    def _loss(self, batch: Experience, output: Any, objective: Objective[Any]) -> tuple[Tensor, Any]:
-        if not isinstance(self.module, PolicyPass):
-            loss = objective.loss(batch.to(self.device), output, objective.normalizer)
-            return loss, ({"value_loss": float(loss.detach())}, None)
-        logprobs, entropy = output
-        old = None
-        if objective.is_first:
-            old = logprobs.detach().cpu()
-            batch = replace(batch, old_logprobs=old)
-        loss, metrics = objective.loss(batch.to(self.device), logprobs, entropy, objective.normalizer)
-        return loss, ({name: float(metric) for name, metric in metrics.items()}, old)
 
     def values(self) -> dict[str, Any]:
         """What the state holds beside tensors."""

@@ -1,4 +1,7 @@
-"""Policy, critic and reference of a worker, built from a configuration, and without weights until they are set.
+"""The models of a worker, built from a configuration, and without weights until they are set.
+
+Policy, critic and reference of reinforcement learning, or the one model of supervised training, which stands in the
+place of the policy.
 
 All workers call everything here together.
 """
@@ -6,7 +9,7 @@ All workers call everything here together.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +18,11 @@ import torch
 from torch import Tensor
 
 from tasks.engine import OptimizerConf, Training
-from tasks.engine.forward import reading
 from tasks.engine.zero import (
     Divided,
     PolicyPass,
     ReplicatedTrainee,
+    TaskPass,
     ValuePass,
     ZeroConf,
     ZeroTrainee,
@@ -28,9 +31,11 @@ from tasks.engine.zero import (
     whole,
 )
 from tasks.model import computes_in, pick_device
+from tasks.passes import reading, recompute_activations
 from tasks.precision import round_weights
 from tasks.rl.experience import Experience
 from tasks.shared_prefix import require_supported
+from tasks.supervised import Supervision
 
 _ADAPTER = "default"
 
@@ -133,23 +138,45 @@ def build(config: Any, training: Training, zero: ZeroConf) -> Models:
 
     reference = None
     if training.needs_reference and not training.lora.rank:
-        model, of_policy = _empty(config, zero, dtype, device)
+        model, of_policy = _causal_lm(config, zero, dtype, device)
         reference = Frozen(PolicyPass(model, training.share_prefixes, False), of_policy, zero, dtype)
     return Models(policy, critic, reference)
 
 
-def require_sharing(models: Models, training: Training) -> None:
+def build_taught(kind: str, config: Any, told: Supervision, zero: ZeroConf) -> Models:
+    """The model of supervised training.
+
+    Args:
+        kind: its class in transformers.
+        config: of transformers.
+        told: settings.
+        zero: how the model is divided.
+    """
+    import transformers
+
+    device = pick_device()
+    dtype = computes_in(told.dtype, device)
+    model, of_start = _empty(getattr(transformers, kind)._from_config, config, zero, dtype, device)
+    if not told.keep_activations:
+        recompute_activations(model)
+    module = TaskPass(model, told.task).eval()
+    # The schedule gives each update its learning rate.
+    conf = OptimizerConf(1.0, 0, told.betas, told.weight_decay, told.max_grad_norm)
+    return Models(_trainee(module, model, of_start, conf, zero, dtype), None, None)
+
+
+def require_sharing(models: Models) -> None:
     """Once the weights are there: whether samples can share prefixes.
 
     Raises:
         ValueError: the architecture cannot.
     """
-    if training.share_prefixes:
+    if models.policy.module.share_prefixes:
         require_supported(models.policy.module.decoder)
 
 
 def _policy(config: Any, training: Training, zero: ZeroConf, dtype: torch.dtype, device: torch.device) -> Divided:
-    model, of_policy = _empty(config, zero, dtype, device)
+    model, of_policy = _causal_lm(config, zero, dtype, device)
     if training.lora.rank:
         from peft import LoraConfig, get_peft_model
 
@@ -165,7 +192,7 @@ def _policy(config: Any, training: Training, zero: ZeroConf, dtype: torch.dtype,
 
 def _critic(config: Any, training: Training, zero: ZeroConf, dtype: torch.dtype, device: torch.device) -> Divided:
     assert training.critic is not None
-    model, of_policy = _empty(config, zero, dtype, device)
+    model, of_policy = _causal_lm(config, zero, dtype, device)
     decoder = model.get_decoder()
     _choose_activations(decoder, training)
     module = ValuePass(decoder, training.share_prefixes).eval()
@@ -185,17 +212,23 @@ def _trainee(
 
 def _choose_activations(model: Any, training: Training) -> None:
     if not training.keep_activations:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        recompute_activations(model)
 
 
-def _empty(config: Any, zero: ZeroConf, dtype: torch.dtype, device: torch.device) -> tuple[Any, dict[str, Any]]:
-    """A causal LM without weights, and its parameters by name."""
-    from transformers.initialization import no_init_weights
-
+def _causal_lm(config: Any, zero: ZeroConf, dtype: torch.dtype, device: torch.device) -> tuple[Any, dict[str, Any]]:
     from tasks.pretrained import AutoModelForCausalLM
 
+    return _empty(AutoModelForCausalLM.from_config, config, zero, dtype, device)
+
+
+def _empty(
+    make: Callable[..., Any], config: Any, zero: ZeroConf, dtype: torch.dtype, device: torch.device
+) -> tuple[Any, dict[str, Any]]:
+    """A model without weights, made from its configuration, and its parameters by name."""
+    from transformers.initialization import no_init_weights
+
     with no_init_weights(), _born(zero, dtype):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+        model = make(config, dtype=torch.float32, attn_implementation="sdpa")
     model.tie_weights()
     _make_buffers_again(model)
     if zero.stage < 3:

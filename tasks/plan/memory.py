@@ -3,7 +3,7 @@
 The sums follow what the code holds: the engines (`tasks/engine`, `tasks/precision.py`), the generators, the
 checkpoints (`tasks/checkpoint.py`) and supervised training (`tasks/base/fit.py`). Activations are those of the decoders
 of Llama and Qwen2, at the longest row that the budgets allow, so most steps take less. Not counted: services that load
-models, and the training of reward models and readers.
+models.
 
 Estimate over measured peak (`peak_rss_mb`) on a CPU. SmolLM2-135M at scale small in bfloat16: start policy 1.0,
 evaluation 1.0; four micro-batches of training 2.9, because the heap grows over many. Tiny policy at scale laptop in
@@ -129,6 +129,33 @@ class Division:
 
 
 @dataclass(frozen=True)
+class Taught:
+    """Supervised training of one model.
+
+    Attributes:
+        name: of the phase.
+        model: its size.
+        dtype: of forward passes.
+        tokens: of the largest micro-batch.
+        longest: tokens of the longest row.
+        on_gpu: this process trains it on a GPU where there is one, as workers always do.
+        logit_share: of the tokens, those whose logits are computed.
+        keeps_all: False recomputes activations.
+        is_scored: a reward model: float32 weights, which are rounded in each forward pass, and a copy of the best ones.
+    """
+
+    name: str
+    model: ModelSize
+    dtype: Dtype
+    tokens: int
+    longest: int
+    on_gpu: bool = True
+    logit_share: float = 1.0
+    keeps_all: bool = True
+    is_scored: bool = False
+
+
+@dataclass(frozen=True)
 class Demand:
     """Everything that the memory of a run depends on.
 
@@ -140,6 +167,7 @@ class Demand:
         teaching: of the start policy; None where it is taken as it comes.
         vllm: the generator in processes of its own; None for the plain generator.
         division: the workers that train; None where this process does.
+        others: reward models and readers that are trained for services.
     """
 
     model: ModelSize
@@ -151,6 +179,7 @@ class Demand:
     teaching: BaseConf | FormatConf | None
     vllm: Served | None
     division: Division | None = None
+    others: tuple[Taught, ...] = ()
 
     @property
     def place(self) -> Place:
@@ -182,7 +211,7 @@ def _bytes_of(dtype: Dtype, has_bfloat16: bool) -> int:
 
 def phases(demand: Demand) -> list[Phase]:
     """The phases of a run in order."""
-    found = [Phase("start policy", (*_process(demand, on_gpu=_teaches_given(demand)), *_teaching(demand)))]
+    found = [_beginning(demand), *(_phase(demand, taught) for taught in demand.others)]
     if demand.learner is not None:
         held = (*_process(demand), *_held(demand, demand.learner))
         found += [
@@ -201,34 +230,57 @@ def _process(demand: Demand, on_gpu: bool = True) -> Iterator[Item]:
         yield Item("CUDA", GPU_PROCESS, "GPU")
 
 
-def _teaching(demand: Demand) -> Iterator[Item]:
+def _beginning(demand: Demand) -> Phase:
     """Supervised training of the start policy, of a tiny one on the processor; or its copy."""
     model, teaching = demand.model, demand.teaching
-    place: Place = demand.place if _teaches_given(demand) else "memory"
     if teaching is None:
-        yield Item("weights", model.stored, "memory")
-        return
-    dtype: Dtype = teaching.dtype if isinstance(teaching, FormatConf) else "float32"
-    machine = demand.machine
-    size = _bytes_of(dtype, machine.trains_in_bfloat16 if place == "GPU" else machine.host_has_bfloat16)
-    yield from _trained("policy", model.num_weights, model.num_weights, size, place)
-    yield Item("gradients", FLOAT * model.num_weights, place)
+        copied = Item("weights", model.stored, "memory")
+        return Phase("start policy", (*_process(demand, on_gpu=False), copied))
 
-    tokens = max(teaching.max_batch_tokens, demand.longest)
-    scores = 0 if size == FLOAT else min(demand.longest, LONGEST_BY_MATRICES)
-    activations = _activations(model, tokens, size, scores, keeps_all=True)
-    yield Item(f"activations of {tokens} tokens", int(HEAP[size] * activations), place)
+    dtype: Dtype = teaching.dtype if isinstance(teaching, FormatConf) else "float32"
     # Segments that teach a tiny policy to copy have a loss on every token.
     share = 1.0
     if isinstance(teaching, FormatConf):
         written = (demand.rollout.max_turns + 1) * demand.rollout.max_call_tokens
         read_once = demand.rollout.max_prompt_tokens if teaching.share_reading else 0
         share = min(1.0, written / max(1, demand.longest - read_once))
-    yield Item("logits", int(HEAP[size] * share * tokens * model.vocab * (size + 3 * FLOAT)), place)
+    tokens, on_gpu = max(teaching.max_batch_tokens, demand.longest), isinstance(teaching, FormatConf)
+    return _phase(demand, Taught("start policy", model, dtype, tokens, demand.longest, on_gpu, share))
 
 
-def _teaches_given(demand: Demand) -> bool:
-    return isinstance(demand.teaching, FormatConf)
+def _phase(demand: Demand, taught: Taught) -> Phase:
+    on_gpu = taught.on_gpu or demand.division is not None
+    return Phase(taught.name, (*_process(demand, on_gpu), *supervised(taught, demand.machine, demand.division)))
+
+
+def supervised(taught: Taught, machine: Machine, division: Division | None) -> Iterator[Item]:
+    """What supervised training takes: of this process, or of workers, whose stage then has a copy of the weights."""
+    model, count = taught.model, taught.model.num_weights
+    place: Place = "GPU" if machine.gpu is not None and (taught.on_gpu or division is not None) else "memory"
+    has_bfloat16 = machine.trains_in_bfloat16 if place == "GPU" else machine.host_has_bfloat16
+    size = _bytes_of(taught.dtype, has_bfloat16)
+    held, times = FLOAT if taught.is_scored else size, 1
+
+    if division is None:
+        yield from _trained("policy", count, count, held, place)
+        yield Item("gradients", FLOAT * count, place)
+    else:
+        times = division.on_host if place == "memory" else 1
+        yield Item("weights in the stage", FLOAT * count, "memory")
+        yield from _divided_model("policy", model, count, count, held, place, division)
+        yield Item("gradients", _gradients(division, place, count), place)
+        yield Item("copies of weights and moments", MOMENTS_AND_WEIGHTS * count, "memory")
+    if taught.is_scored:
+        yield Item("best weights", FLOAT * count, place if division is None else "memory")
+        if size == HALF:
+            yield Item("rounded weights", times * HALF * count, place)
+
+    # A reward model takes the attention of transformers, which keeps no scores.
+    scores = 0 if size == FLOAT or taught.is_scored else min(taught.longest, LONGEST_BY_MATRICES)
+    activations = times * _activations(model, taught.tokens, size, scores, taught.keeps_all)
+    yield Item(f"activations of {taught.tokens} tokens", int(HEAP[size] * activations), place)
+    logits = 0 if taught.is_scored else times * taught.logit_share * taught.tokens * model.vocab
+    yield Item("logits", int(HEAP[size] * logits * (size + 3 * FLOAT)), place)
 
 
 def _trained(name: str, num_weights: int, num_trained: int, size: int, place: Place) -> Iterator[Item]:
@@ -260,45 +312,63 @@ def _held(demand: Demand, learner: Learner) -> Iterator[Item]:
 def _divided(demand: Demand, learner: Learner, division: Division) -> Iterator[Item]:
     """What the workers hold, and what play needs besides, since it does not use their weights."""
     model, size, place = demand.model, demand.bytes_of, demand.place
-    there = division.on_host if place == "memory" else 1  # Each has a GPU of its own.
     own = demand.trained if demand.lora.rank else 0
-    whole = division.kept_whole(model)
-
-    def weights(count: int) -> int:
-        return there * size * (division.share(count) + whole if division.stage == 3 else count)
-
-    trained = [("policy", model.num_weights + own, demand.trained)]
+    yield from _divided_model("policy", model, model.num_weights + own, demand.trained, size, place, division)
     if learner.has_critic:
-        trained.append(("critic", model.decoder_weights, model.decoder_weights))
-    for name, count, learned in trained:
-        yield Item(f"{name}: weights", weights(count), place)
-        if division.stage == 0:
-            if size == HALF:
-                yield Item(f"{name}: float32 copy", there * FLOAT * learned, place)
-            yield Item(f"{name}: Adam", there * ADAM * learned, place)
-            continue
-        states = "memory" if division.offload else place
-        times = division.on_host if division.offload else there
-        yield Item(f"{name}: float32 copy", times * FLOAT * division.share(learned), states)
-        yield Item(f"{name}: Adam", times * ADAM * division.share(learned), states)
-        if division.stage == 3:
-            gradients = division.share(learned) + min(division.bucket, learned)
-            yield Item(f"{name}: gradients", there * FLOAT * gradients, place)
+        count = model.decoder_weights
+        yield from _divided_model("critic", model, count, count, size, place, division)
 
     if learner.has_reference and not demand.lora.rank:
-        yield Item("reference", weights(model.num_weights) - whole * there * size, place)
+        there, count = _there(division, place), model.num_weights
+        yield Item("reference", there * size * (division.share(count) if division.stage == 3 else count), place)
     if learner.plays_start:
         yield from _generator(demand, "start policy that plays")
     if demand.vllm is None or place == "memory":
         yield from _generator(demand, "generator" if demand.vllm is None else "vLLM")
 
 
-def _gradients(demand: Demand, learned: int) -> int:
+def _divided_model(
+    name: str, model: ModelSize, count: int, learned: int, size: int, place: Place, division: Division
+) -> Iterator[Item]:
+    """A model under training by workers, without gradients that only an update holds.
+
+    Args:
+        name: for items.
+        model: its size.
+        count: its weights, adapters included.
+        learned: weights that are trained.
+        size: bytes of a weight in forward passes.
+        place: where they lie.
+        division: the workers.
+    """
+    there = _there(division, place)
+    weights = division.share(count) + division.kept_whole(model) if division.stage == 3 else count
+    yield Item(f"{name}: weights", there * size * weights, place)
+    if division.stage == 0:
+        if size == HALF:
+            yield Item(f"{name}: float32 copy", there * FLOAT * learned, place)
+        yield Item(f"{name}: Adam", there * ADAM * learned, place)
+        return
+
+    states: Place = "memory" if division.offload else place
+    times = division.on_host if division.offload else there
+    yield Item(f"{name}: float32 copy", times * FLOAT * division.share(learned), states)
+    yield Item(f"{name}: Adam", times * ADAM * division.share(learned), states)
+    if division.stage == 3:
+        gradients = division.share(learned) + min(division.bucket, learned)
+        yield Item(f"{name}: gradients", there * FLOAT * gradients, place)
+
+
+def _there(division: Division, place: Place) -> int:
+    """Workers that share this memory; each has a GPU of its own."""
+    return division.on_host if place == "memory" else 1
+
+
+def _gradients(division: Division | None, place: Place, learned: int) -> int:
     """Bytes of gradients that only an update holds."""
-    division = demand.division
     if division is None:
         return FLOAT * learned
-    there = division.on_host if demand.place == "memory" else 1
+    there = _there(division, place)
     if division.stage == 3:
         return 0
     if division.stage == 2:
@@ -342,7 +412,7 @@ def _updating(demand: Demand, learner: Learner) -> Iterator[Item]:
     """Forward and backward pass of the largest micro-batch; policy and critic learn one after the other."""
     model, size, place, train = demand.model, demand.bytes_of, demand.place, demand.train
     critic = model.decoder_weights if learner.has_critic else 0
-    yield Item("gradients", _gradients(demand, max(demand.trained, critic)), place)
+    yield Item("gradients", _gradients(demand.division, place, max(demand.trained, critic)), place)
 
     times = demand.division.on_host if demand.division and place == "memory" else 1
     tokens = max(train.max_batch_tokens, demand.longest)

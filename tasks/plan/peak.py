@@ -102,6 +102,7 @@ def _kinds(systems: Systems) -> list[list[Level]]:
     return [
         [("`train: keep_activations: false`", _recomputing)],
         [(f"`train: max_batch_tokens: {n}`", partial(_with_tokens, n=n)) for n in _halves(tokens, longest)],
+        [("`fit: keep_activations: false` in conf/reward_model", _recomputing_others)],
         [(f"`{section}: max_batch_tokens: {n}`", partial(_taught_with, n=n)) for n in _halves(taught, longest)],
         [(f"`rollout: batch_rows: {n}`", partial(_with_rows, n=n)) for n in _halves(rows, FEWEST_ROWS)],
         [("`train: dtype: bfloat16`", _in_bfloat16)],
@@ -129,6 +130,11 @@ def _halves(value: int, least: int) -> list[int]:
 
 def _recomputing(demand: Demand) -> Demand:
     return replace(demand, train=replace(demand.train, keep_activations=False))
+
+
+def _recomputing_others(demand: Demand) -> Demand:
+    others = tuple(replace(taught, keeps_all=not taught.is_scored and taught.keeps_all) for taught in demand.others)
+    return replace(demand, others=others)
 
 
 def _with_tokens(demand: Demand, n: int) -> Demand:

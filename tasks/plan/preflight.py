@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from tasks import cluster, conf, methods
@@ -17,10 +17,11 @@ from tasks.base.settings import BaseConf, FormatConf
 from tasks.conf import require
 from tasks.plan import disk
 from tasks.plan.machine import Machine, free_disk, this_machine
-from tasks.plan.memory import Demand, Division, Learner, Served
+from tasks.plan.memory import Demand, Division, Learner, Served, Taught
 from tasks.plan.model_size import ModelSize, of_folder, of_tiny
 from tasks.plan.peak import Peak, Systems, helping, worst
 from tasks.plan.run_settings import RunSettings
+from tasks.reader.settings import ReaderConf
 
 VARIABLE = "BREADCRUMB_PREFLIGHT"
 CLOSE = 0.9
@@ -72,9 +73,35 @@ def systems_of(run: RunSettings, model: ModelSize, machine: Machine) -> Systems:
         teaching = run.scale(FormatConf, "format")
 
     lora, division = run.model.lora, _division(run)
-    plain = Demand(model, machine, run.training(), run.rollout(), lora, None, teaching, _served(run), division)
+    others = (*_reward_models(run, model), *_readers(run))
+    plain = Demand(model, machine, run.training(), run.rollout(), lora, None, teaching, _served(run), division, others)
     trained = [(name, _learning(run, name, plain)) for name in run.params.systems if run.is_method(name)]
     return trained or [(run.params.systems[0], plain)]
+
+
+def _reward_models(run: RunSettings, policy: ModelSize) -> Iterator[Taught]:
+    """Those that are trained for services."""
+    for name in run.params.reward_models:
+        chosen = run.reward_model(name)
+        model = policy if chosen.backbone is None else of_folder(run.root / chosen.backbone)
+        tokens = max(chosen.fit.max_pack_tokens, chosen.fit.max_tokens)
+        yield Taught(
+            f"reward model {name}",
+            model,
+            chosen.fit.dtype,
+            tokens,
+            chosen.fit.max_tokens,
+            keeps_all=chosen.fit.keep_activations,
+            is_scored=True,
+        )
+
+
+def _readers(run: RunSettings) -> Iterator[Taught]:
+    """Those that are trained for services, from random weights and on the processor."""
+    for name in run.params.readers:
+        made = run.load(ReaderConf, "reader", name)
+        model, tokens = of_tiny(made.architecture), max(made.max_batch_tokens, made.architecture.max_positions)
+        yield Taught(f"reader {name}", model, "float32", tokens, made.architecture.max_positions, on_gpu=False)
 
 
 def _division(run: RunSettings) -> Division | None:

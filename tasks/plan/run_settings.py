@@ -30,6 +30,7 @@ from tasks.params import (
 )
 from tasks.params.scale import SECTIONS, Scale
 from tasks.reward_model.settings import RewardModelConf
+from tasks.supervised import Divides
 from tasks.train.settings import TrainConf
 
 T = TypeVar("T")
@@ -287,6 +288,12 @@ class RunSettings:
     def engine(self) -> Tree:
         """Kind and settings of the engine that trains."""
         return parts.plain(engine.load(self.params.engine, self.root))
+
+    @_once
+    def divides(self) -> Tree | None:
+        """Kind and settings of the engine where it divides supervised training; None leaves that to the stage."""
+        chosen = engine.load(self.params.engine, self.root)
+        return parts.plain(chosen) if isinstance(chosen, Divides) else None
 
     @_once
     def generator(self) -> Tree:

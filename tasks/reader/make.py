@@ -15,7 +15,7 @@ import torch
 
 from tasks import text
 from tasks.base.demonstrations import Example
-from tasks.base.fit import Fit, PhaseConf
+from tasks.base.fit import Fit, PhaseConf, supervision
 from tasks.base.make import recall_examples, sizes
 from tasks.base.settings import TinyConf
 from tasks.base.tokenizer import build_tokenizer
@@ -23,6 +23,7 @@ from tasks.reader.examples import Exercise, Exercises, usable
 from tasks.reader.reading import Reading, filled
 from tasks.reader.settings import KINDS, ReaderConf
 from tasks.store import DataError
+from tasks.supervised import Divides, opened
 from tasks.types import Passage, Question
 
 _BATCH = 64
@@ -63,6 +64,7 @@ class ReaderFit(Fit):
         measured = [row for row in self.history if "accuracy" in row["metrics"]]
         is_due = self.phase_step and self.phase_step % self.conf.check_every == 0
         if is_due and not (measured and measured[-1]["step"] == self.step):
+            self.learner.bring_back()
             self.model.eval()
             measured.append({"step": self.step, "metrics": {"accuracy": self.accuracy()}})
             self.model.train()
@@ -91,6 +93,7 @@ def make_reader(
     seed: int,
     scratch: Path,
     log: Callable[[int, dict[str, float]], None],
+    engine: Divides | None = None,
 ) -> MadeReader:
     """Train a reader on the questions of split `train`; continues from `scratch` after a kill, exactly.
 
@@ -102,6 +105,7 @@ def make_reader(
         seed: of weights, exercises and batches.
         scratch: checkpoints.
         log: receives (step, metrics).
+        engine: divides the training among processes; None is this process.
 
     Raises:
         DataError: too few questions have gold passages.
@@ -116,17 +120,18 @@ def make_reader(
     def measured() -> float:
         return accuracy(reading, test)["all"]
 
-    fit = ReaderFit(conf, measured, model, scratch, conf.checkpoint_every, conf.max_batch_tokens, log)
     words = range(256, tokenizer.vocab_size)
-    fit.run("recall", conf.recall, lambda step: recall_examples(f"{seed}/reader/{step}", conf.recall.batch, words))
-
     drawn = Exercises(training, passages, conf.evidence, conf.unknown)
 
     def batch(step: int) -> list[Example]:
         exercises = drawn.draw(conf.read.batch, f"{seed}/read/{step}")
         return [example(reading, exercise) for exercise in exercises]
 
-    fit.run("read", conf.read, batch)
+    with opened(model, supervision(), engine) as learner:
+        fit = ReaderFit(conf, measured, learner, scratch, conf.checkpoint_every, conf.max_batch_tokens, log)
+        fit.run("recall", conf.recall, lambda step: recall_examples(f"{seed}/reader/{step}", conf.recall.batch, words))
+        fit.run("read", conf.read, batch)
+
     model.eval()
     quality = {
         "held_out_accuracy": accuracy(reading, test), "num_held_out": len(test), "steps": fit.step,

@@ -1,6 +1,7 @@
 """Trains a reward model: updates, a look at the validation loss now and then, an early end, exact resume.
 
-A training that was killed goes on from its last checkpoint and gives the same weights.
+A training that was killed goes on from its last checkpoint and gives the same weights. Who computes an update, this
+process or several, is left to a `Learner` (`tasks/supervised.py`).
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,14 +19,17 @@ import torch
 from torch import Tensor
 
 from tasks import checkpoint
-from tasks.model import computes_in
+from tasks.model import Dtype, computes_in
 from tasks.reward_model.losses import losses
 from tasks.reward_model.model import packs, place_logits
 from tasks.reward_model.reading import Encoded
 from tasks.reward_model.settings import FitConf, LossConf
+from tasks.supervised import Learner, Supervision, sum_of
 
 Log = Callable[[int, dict[str, float]], None]
 KEPT_LOOKS = 2
+LEARNER = "learner"
+"""Folder of a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,59 @@ class Labelled:
     encoded: Encoded
     pivots: tuple[bool, ...]
     is_right: bool
+
+
+@dataclass(frozen=True)
+class Known(Labelled):
+    """A labelled trajectory with the golden hops of its question."""
+
+    hops: int = 1
+
+
+@dataclass(frozen=True)
+class Potentials:
+    """The task (see `Task`): f at the places of packed trajectories; `final` and `gold` are sums over these.
+
+    Attributes:
+        loss: settings.
+        dtype: in which the model computes with float32 weights.
+        share_reading: trajectories of a row share nothing.
+    """
+
+    loss: LossConf
+    dtype: Dtype
+    share_reading: bool = False
+
+    def num_tokens(self, example: Labelled) -> int:
+        """See `Task.num_tokens`."""
+        return len(example.encoded)
+
+    def __call__(self, model: Any, examples: Sequence[Labelled], total: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `Task`."""
+        with self._autocast(model):
+            logits = place_logits(model, [one.encoded for one in examples])
+        pairs = [
+            losses(of_one, one.pivots, one.is_right, self.loss) for of_one, one in zip(logits, examples, strict=True)
+        ]
+        final, gold = (torch.stack(of_kind).sum() for of_kind in zip(*pairs, strict=True))
+        loss = (final + self.loss.gold_weight * gold) / total
+        return loss, {"final": final.detach(), "gold": gold.detach()}
+
+    def _autocast(self, model: Any) -> AbstractContextManager[Any]:
+        device = next(model.parameters()).device
+        dtype = computes_in(self.dtype, device)
+        return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
+
+
+def supervision(loss: LossConf, conf: FitConf) -> Supervision:
+    """What the learner of a `Fit` is told."""
+    return Supervision(
+        Potentials(loss, conf.dtype),
+        betas=(0.9, 0.95),
+        weight_decay=conf.weight_decay,
+        max_grad_norm=conf.max_grad_norm,
+        keep_activations=conf.keep_activations,
+    )
 
 
 @dataclass
@@ -67,7 +124,7 @@ class Fit:
     """One training run.
 
     Args:
-        model: reward model on its device, trained in place; it ends with the best weights.
+        learner: trains a reward model, which ends with the best weights; told by `supervision`.
         loss, conf: settings.
         training, validation: trajectories.
         seed: of their order.
@@ -78,7 +135,7 @@ class Fit:
 
     def __init__(
         self,
-        model: Any,
+        learner: Learner,
         loss: LossConf,
         conf: FitConf,
         training: Sequence[Labelled],
@@ -88,17 +145,14 @@ class Fit:
         log: Log,
         max_steps: int = 0,
     ) -> None:
-        self.model, self.loss, self.conf = model, loss, conf
+        self.learner, self.model = learner, learner.model
+        self.loss, self.conf = loss, conf
         self.training, self.validation, self.seed = training, validation, seed
         self.scratch, self.log = scratch, log
         self.num_steps = max_steps or num_steps(len(training), conf)
         self.progress = Progress()
-        self.best = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
-        self.optimizer = torch.optim.AdamW(
-            model.parameters(), lr=conf.lr, betas=(0.9, 0.95), weight_decay=conf.weight_decay
-        )
-        if not conf.keep_activations:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self.best = {name: tensor.detach().clone() for name, tensor in self.model.named_parameters()}
+
         newest = checkpoint.latest(scratch)
         if newest is not None:
             self._restore(newest)
@@ -127,24 +181,16 @@ class Fit:
     def _update(self) -> None:
         """One update on the next batch."""
         step = self.progress.step
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.conf.lr * schedule(step, self.num_steps, self.conf)
+        batch, lr = self._batch(step), self.conf.lr * schedule(step, self.num_steps, self.conf)
+        taken = self.learner.learn(self._rows(batch), len(batch), lr)
 
-        self.optimizer.zero_grad(set_to_none=True)
-        batch = self._batch(step)
-        sums = dict.fromkeys(("final", "gold"), 0.0)
-        with self._recomputing():
-            for final, gold in self._each_loss(batch):
-                ((final + self.loss.gold_weight * gold) / len(batch)).backward()
-                sums["final"] += float(final.detach())
-                sums["gold"] += float(gold.detach())
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.conf.max_grad_norm))
-
-        metrics = {f"loss_{name}": value / len(batch) for name, value in sums.items()}
-        metrics |= {"loss": metrics["loss_final"] + self.loss.gold_weight * metrics["loss_gold"], "grad_norm": norm}
+        metrics = {f"loss_{name}": taken.sum(name) / len(batch) for name in ("final", "gold")}
+        metrics |= {
+            "loss": metrics["loss_final"] + self.loss.gold_weight * metrics["loss_gold"],
+            "grad_norm": taken.grad_norm,
+        }
         if not all(map(math.isfinite, metrics.values())):
             raise ValueError(f"reward model: the loss or its gradient became {metrics} at update {step + 1}. Lower lr.")
-        self.optimizer.step()
         self.progress.step += 1
         self._report(metrics)
 
@@ -157,26 +203,19 @@ class Fit:
         random.Random(f"{self.seed}/order/{epoch}").shuffle(order)
         return [self.training[i] for i in order[place * batch : (place + 1) * batch]]
 
-    def _each_loss(self, batch: Sequence[Labelled]) -> Iterator[tuple[Tensor, Tensor]]:
-        """L_final and L_gold, summed over the trajectories of one packed row after another."""
-        for row in packs([len(one.encoded) for one in batch], self.conf.max_pack_tokens):
-            chosen = [batch[i] for i in row]
-            with self._autocast():
-                logits = place_logits(self.model, [one.encoded for one in chosen])
-            pairs = [
-                losses(of_one, one.pivots, one.is_right, self.loss) for of_one, one in zip(logits, chosen, strict=True)
-            ]
-            yield torch.stack([final for final, _ in pairs]).sum(), torch.stack([gold for _, gold in pairs]).sum()
+    def _rows(self, batch: Sequence[Labelled]) -> list[list[Labelled]]:
+        """The trajectories of one packed row after another."""
+        rows = packs([len(one.encoded) for one in batch], self.conf.max_pack_tokens)
+        return [[batch[number] for number in row] for row in rows]
 
-    @torch.no_grad()
     def _look(self) -> None:
         """Measure the validation loss, and keep the weights if they are the best so far."""
-        sums = [(float(final), float(gold)) for final, gold in self._each_loss(self.validation)]
-        final, gold = (sum(values) / len(self.validation) for values in zip(*sums, strict=True))
+        measured = self.learner.measure(self._rows(self.validation))
+        final, gold = (sum_of(measured, name) / len(self.validation) for name in ("final", "gold"))
         loss = final + self.loss.gold_weight * gold
         if loss < self.progress.best_loss:
             self.progress.best_loss, self.progress.best_step = loss, self.progress.step
-            self.best = {name: tensor.detach().clone() for name, tensor in self.model.named_parameters()}
+            self.best = {name: tensor.clone() for name, tensor in self.learner.weights()}
         self._report({"validation_loss": loss, "validation_loss_final": final, "validation_loss_gold": gold})
 
     def _report(self, metrics: dict[str, float]) -> None:
@@ -187,41 +226,18 @@ class Fit:
             history.append({"step": step, "metrics": dict(metrics)})
         self.log(step, metrics)
 
-    def _autocast(self) -> AbstractContextManager[Any]:
-        device = next(self.model.parameters()).device
-        dtype = computes_in(self.conf.dtype, device)
-        return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
-
-    @contextlib.contextmanager
-    def _recomputing(self) -> Iterator[None]:
-        """Layers recompute activations only in training mode; their children keep their mode, so dropout stays off."""
-        from tasks.pretrained import GradientCheckpointingLayer
-
-        layers = [m for m in self.model.modules() if isinstance(m, GradientCheckpointingLayer)]
-        for layer in layers:
-            layer.training = not self.conf.keep_activations
-        try:
-            yield
-        finally:
-            for layer in layers:
-                layer.training = False
-
     def _save(self) -> None:
-        moments, scalars = checkpoint.pack_optimizer(self.optimizer, "optimizer")
-        weights = {f"model/{name}": tensor for name, tensor in self.model.named_parameters()}
         best = {f"best/{name}": tensor for name, tensor in self.best.items()}
         one = self.progress
-        values = {"optimizer": scalars, "best": [one.best_step, one.best_loss], "history": one.history}
         with checkpoint.writing(self.scratch, one.step, KEPT_LOOKS) as folder:
-            checkpoint.write_state(folder, weights | best | moments, values)
+            self.learner.save(folder / LEARNER)
+            checkpoint.write_state(folder, best, {"best": [one.best_step, one.best_loss], "history": one.history})
 
     def _restore(self, folder: Path) -> None:
+        self.learner.load(folder / LEARNER)
         tensors, values = checkpoint.read_state(folder)
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                parameter.copy_(tensors[f"model/{name}"])
-                self.best[name].copy_(tensors[f"best/{name}"])
-        checkpoint.unpack_optimizer(self.optimizer, "optimizer", tensors, values["optimizer"])
+        for name, tensor in self.best.items():
+            tensor.copy_(tensors[f"best/{name}"])
         best_step, best_loss = values["best"]
         self.progress = Progress(int(folder.name.rpartition("-")[2]), best_step, best_loss, values["history"])
 

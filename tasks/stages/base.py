@@ -66,6 +66,7 @@ class Settings:
         pretrained: for a given model folder; else None.
         format: how a given model is taught the format of a search agent; None takes it as it comes.
         given_sha256: of the files in the given model's folder.
+        engine: kind and settings of the one that divides the training among processes; None trains in this one.
     """
 
     seed: int
@@ -73,6 +74,7 @@ class Settings:
     pretrained: PretrainedConf | None
     format: Taught[FormatConf] | None
     given_sha256: str | None = None
+    engine: dict[str, Any] | None = None
 
 
 def settings(run: RunSettings, seed: int) -> Settings:
@@ -90,8 +92,8 @@ def settings(run: RunSettings, seed: int) -> Settings:
     if model.tiny is None:
         training = run.scale(FormatConf, "format")
         format = _taught(run, training, prompt, grammar)
-        return Settings(seed, None, model.pretrained, format, run.given_sha256)
-    return Settings(seed, Made(model.tiny, taught(run, prompt, grammar)), None, None)
+        return Settings(seed, None, model.pretrained, format, run.given_sha256, run.divides())
+    return Settings(seed, Made(model.tiny, taught(run, prompt, grammar)), None, None, engine=run.divides())
 
 
 def taught(run: RunSettings, prompt: Prompt, grammar: SearchGrammar) -> Taught[BaseConf]:
@@ -104,10 +106,9 @@ def _taught(run: RunSettings, training: T, prompt: Prompt, grammar: SearchGramma
 
 
 def loads(settings: Settings) -> Any:
-    """The grammar, and the settings of the backend."""
-    if settings.made is not None:
-        return parts_of(settings.made.taught)
-    return () if settings.format is None else parts_of(settings.format)
+    """The grammar, the settings of the backend, and the engine."""
+    taught = settings.format if settings.made is None else settings.made.taught
+    return () if taught is None else (parts_of(taught), parts.make_if("engine", settings.engine, "engine"))
 
 
 def parts_of(taught: Taught[Any]) -> tuple[SearchGrammar, Any]:
@@ -152,15 +153,16 @@ def _teach_format(
 ) -> tuple[list[Row], FormatRecord]:
     """Teach a given model; returns the metrics of its training, and what it was taught with."""
     from tasks.base.taught import teach_format
-    from tasks.model import computes_in, pick_device
+    from tasks.model import pick_device
 
     conf = taught.training
     num_steps = conf.fit.max_steps + (conf.read.max_steps if conf.read else 0)
-    lessons: Lessons[FormatConf] = lessons_of(ctx, taught, ctx.settings.seed, num_steps)
-    model = model.to(pick_device())
-    fit = lessons.fit(model, computes_in(conf.dtype, model.device), conf.share_reading)
+    lessons: Lessons[FormatConf] = lessons_of(ctx, taught, ctx.settings.seed, num_steps, ctx.settings.engine)
+    if ctx.settings.engine is None:  # Workers need all of their GPUs.
+        model = model.to(pick_device())
     chosen, seed = lessons.chosen(), f"{ctx.settings.seed}/format"
-    record = teach_format(model, fit, lessons.renderer(tokenizer), chosen, conf, seed)
+    with lessons.fit(model, conf.dtype, conf.share_reading) as fit:
+        record = teach_format(model, fit, lessons.renderer(tokenizer), chosen, conf, seed)
     print(f"{record.demonstrations} of {record.plans} plans were kept; {record.tokens} tokens were read", flush=True)
     return fit.history, record
 
@@ -171,11 +173,14 @@ def _made(ctx: Context[Settings], settings: Made) -> TinyPolicy:
 
     training = settings.taught.training
     phases = (training.recall, training.read, training.wasteful, training.lazy)
-    lessons = lessons_of(ctx, settings.taught, ctx.settings.seed, sum(phase.max_steps for phase in phases))
+    num_steps = sum(phase.max_steps for phase in phases)
+    lessons = lessons_of(ctx, settings.taught, ctx.settings.seed, num_steps, ctx.settings.engine)
     return make_tiny(settings.architecture, read_passages(ctx.root / DATA / "corpus.jsonl"), lessons)
 
 
-def lessons_of(ctx: Context[Any], taught: Taught[L], seed: int, num_steps: int) -> Lessons[L]:
+def lessons_of(
+    ctx: Context[Any], taught: Taught[L], seed: int, num_steps: int, engine: dict[str, Any] | None
+) -> Lessons[L]:
     """What a policy is taught with, from the files of this run; `num_steps` at most, which the bar shows."""
     from tasks.base.make import Lessons
     from tasks.device import use_threads
@@ -188,7 +193,10 @@ def lessons_of(ctx: Context[Any], taught: Taught[L], seed: int, num_steps: int) 
     grammar, _ = parts_of(taught)
     search = retrieval.open_retriever(ctx.root / INDEX, ctx.root / DATA / "corpus.jsonl")
     log = ctx.bar(num_steps).log
-    return Lessons(taught.training, taught.rollout, taught.prompt, grammar, questions, search, seed, ctx.scratch, log)
+    dividing = parts.make_if("engine", engine, "engine")
+    return Lessons(
+        taught.training, taught.rollout, taught.prompt, grammar, questions, search, seed, ctx.scratch, log, dividing
+    )
 
 
 if __name__ == "__main__":

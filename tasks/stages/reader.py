@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tasks import conf, trained
+from tasks import conf, parts, trained
 from tasks.data.records import read_passages, read_questions
 from tasks.reader.settings import ReaderConf
 from tasks.runner import Context, main
@@ -27,17 +27,24 @@ class Settings:
         reader, seed: name of the reader, and its seed.
         made: how it is made.
         held_out_split: split of the questions that measure it.
+        engine: kind and settings of the one that divides the training among processes; None trains in this one.
     """
 
     reader: str
     seed: int
     made: ReaderConf
     held_out_split: str
+    engine: dict[str, Any] | None = None
 
 
 def settings(run: RunSettings, reader: str, seed: int) -> Settings:
     """The reader at this run's scale; the data's validation questions measure it."""
-    return Settings(reader, seed, run.load(ReaderConf, "reader", reader), run.data.validation_split)
+    return Settings(reader, seed, run.load(ReaderConf, "reader", reader), run.data.validation_split, run.divides())
+
+
+def loads(settings: Settings) -> Any:
+    """The engine."""
+    return parts.make_if("engine", settings.engine, "engine")
 
 
 def body(ctx: Context[Settings]) -> None:
@@ -55,7 +62,16 @@ def body(ctx: Context[Settings]) -> None:
 
     passages = {passage.id: passage for passage in read_passages(ctx.root / DATA / "corpus.jsonl")}
     bar = ctx.bar(settings.made.recall.max_steps + settings.made.read.max_steps)
-    made = make_reader(settings.made, questions, settings.held_out_split, passages, settings.seed, ctx.scratch, bar.log)
+    made = make_reader(
+        settings.made,
+        questions,
+        settings.held_out_split,
+        passages,
+        settings.seed,
+        ctx.scratch,
+        bar.log,
+        loads(settings),
+    )
 
     folder = trained.FOLDER / f"{settings.reader}-{settings.seed}"
     with replacing_folder(ctx.root / folder) as out:

@@ -13,16 +13,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks import conf, trained
+from tasks import conf, parts, trained
 from tasks.records import schema
 from tasks.records.played import LABELS, SAMPLES, SUMMARY, LabelRow, Part
 from tasks.reward_model.card import Card, write_card
-from tasks.reward_model.fit import Fit, Labelled, num_steps
+from tasks.reward_model.fit import Fit, Known, Progress, num_steps, supervision
 from tasks.reward_model.quality import QUALITY, Judged, Quality, measure
 from tasks.reward_model.reading import Blanked, encode, placeholder_id
 from tasks.reward_model.settings import FitConf, LossConf
 from tasks.runner import Context, main
 from tasks.store import DataError, read_json, replacing_folder, write_json, write_jsonl
+from tasks.supervised import opened
 
 if TYPE_CHECKING:
     from tasks.plan import RunSettings
@@ -40,6 +41,7 @@ class Settings:
         backbone: folder of the model that training starts from; null takes the start policy.
         placeholder: token at which f(t) is read.
         loss, fit: see `RewardModelConf`.
+        engine: kind and settings of the one that divides the training among processes; None trains in this one.
     """
 
     reward_model: str
@@ -48,18 +50,24 @@ class Settings:
     placeholder: str
     loss: LossConf
     fit: FitConf
+    engine: dict[str, Any] | None = None
 
 
 def settings(run: RunSettings, reward_model: str, seed: int) -> Settings:
     """The training of the reward model."""
     chosen = run.reward_model(reward_model)
-    return Settings(reward_model, seed, chosen.backbone, chosen.placeholder, chosen.loss, chosen.fit)
+    return Settings(reward_model, seed, chosen.backbone, chosen.placeholder, chosen.loss, chosen.fit, run.divides())
+
+
+def loads(settings: Settings) -> Any:
+    """The engine."""
+    return parts.make_if("engine", settings.engine, "engine")
 
 
 def body(ctx: Context[Settings]) -> None:
     """Train, measure on held-out trajectories, and store the model."""
     from tasks.device import use_threads
-    from tasks.model import export_folder, pick_device
+    from tasks.model import export_folder
     from tasks.reward_model.model import load
 
     settings = ctx.settings
@@ -76,8 +84,7 @@ def body(ctx: Context[Settings]) -> None:
 
     blanked, _ = encoded_rows(rows, Blanked(tokenizer), card)
     compared = controls(ctx, start, encoded, blanked)
-    fit = _fit(ctx, model.to(pick_device()), encoded, "fit", ctx.bar(_num_steps(ctx, encoded)).log)
-    progress = fit.run()
+    progress = _fit(ctx, model, encoded, "fit", ctx.bar(_num_steps(ctx, encoded)).log)
     quality = judge(model, encoded["held_out"], settings.fit.max_pack_tokens, settings.loss)
 
     with replacing_folder(ctx.root / trained.FOLDER / f"{settings.reward_model}-{settings.seed}") as out:
@@ -92,13 +99,6 @@ def body(ctx: Context[Settings]) -> None:
     print(f"pivot AUC {quality.pivot_auc}, ECE {quality.ece:.3f}, outcome AUC {quality.outcome_auc} on "
           f"{quality.num_trajectories} held-out trajectories; pivot AUC of shuffled labels {compared['control_auc']}, "
           f"without words {compared['blanked_auc']}", flush=True)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Known(Labelled):
-    """A labelled trajectory with the golden hops of its question."""
-
-    hops: int = 1
 
 
 def encoded_rows(rows: Sequence[LabelRow], tokenizer: Any, card: Card) -> tuple[dict[Part, list[Known]], int]:
@@ -140,11 +140,20 @@ def _num_steps(ctx: Context[Settings], encoded: dict[Part, list[Known]]) -> int:
 
 def _fit(
     ctx: Context[Settings], model: Any, encoded: dict[Part, list[Known]], name: str, log: Any, steps: int = 0
-) -> Fit:
-    settings = ctx.settings
+) -> Progress:
+    """Train a model, which ends on the device of this process."""
+    from tasks.model import pick_device
+
+    settings, engine = ctx.settings, loads(ctx.settings)
+    if engine is None:  # Workers need all of their GPUs.
+        model.to(pick_device())
     training, validation = encoded["train"], encoded["validation"]
     seed, scratch = f"{settings.seed}/{name}", ctx.scratch / name
-    return Fit(model, settings.loss, settings.fit, training, validation, seed, scratch, log, steps)
+    with opened(model, supervision(settings.loss, settings.fit), engine) as learner:
+        fit = Fit(learner, settings.loss, settings.fit, training, validation, seed, scratch, log, steps)
+        progress = fit.run()
+    model.to(pick_device())
+    return progress
 
 
 def controls(
@@ -173,13 +182,11 @@ def _auc_of(
     ctx: Context[Settings], start: Path, encoded: dict[Part, list[Known]], name: str, measured: Sequence[Known]
 ) -> float | None:
     """The pivot AUC of a model that has learned from these trajectories."""
-    from tasks.model import pick_device
     from tasks.reward_model.model import load
 
     fit, loss = ctx.settings.fit, ctx.settings.loss
     model, _ = load(start, is_new=True)
-    model = model.to(pick_device())
-    _fit(ctx, model, encoded, name, lambda step, metrics: None, fit.control_steps).run()
+    _fit(ctx, model, encoded, name, lambda step, metrics: None, fit.control_steps)
     return judge(model, measured, fit.max_pack_tokens, loss).pivot_auc
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks import trained
+from tasks import parts, trained
 from tasks.base.settings import BaseConf, StartConf
 from tasks.runner import Context, main
 from tasks.stages import base
@@ -30,23 +30,25 @@ class Settings:
         start, seed: name of the start policy, and its seed.
         share: see `StartConf`.
         taught: how it is taught.
+        engine: as of the stage `base`.
     """
 
     start: str
     seed: int
     share: float
     taught: Taught[BaseConf]
+    engine: dict[str, Any] | None = None
 
 
 def settings(run: RunSettings, start: str, seed: int) -> Settings:
     """A file of `conf/start/`, taught as this run's own tiny policy was."""
     share = run.load(StartConf, "start", start).share
-    return Settings(start, seed, share, base.taught(run, *run.start_prompting(start)))
+    return Settings(start, seed, share, base.taught(run, *run.start_prompting(start)), run.divides())
 
 
 def loads(settings: Settings) -> Any:
-    """The grammar, and the settings of the backend."""
-    return base.parts_of(settings.taught)
+    """The grammar, the settings of the backend, and the engine."""
+    return base.parts_of(settings.taught), parts.make_if("engine", settings.engine, "engine")
 
 
 def body(ctx: Context[Settings]) -> None:
@@ -56,7 +58,8 @@ def body(ctx: Context[Settings]) -> None:
 
     given = ctx.settings
     training = given.taught.training
-    lessons = base.lessons_of(ctx, given.taught, given.seed, training.wasteful.max_steps + training.lazy.max_steps)
+    num_steps = training.wasteful.max_steps + training.lazy.max_steps
+    lessons = base.lessons_of(ctx, given.taught, given.seed, num_steps, given.engine)
     made = make_start(ctx.root / base.OUT / str(given.seed) / "policy", given.share, lessons)
 
     folder = Path(trained.FOLDER) / f"{given.start}-{given.seed}"

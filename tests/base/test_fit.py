@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tasks.base.demonstrations import Example
 from tasks.base.fit import Fit, PhaseConf, by_length, supervised_loss
 from tasks.shared_prefix import attention_to_prefixes, common_beginning
+from tests.tiny import make_learner
 
 VOCAB = 40
 FIRST = PhaseConf(max_steps=7, batch=4, lr=1e-2, decay=True, stop_loss=0.0)
@@ -81,9 +82,8 @@ def test_a_fit_that_shares_what_it_reads_learns_the_same(tmp_path: Path) -> None
     def run(share_reading: bool) -> Any:
         torch.set_num_threads(1)
         model = _model()
-        fit = Fit(
-            model, tmp_path / str(share_reading), 100, 48, lambda step, metrics: None, share_reading=share_reading
-        )
+        learner = make_learner(model, share_reading=share_reading)
+        fit = Fit(learner, tmp_path / str(share_reading), 100, 48, lambda step, metrics: None, share_reading)
         fit.run("first", replace(FIRST, lr=1e-3), lambda step: _alike(random.Random(step), 4))
         return model
 
@@ -112,7 +112,7 @@ def _run(scratch: Path, kill_at: int | None = None, checkpoint_every: int = 5) -
     """Both phases from the newest checkpoint, killed while drawing the batch of step `kill_at`."""
     torch.set_num_threads(1)
     model = _model()
-    fit = Fit(model, scratch, checkpoint_every, 48, lambda step, metrics: None)
+    fit = Fit(make_learner(model), scratch, checkpoint_every, 48, lambda step, metrics: None)
 
     def watched(sample: Callable[[int], Sequence[Example]]) -> Callable[[int], Sequence[Example]]:
         def draw(step: int) -> Sequence[Example]:
@@ -146,7 +146,7 @@ def test_a_killed_run_ends_bit_for_bit_like_an_unbroken_one(
         assert torch.equal(ours, theirs), name
     assert resumed.history == other_fit.history
     assert (resumed.step, resumed.finished) == (33, ["first", "second"])
-    own, other = resumed.optimizer.state_dict()["state"], other_fit.optimizer.state_dict()["state"]
+    own, other = resumed.learner.optimizer.state_dict()["state"], other_fit.learner.optimizer.state_dict()["state"]
     assert all(torch.equal(own[i][key], other[i][key]) for i in own for key in own[i])
 
 
@@ -172,7 +172,7 @@ def test_how_often_is_saved_changes_nothing(tmp_path: Path, unbroken: tuple[Any,
 
 def test_history_has_every_tenth_step_of_all_phases(tmp_path: Path) -> None:
     logged: list[tuple[int, dict[str, float]]] = []
-    fit = Fit(_model(), tmp_path, 100, 48, lambda step, metrics: logged.append((step, metrics)))
+    fit = Fit(make_learner(_model()), tmp_path, 100, 48, lambda step, metrics: logged.append((step, metrics)))
     fit.run("first", FIRST, _sample("first", FIRST.batch))
     fit.run("second", SECOND, _sample("second", SECOND.batch))
     assert [step for step, _ in logged] == [*range(1, 34)]  # So that a long step shows that it is done.
@@ -187,7 +187,7 @@ def test_a_phase_ends_early_on_its_running_mean(tmp_path: Path) -> None:
     example = [_example(random.Random(1))] * 4
     conf = PhaseConf(max_steps=500, batch=4, lr=1e-2, decay=False, stop_loss=0.5)
     losses: list[float] = []
-    fit = Fit(_model(), tmp_path, 1000, 200, lambda step, metrics: None)
+    fit = Fit(make_learner(_model()), tmp_path, 1000, 200, lambda step, metrics: None)
     update = fit._update
     fit._update = lambda c, e: losses.append(update(c, e)) or losses[-1]  # type: ignore[method-assign, func-returns-value]
     fit.run("one", conf, lambda step: example)
@@ -200,27 +200,27 @@ def test_a_phase_ends_early_on_its_running_mean(tmp_path: Path) -> None:
 
 
 def test_stop_loss_zero_never_ends_early(tmp_path: Path) -> None:
-    fit = Fit(_model(), tmp_path, 1000, 200, lambda step, metrics: None)
+    fit = Fit(make_learner(_model()), tmp_path, 1000, 200, lambda step, metrics: None)
     fit.run("one", PhaseConf(30, 1, 1e-2, False, 0.0), lambda step: [Example((2,), (3,), (True,))])
     assert fit.step == 30
 
 
 def test_a_phase_of_no_steps_is_passed_over(tmp_path: Path) -> None:
-    fit = Fit(_model(), tmp_path, 5, 200, lambda step, metrics: None)
+    fit = Fit(make_learner(_model()), tmp_path, 5, 200, lambda step, metrics: None)
     fit.run("none", PhaseConf(0, 1, 1e-2, True, 0.0), lambda step: [])
     assert (fit.step, fit.finished) == (0, ["none"])
 
 
 def test_a_loss_that_is_no_number_is_an_error_and_is_not_kept(tmp_path: Path) -> None:
     model = _model()
-    fit = Fit(model, tmp_path, 1, 200, lambda step, metrics: None)
+    fit = Fit(make_learner(model), tmp_path, 1, 200, lambda step, metrics: None)
     fit.run("fine", PhaseConf(1, 1, 1e-2, False, 0.0), lambda step: [Example((2,), (3,), (True,))])
     with torch.no_grad():
         next(model.parameters()).fill_(math.nan)
     with pytest.raises(ValueError, match=r"the loss became nan at step 1\. Lower lr"):
         fit.run("broken", PhaseConf(3, 1, 1e-2, False, 0.0), lambda step: [Example((2,), (3,), (True,))])
     fresh = _model(1)
-    Fit(fresh, tmp_path, 1, 200, lambda step, metrics: None)
+    Fit(make_learner(fresh), tmp_path, 1, 200, lambda step, metrics: None)
     assert all(bool(p.isfinite().all()) for p in fresh.parameters())
 
 
@@ -281,7 +281,7 @@ def test_the_update_does_not_depend_on_how_a_batch_is_spread(tmp_path: Path, max
     models = []
     for folder, tokens in (("one", 10_000), ("many", max_tokens)):
         model = _model()
-        fit = Fit(model, tmp_path / folder, 100, tokens, lambda step, metrics: None)
+        fit = Fit(make_learner(model), tmp_path / folder, 100, tokens, lambda step, metrics: None)
         fit.run("p", PhaseConf(1, 8, 1e-2, False, 0.0), lambda step: examples)
         models.append((model, fit.recent))
     for ours, theirs in zip(models[0][0].parameters(), models[1][0].parameters(), strict=True):

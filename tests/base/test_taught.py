@@ -21,7 +21,7 @@ from tasks.text import contains_any, findable
 from tasks.types import Hit, Hop, Question
 from tests.base.conftest import SmallWorld
 from tests.base.test_demonstrations import CONF, _play, _renderer
-from tests.tiny import make_model
+from tests.tiny import make_learner, make_model
 
 FORMAT = FormatConf(
     num_threads=1,
@@ -182,7 +182,8 @@ def _shown(example: Example) -> list[tuple[int, bool]]:
 
 
 def _fit(model: Any, scratch: Path, conf: FormatConf, log: Callable[[int, dict[str, float]], None]) -> Fit:
-    return Fit(model, scratch, conf.checkpoint_every, conf.max_batch_tokens, log, share_reading=conf.share_reading)
+    learner = make_learner(model, share_reading=conf.share_reading)
+    return Fit(learner, scratch, conf.checkpoint_every, conf.max_batch_tokens, log, conf.share_reading)
 
 
 def _teach(small: SmallWorld, renderer: Renderer, scratch: Path, conf: FormatConf = FORMAT) -> tuple[Any, Any]:

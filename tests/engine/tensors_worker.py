@@ -1,8 +1,9 @@
-"""A worker of the DeepSpeed engine that also counts the bytes of its tensors and tells which files it has loaded."""
+"""A worker of the DeepSpeed engine that also tells its process, its bytes of tensors, and the files it has loaded."""
 
 from __future__ import annotations
 
 import gc
+import os
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ def tensor_bytes() -> int:
 
 
 def commands(stage: crew.Stage) -> dict[str, Any]:
-    return Worker(stage).commands() | {"tensors": tensor_bytes, "loaded": identity.loaded}
+    return Worker(stage).commands() | {"tensors": tensor_bytes, "loaded": identity.loaded, "pid": os.getpid}
 
 
 if __name__ == "__main__":

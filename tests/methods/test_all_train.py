@@ -49,7 +49,7 @@ from tasks.types import Action, Passage, Question
 from tests.base.small import SMALL
 from tests.reward_model.small import stored
 from tests.skips import SHARED, needs_shared
-from tests.tiny import PROMPT
+from tests.tiny import PROMPT, make_learner
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
@@ -146,7 +146,7 @@ class Taught:
         renderer = Renderer(_budget(plain), tokenizer, self.search, plain.fitted(tokenizer), PROMPT)
         examples = renderer.render(questions, plans)
         assert all(any(example.loss_mask) for example in examples)
-        fit = Fit(model, self.folder / digest(tree), 10_000, 4096, lambda step, metrics: None)
+        fit = Fit(make_learner(model), self.folder / digest(tree), 10_000, 4096, lambda step, metrics: None)
         fit.run("heart", PhaseConf(250, 12, 4e-3, False, 0.04), lambda step: examples)
         return tokenizer, {name: tensor.clone() for name, tensor in model.state_dict().items()}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from tasks import checkpoint
 from tasks.agent.rollout import RolloutConf
 from tasks.base.demonstrations import Example
-from tasks.base.fit import Fit, PhaseConf, supervised_loss
+from tasks.base.fit import PhaseConf, supervised_loss
 from tasks.base.settings import FormatConf, TinyConf
 from tasks.engine import OptimizerConf, Training
 from tasks.engine.plain import PlainEngine
@@ -23,10 +23,11 @@ from tasks.generate.plain import PlainGenerator
 from tasks.model import LoraConf, export_folder, stored_dtype
 from tasks.plan import memory
 from tasks.plan.machine import Machine, Memory
-from tasks.plan.memory import Demand, Division, Learner, Served, phases
+from tasks.plan.memory import Demand, Division, Learner, Served, Taught, phases
 from tasks.plan.model_size import ModelSize, of_folder, of_tiny
 from tasks.pretrained import Qwen2Config, Qwen2ForCausalLM
 from tasks.train.settings import TrainConf
+from tests.tiny import make_learner
 
 OPTIMIZER = OptimizerConf(1e-6, 0, (0.9, 0.999), 0.0, 1.0)
 TRAIN = TrainConf(
@@ -212,11 +213,11 @@ def test_the_cache_of_the_plain_generator_holds_what_is_predicted(folder: Path, 
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_a_backward_pass_keeps_about_what_is_predicted(folder: Path, half: bool, tmp_path: Path) -> None:
+def test_a_backward_pass_keeps_about_what_is_predicted(folder: Path, half: bool, monkeypatch: Any) -> None:
     """The tensors that autograd keeps, each storage once; the layer that is worked on comes on top. Within 10%."""
     model = Qwen2ForCausalLM(TINY)
-    dtype = torch.bfloat16 if half else torch.float32
-    fit = Fit(model, tmp_path, 1, 1000, lambda step, metrics: None, dtype)
+    monkeypatch.setattr("tasks.model._cpu_has_bfloat16", lambda: half)
+    learner = make_learner(model, "bfloat16" if half else "float32")
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, Tensor] = {}
 
@@ -225,7 +226,7 @@ def test_a_backward_pass_keeps_about_what_is_predicted(folder: Path, half: bool,
         return tensor
 
     rows = [Example((1,) * 127, (2,), (True,))] * 4
-    with fit._attention, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with learner.reading(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         supervised_loss(model, rows)
     found = _bytes(tensor for pointer, tensor in kept.items() if pointer not in weights)
 
@@ -264,6 +265,39 @@ def _taught_at_scale_small(share_reading: bool = False) -> Demand:
     machine = Machine(Memory(24 * 10**9, "memory"), host_has_bfloat16=True)
     rollout = RolloutConf(4, 512, 64, 384, 2048, 3, 64)
     return Demand(SMOL, machine, small, rollout, LoraConf(), Learner(False, True, False, 64), teaching, None)
+
+
+def test_supervised_training_of_two_workers_by_hand() -> None:
+    """N weights in bfloat16, divided by ZeRO-2 among two GPUs of a host, whose stage gathers a checkpoint."""
+    count, bucket = QWEN_3B.num_weights, 2**26
+    two, half = Division(2, 2, 2, False, bucket), QWEN_3B.num_weights // 2
+    items = {
+        item.name: (item.size, item.place)
+        for item in memory.supervised(Taught("start policy", QWEN_3B, "auto", 4096, 1024), H100, two)
+    }
+    assert items.pop("activations of 4096 tokens")[1] == items.pop("logits")[1] == "GPU"
+    assert items == {
+        "weights in the stage": (4 * count, "memory"),
+        "policy: weights": (2 * count, "GPU"),
+        "policy: float32 copy": (4 * half, "GPU"),
+        "policy: Adam": (8 * half, "GPU"),
+        "gradients": (4 * (half + bucket), "GPU"),
+        "copies of weights and moments": (12 * count, "memory"),
+    }
+
+
+def test_a_reward_model_has_float32_weights_rounded_ones_and_the_best_ones() -> None:
+    """On a processor two workers hold what they do not divide twice."""
+    here = Machine(Memory(10**12, "memory"), host_has_bfloat16=True)
+    taught = Taught("reward model", SMOL, "auto", 2048, 1024, is_scored=True)
+    alone, two = (
+        {item.name: item.size / SMOL.num_weights for item in memory.supervised(taught, here, division)}
+        for division in (None, Division(2, 2, 1, False, 2**26))
+    )
+    same = {"best weights": 4, "policy: Adam": 8}
+    assert alone.items() >= (same | {"policy: weights": 4, "gradients": 4, "rounded weights": 2}).items()
+    assert two.items() >= (same | {"policy: weights": 8, "gradients": 8, "rounded weights": 4}).items()
+    assert two["activations of 2048 tokens"] == pytest.approx(2 * alone["activations of 2048 tokens"])
 
 
 def test_a_tiny_policy_is_counted_as_it_is_made() -> None:

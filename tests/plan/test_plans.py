@@ -79,6 +79,26 @@ def test_an_evaluation_needs_no_engine_no_reward_and_no_loss() -> None:
         assert not _files(made, folder), folder
 
 
+SUPERVISED = ("base@0", "start@r_search-0", "reader@tiny_llama-0", "reward_model@pica-0")
+
+
+def test_a_supervised_training_depends_on_an_engine_only_where_it_divides_it() -> None:
+    """Else a change of the plain engine would teach every start policy anew."""
+    names = [name.partition("@")[0] for name in SUPERVISED]
+    chosen = {"systems": ("base", "pica", "r_search"), "seeds": (0,)}
+    plain, divided = (_planned(*names, engine=engine, **chosen) for engine in ("plain", "deepspeed"))
+    for name in SUPERVISED:
+        assert plain[name].settings["engine"] is None
+        assert not _files(plain[name], "engine"), name
+        assert divided[name].settings["engine"] == conf.plain(
+            {"kind": "deepspeed", "workers": 2, "stage": 2, "offload": False, "bucket": 2**26, "timeout_s": 600.0}
+        )
+        assert {"deepspeed.py", "zero.py", "zero_models.py"} <= _files(divided[name], "engine"), name
+
+    found = _planned("base", "trajectories", engine="deepspeed", scale="laptop", model="smollm2-135m", seeds=(0,))
+    assert found["base@0"].settings["engine"] is None  # It is only copied.
+
+
 def test_who_opens_an_index_gets_the_backend_and_its_parts() -> None:
     found = _planned(retriever="hybrid", seeds=(0,))
     for name in ("index", "recall", "augment", "base@0", "train@search_r1_ppo-0", "evaluate@base-0"):

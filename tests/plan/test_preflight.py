@@ -13,6 +13,7 @@ import pytest
 from tasks import params, plan
 from tasks.plan import RunSettings, disk, preflight
 from tasks.plan.machine import Machine, Memory
+from tasks.plan.memory import phases
 from tasks.plan.model_size import ModelSize
 from tasks.plan.peak import helping, worst
 
@@ -97,6 +98,14 @@ def test_where_nothing_is_enough_it_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(ValueError, match="a machine with more memory") as caught:
         preflight.check(_smol("search_r1_grpo"), lambda: _here(1 << 20))
     assert "critic" not in str(caught.value)
+
+
+def test_models_that_are_trained_for_services_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = _run(systems=("base", "pica", "r_search"), seeds=(0,))
+    ((_, demand), *_) = preflight.systems_of(run, SMOL, _here(LARGE))
+    sizes = {phase.name: phase.size("memory") for phase in phases(demand)}
+    assert {"reward model pica", "reader tiny_llama"} < sizes.keys()
+    assert sizes["reader tiny_llama"] < sizes["reward model pica"]  # Which is as large as the policy.
 
 
 def test_a_play_longer_than_the_model_can_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

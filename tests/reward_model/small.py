@@ -13,12 +13,13 @@ from tasks import trained
 from tasks.base.tokenizer import END
 from tasks.model import export_folder
 from tasks.reward_model.card import Card, write_card
-from tasks.reward_model.fit import Labelled
+from tasks.reward_model.fit import Fit, Labelled, supervision
 from tasks.reward_model.model import load
 from tasks.reward_model.quality import Judged, measure
 from tasks.reward_model.reading import Encoded, encode, placeholder_id
-from tasks.reward_model.settings import FitConf
+from tasks.reward_model.settings import FitConf, LossConf
 from tasks.services import Head
+from tasks.supervised import PlainLearner
 from tasks.trained import Trained
 from tasks.types import Action, Turn
 from tests.tiny import make_merging_tokenizer, make_model
@@ -27,6 +28,11 @@ FIT = FitConf(
     batch=4, max_tokens=400, max_pack_tokens=160, lr=1e-3, max_epochs=2, validate_every=2, patience=9, control_steps=0,
     dtype="float32",
 )  # fmt: skip
+
+
+def fitted(model: Any, loss: LossConf, conf: FitConf, *rest: Any) -> Fit:
+    """The training of this very model."""
+    return Fit(PlainLearner(model, supervision(loss, conf)), loss, conf, *rest)
 
 
 def start(folder: Path) -> Path:

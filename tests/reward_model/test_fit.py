@@ -13,14 +13,14 @@ import torch
 
 from tasks import checkpoint
 from tasks.base.tokenizer import END
-from tasks.reward_model.fit import Fit, Labelled, num_steps, schedule
+from tasks.reward_model.fit import Labelled, num_steps, schedule
 from tasks.reward_model.losses import losses
 from tasks.reward_model.model import load, packs, place_logits, probabilities
 from tasks.reward_model.quality import Judged, Quality, measure
 from tasks.reward_model.reading import encode, placeholder_id
 from tasks.reward_model.settings import LossConf
 from tasks.types import Action, Turn
-from tests.reward_model.small import FIT, encoded, labelled, start
+from tests.reward_model.small import FIT, encoded, fitted, labelled, start
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def trained(folder: Path, scratch: Path, die_at: int = 0, **changes: Any) -> tup
         if step == die_at:
             raise KilledError
 
-    fit = Fit(model, LossConf(), replace(FIT, **changes), labelled(tokenizer, 12), labelled(tokenizer, 5, 1), "0",
+    fit = fitted(model, LossConf(), replace(FIT, **changes), labelled(tokenizer, 12), labelled(tokenizer, 5, 1), "0",
               scratch, log)  # fmt: skip
     progress = fit.run()
     return {name: p.detach().clone() for name, p in model.named_parameters()}, progress
@@ -139,7 +139,7 @@ def test_training_ends_early_with_the_best_weights(folder: Path, tmp_path: Path)
 def test_every_epoch_sees_all_trajectories_in_an_order_of_its_own(folder: Path, tmp_path: Path) -> None:
     model, tokenizer = fresh(folder)
     rows = labelled(tokenizer, 12)
-    fit = Fit(model, LossConf(), FIT, rows, rows[:1], "0", tmp_path, lambda step, metrics: None)
+    fit = fitted(model, LossConf(), FIT, rows, rows[:1], "0", tmp_path, lambda step, metrics: None)
     epochs = [[rows.index(one) for step in steps for one in fit._batch(step)] for steps in ((0, 1, 2), (3, 4, 5))]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(12))
     assert epochs[0] != epochs[1]
@@ -149,7 +149,9 @@ def test_a_loss_that_is_no_number_ends_the_training(folder: Path, tmp_path: Path
     model, tokenizer = fresh(folder)
     with torch.no_grad():
         model.score.weight.fill_(float("nan"))
-    fit = Fit(model, LossConf(), FIT, labelled(tokenizer, 4), labelled(tokenizer, 4), "0", tmp_path, lambda s, m: None)
+    fit = fitted(
+        model, LossConf(), FIT, labelled(tokenizer, 4), labelled(tokenizer, 4), "0", tmp_path, lambda s, m: None
+    )
     with pytest.raises(ValueError, match="reward model: the loss or its gradient became"):
         fit.run()
 
@@ -172,7 +174,7 @@ def test_an_update_follows_the_mean_of_the_weighted_losses(folder: Path, tmp_pat
     expected = torch.stack([gradient.norm() for gradient in gradients]).norm()
 
     model, _ = fresh(folder)
-    progress = Fit(model, loss, conf, rows, others, "0", tmp_path, lambda step, metrics: None).run()
+    progress = fitted(model, loss, conf, rows, others, "0", tmp_path, lambda step, metrics: None).run()
     (row,) = progress.history
     metrics = row["metrics"]
     assert metrics["grad_norm"] == pytest.approx(float(expected), rel=1e-4)
@@ -214,7 +216,7 @@ def figures(folder: Path, scratch: Path, is_shuffled: bool) -> Quality:
     model, tokenizer = load(folder, is_new=True)
     conf = replace(FIT, batch=16, max_pack_tokens=600, lr=3e-3, max_epochs=6, validate_every=12, patience=9)
     parts = [told(tokenizer, count, seed, is_shuffled) for seed, count in enumerate((160, 40, 160))]
-    Fit(model, LossConf(gold_weight=0.1), conf, *parts[:2], "0", scratch, lambda step, metrics: None).run()
+    fitted(model, LossConf(gold_weight=0.1), conf, *parts[:2], "0", scratch, lambda step, metrics: None).run()
     values = probabilities(model, [one.encoded for one in parts[2]], 600)
     return measure([Judged(f, one.pivots, one.is_right, 1) for f, one in zip(values, parts[2], strict=True)], 1e-4)
 

@@ -29,7 +29,7 @@ from tasks.data.decomposition import hops_of
 from tasks.data.records import read_questions
 from tasks.model import export_folder
 from tasks.reward_model.card import Card
-from tasks.reward_model.fit import Fit
+from tasks.reward_model.fit import Known
 from tasks.reward_model.model import load
 from tasks.reward_model.quality import Quality
 from tasks.reward_model.reading import Blanked, encode, placeholder_id
@@ -37,10 +37,11 @@ from tasks.reward_model.settings import FitConf, LossConf
 from tasks.rl.method import Method
 from tasks.services.reward_model import FrozenRewardModel
 from tasks.services.rule_labeller import RuleLabeller
-from tasks.stages.reward_model import Known, Settings, controls, judge
+from tasks.stages.reward_model import Settings, controls, judge
 from tasks.text import exact_match
 from tasks.types import Action, Hit, Question, Trajectory
 from tests.base.small import SMALL, world_texts
+from tests.reward_model.small import fitted
 from tests.tiny import load_method, placed, play_script
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
@@ -135,7 +136,7 @@ class Setting:
         nobody: Any = SimpleNamespace(settings=Settings("small", 0, None, END, LOSS, CONTROL), scratch=folder)
         self.controls = controls(nobody, folder / "start", whole, blanked)  # type: ignore[arg-type]
         training, validation = whole["train"], whole["validation"]
-        Fit(model, LOSS, FIT, training, validation, "0", folder / "fit", lambda step, metrics: None).run()
+        fitted(model, LOSS, FIT, training, validation, "0", folder / "fit", lambda step, metrics: None).run()
         card = Card("success", END, placeholder, FIT.max_tokens, FIT.max_pack_tokens)
         frozen = FrozenRewardModel(model.requires_grad_(False), self.tokenizer, card)
         return frozen, judge(model, whole["held_out"], FIT.max_pack_tokens, LOSS)

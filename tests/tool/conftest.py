@@ -21,7 +21,7 @@ from tasks.data.records import read_passages, read_questions
 from tasks.model import export_folder
 from tasks.types import Question
 from tests.base.small import SMALL
-from tests.tiny import PROMPT
+from tests.tiny import PROMPT, make_learner
 
 ROOT = Path(__file__).parents[2]
 TINY = TinyConf(64, 2, 4, 128, 1024, 900, 0.05)
@@ -70,7 +70,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Learned:
     tokenizer = build_tokenizer(texts * 2, 900, (*LITERALS, *plain.literals))
     grammar, model = plain.fitted(tokenizer), new_model(TINY, tokenizer, 0)
     examples = Renderer(BUDGET, tokenizer, search, grammar, PROMPT).render(questions, plans)
-    fit = Fit(model, root / "scratch", 10_000, 4096, lambda step, metrics: None)
+    fit = Fit(make_learner(model), root / "scratch", 10_000, 4096, lambda step, metrics: None)
     fit.run("heart", PhaseConf(250, len(examples), 4e-3, False, 0.03), lambda step: examples)
 
     folder.mkdir()

@@ -30,7 +30,7 @@ from tasks.rewards.answer import AnswerReward
 from tasks.train.loop import Trainer
 from tasks.types import Action, Question, Scores, Trajectory
 from tests.base.small import SMALL
-from tests.tiny import PROMPT, make_method, make_policy, optimizer, train_conf
+from tests.tiny import PROMPT, make_learner, make_method, make_policy, optimizer, train_conf
 
 ROOT = Path(__file__).parents[2]
 TINY = TinyConf(64, 2, 4, 128, 512, 900, 0.05)
@@ -104,7 +104,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
     renderer = Renderer(BUDGET, tokenizer, search, grammar, PROMPT)
     examples = renderer.render([q for q in questions for _ in range(4)], [plan for some in plans for plan in some])
     model = new_model(TINY, tokenizer, seed=0)
-    fit = Fit(model, folder / "fit", 10_000, 8192, lambda step, metrics: None)
+    fit = Fit(make_learner(model), folder / "fit", 10_000, 8192, lambda step, metrics: None)
     fit.run("start", PhaseConf(150, len(examples), 4e-3, True, 0.0), lambda step: examples)
     return Start(questions, search, tokenizer, grammar, {k: v.clone() for k, v in model.state_dict().items()})
 
