@@ -25,14 +25,15 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
 from pathlib import Path
 from typing import Any
 
-from tasks import device
+from tasks import device, footprint
 from tasks.cluster import Cluster, Place
+from tasks.footprint import Footprint
 from tasks.store import OutageError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,6 +42,8 @@ _ALIVE_S = 1.0
 _SHAKE_S = 20
 """Longest wait for the other side of a new connection."""
 _LAST_LINES = 20
+_FOOTPRINT = "footprint"
+"""Every worker may be told this, whatever it serves."""
 _IDLE = "waiting"
 """The phase of a worker that was told nothing since its last result."""
 
@@ -328,6 +331,22 @@ class Crew:
         raise CrewError(f"{member.name}, in {phase}: {what.rstrip('.')}.{tail} Start again: the run continues.")
 
 
+def footprints(parts: Iterable[object]) -> list[Footprint]:
+    """The memory of all processes that work for this one: workers on any host, and what else it has started here.
+
+    Args:
+        parts: those that work through a crew have it as `crew`; none of its workers may be busy.
+
+    Raises:
+        CrewError: a worker died, hangs or is cut off.
+    """
+    found = {id(crew): crew for part in parts if isinstance(crew := getattr(part, "crew", None), Crew)}
+    crews = list(found.values())
+    told = [answer for crew in crews for answer in crew.call(_FOOTPRINT, [()] * len(crew))]
+    workers = [one for answer in told if answer is not None for one in answer]
+    return workers + footprint.below([member.process.pid for crew in crews for member in crew.members])
+
+
 def _start(module: str, rank: int, place: Place, address: str, say: Callable[[str], object]) -> _Member:
     python = [place.python or sys.executable, "-m", module]
     # Variables stand among the words: ssh hands on none of this process.
@@ -517,7 +536,7 @@ def work(serve: Callable[[Stage], dict[str, Callable[..., Any]]]) -> None:
     connection = _reach(address, int(port), bytes.fromhex(key), float(silence_s))
     connection.send_bytes(pickle.dumps((int(rank), fingerprint())))
     stage = Stage(int(rank), int(number), connection)
-    commands = serve(stage)
+    commands = {_FOOTPRINT: footprint.with_below} | serve(stage)
     while True:
         command, arguments = stage.take()
         try:

@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tasks import cluster, crew, device
+from tasks import cluster, crew, device, footprint
 from tasks.cluster import Cluster, HostConf
 from tasks.crew import Crew, CrewError
 from tasks.engine.deepspeed_worker import require_own_gpu
@@ -95,6 +96,26 @@ def test_one_line_says_which_worker_failed_in_what_and_none_is_left(
             workers.call(command, [given] * 2)
         assert time.monotonic() - start < 20
         assert not any(map(is_running, pids))
+
+
+def test_memory_of_workers_counts_once_and_so_does_that_of_other_processes() -> None:
+    code = "held = bytearray(b'x') * (150 << 20); print('ready', flush=True); input()"
+    words = [sys.executable, "-c", code]
+    with (
+        subprocess.Popen(words, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other,
+        Crew(WORKER, 2, HERE) as workers,
+    ):
+        assert other.stdout is not None
+        assert other.stdin is not None
+        assert other.stdout.readline() == "ready\n"
+        before = sum(one.rss_mb > 140 for one in footprint.below([other.pid]))
+        part = SimpleNamespace(crew=workers)
+        found = crew.footprints([part, object(), part])
+        ids = [other.pid, *(member.process.pid for member in workers.members)]
+        assert len(found) == 2 + 1 + len(footprint.below(ids))
+        assert all(10 < one.rss_mb < 100 for one in found[:2])
+        assert sum(one.rss_mb > 140 for one in found) == 1 + before
+        other.stdin.close()
 
 
 def test_a_worker_that_is_killed_while_others_work_ends_them() -> None:

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from torch import Tensor
 
 from tasks import conf, parts
 from tasks.conf import LearningRate, require
+from tasks.limits import Limit
 from tasks.model import Dtype, LoraConf
 from tasks.rl.experience import Experience
 from tasks.rl.losses import Normalizer
@@ -178,6 +179,15 @@ class Policy(Protocol):
 
     def load(self, folder: Path) -> None:
         """Inverse of `save`."""
+        ...
+
+
+@runtime_checkable
+class Limited(Protocol):
+    """A `Policy` that can say what its devices could do; the report then shows which share of that learning took."""
+
+    def limits(self) -> list[Limit]:
+        """Of each device that learns, in the type of its matrix products; all devices are busy meanwhile."""
         ...
 
 

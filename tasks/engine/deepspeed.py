@@ -26,6 +26,7 @@ from tasks.crew import Crew
 from tasks.engine import Critic, DivergedError, Objective, Plan, Policy, Training, Update
 from tasks.engine.deepspeed_worker import World
 from tasks.engine.zero import Examples, Stage, ZeroConf
+from tasks.limits import Limit
 from tasks.model import export_folder, outline
 from tasks.rl.experience import Experience
 from tasks.store import replacing_folder
@@ -137,6 +138,10 @@ class DeepSpeedPolicy(_Trained):
         """See `Policy.sequence_logprobs`."""
         table = self.read(_unrewarded(sequences), [[row] for row in range(len(sequences))], self.name)
         return [row[1 : len(ids)].tolist() for row, ids in zip(table, sequences, strict=True)]
+
+    def limits(self) -> list[Limit]:
+        """See `Limited`; the workers measure at the same time."""
+        return self.crew.call("limit", [()] * len(self.crew))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Policy.weights`."""

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from tasks import crew, device
+from tasks import crew, device, limits
 from tasks.engine import Objective, Training
+from tasks.limits import Limit
 from tasks.rl.experience import Experience
 from tasks.supervised import Supervision
 
@@ -62,6 +63,7 @@ class Worker:
             "read": self.read,
             "measure": self.measure,
             "update": self.update,
+            "limit": self.limit,
             "weights": self.weights,
             "save": self.save,
             "load": self.load,
@@ -146,6 +148,13 @@ class Worker:
     ) -> Any:
         """One step; returns the reports of the batches, and the norm of the gradient."""
         return self._models.trainees[which].update(batches, objective, lr)
+
+    def limit(self) -> Limit:
+        """What this worker's device could do."""
+        import torch
+
+        there = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return limits.of(there, self._models.policy.dtype)
 
     def weights(self) -> None:
         """Hand over every weight of the policy, adapters merged, or of the one model, from the first worker."""

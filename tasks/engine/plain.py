@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tasks import limits
 from tasks.engine import (
     DivergedError,
     Objective,
@@ -28,6 +29,7 @@ from tasks.engine import (
     ValueLoss,
 )
 from tasks.engine.forward import by_row, policy_forward, value_forward
+from tasks.limits import Limit
 from tasks.model import Dtype, LoraConf, computes_in, export_folder, load_policy, pick_device
 from tasks.passes import reading, recompute_activations, recomputing
 from tasks.precision import round_weights
@@ -148,6 +150,10 @@ class PlainPolicy(_Trainee):
             logprobs = logits[0, :-1].float().log_softmax(-1)
             result.append(logprobs.gather(-1, ids[0, 1:, None])[:, 0].tolist())
         return result
+
+    def limits(self) -> list[Limit]:
+        """See `Limited`."""
+        return [limits.of(self.device, self.dtype)]
 
     def update(self, experience: Experience, plan: Plan, objective: Objective[PolicyLoss]) -> Update:
         """See `Policy.update`."""

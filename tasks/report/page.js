@@ -804,7 +804,7 @@
   function cost() {
     const rows = data.costs.map((c) => row([[swatch(c.policy), title(c.policy)], duration(c.seconds), ...["steps", "num_trajectories", "generated_tokens", "prefill_tokens", "searches"].map((name) => { const cell = find(c.policy, name, { mode: "training" }); return cell ? number(cell, short(cell.value)) : "\u2013"; }), duration(c.evaluate_seconds)]));
     section("cost", "Cost", "Means over seeds. Seconds were measured where this page was made and are left out where a stage's result came from a cache; of a stage that was killed and went on they cover its last attempt.",
-      h("div", { class: "card" }, sortable(table(["policy", "making it", "steps", "trajectories", "generated tokens", "prefilled tokens", "searches", "evaluating it"], rows))), costOfSteps(), costOfServices());
+      h("div", { class: "card" }, sortable(table(["policy", "making it", "steps", "trajectories", "generated tokens", "prefilled tokens", "searches", "evaluating it"], rows))), costOfSteps(), costOfSpeed(), costOfServices());
   }
   // What training spent its seconds on: one bar for each system, as long as its share of the slowest one's.
   const PART_COLOUR = { play: "var(--p0)", search: "var(--p5)", score: "var(--p4)", logprobs: "var(--p7)", learn: "var(--p1)", hand_over: "var(--p9)", validate: "var(--p2)", save: "var(--soft)" };
@@ -822,10 +822,30 @@
         return wide > 0 && s("rect", { x, y: 0, width: wide, height: 20, fill: PART_COLOUR[part], onpointermove: (event) => showTip(text, event.clientX, event.clientY), onpointerleave: hideTip });
       }));
     };
-    const speed = (policy) => { const cell = find(policy, "generated_tokens", { mode: "training" }); return cell ? `${short(cell.value / total(policy))} written tokens/s` : ""; };
+    const speed = (policy) => { const cell = find(policy, "generated_tokens", { mode: "training" }); return cell ? `${short(cell.value / total(policy))} written tokens/s of training` : ""; };
     return h("div", { class: "card steps" }, h("h3", {}, "Where the seconds of training go"), h("div", { class: "legend" }, shown.map(([part, name, meaning]) => h("span", { title: meaning }, h("span", { class: "swatch", "--c": PART_COLOUR[part] }), name))),
       h("div", { class: "errorbars" }, names.map((policy) => [h("span", {}, title(policy), h("span", { class: "range" }, `${duration(total(policy))} ${speed(policy)}`)), bar(policy)])),
       h("p", { class: "note" }, "Means over seeds, as far as the last attempt and its checkpoints know. Work that another process does beside it counts as far as training waited for it."));
+  }
+  // Tokens and operations a second, and memory, where the ledger has the training of every seed.
+  function costOfSpeed() {
+    const names = order.filter((policy) => data.speed[policy]), found = names.map((policy) => data.speed[policy]);
+    if (!names.length) return false;
+    const operations = (value) => (!known(value) ? "\u2013" : value >= 1e12 ? `${(value / 1e12).toFixed(1)} T` : `${(value / 1e9).toFixed(1)} G`);
+    const megabytes = (value) => (known(value) ? Math.round(value).toLocaleString("en") : "\u2013");
+    const ofLimit = ({ share, limit }) => (known(share) ? [`${percent(share)}%`, h("span", { class: "range" }, `of ${operations(limit)}`)] : "unknown");
+    const line = (policy, ...cells) => row([[swatch(policy), title(policy)], ...cells.map((cell) => h("td", {}, cell))]);
+    const speeds = names.map((policy, i) => line(policy, ...["written", "prefilled", "trained", "read_in_learning"].map((name) => short(found[i][name])), operations(found[i].flop_per_s), ofLimit(found[i])));
+    const MEMORY = { stage_mb: "stage", largest_worker_mb: "largest worker", sum_mb: "stage and workers", largest_gpu_mb: "largest on GPUs", sum_gpu_mb: "all on GPUs" };
+    const held = Object.keys(MEMORY).filter((name) => found.some(({ memory }) => known(memory[name])));
+    const memories = names.map((policy, i) => line(policy, ...held.map((name) => megabytes(found[i].memory[name]))));
+    const all = (name) => [...new Set(found.flatMap((one) => one[name]))].join("; ");
+    return h("div", { class: "card speed" }, h("h3", {}, "Tokens, operations and memory of training"),
+      table(["policy", "play: written tokens/s", "read tokens/s", "learning: trained tokens/s", "read tokens/s", "FLOP/s", "share of the limit"], speeds),
+      h("p", { class: "note" }, "All seeds together, over the seconds of play or of learning. FLOP: floating-point operations that the models need for the tokens that learning read, 6 for each of their weights and those of attention. The limit is what the devices could do with matrix products alone",
+        all("devices") ? `: ${all("devices")} (${all("sources")}).` : ", which is not known here."),
+      held.length > 0 && [table(["peak memory, MB", ...held.map((name) => MEMORY[name])], memories),
+        h("p", { class: "note" }, "The most that a process held, of the seed that held most; a page that processes share counts in each of them. Of GPUs: what torch took.")]);
   }
   function costOfServices() {
     const rows = data.services.map((used) => row([[data.policies.some((p) => p.name === used.who) && swatch(used.who), title(used.who)], ...[used.stage, used.role.replaceAll("_", " ")].map((text) => h("td", { class: "left" }, text)), ...["calls", "tokens", "failures", "hits"].map((name) => short(used[name])), duration(used.seconds)]));

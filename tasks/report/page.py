@@ -25,7 +25,7 @@ from tasks.evaluate.errors import KINDS
 from tasks.records import schema
 from tasks.records.metrics import MetricRow
 from tasks.records.trajectories import HitRow, NoteRow, TrajectoryRow, TurnRow
-from tasks.report import breakdown, errors, services
+from tasks.report import breakdown, errors, services, speed
 from tasks.report.artifacts import Run
 from tasks.report.augmentation import augmentation_line, funnel
 from tasks.report.table import (
@@ -146,6 +146,7 @@ def page_data(
         "start_curves": _start_curves(results, artifacts),
         "costs": [_cost(results, policy, ledger) for policy in results.policies],
         "step_seconds": _step_seconds(results, ledger),
+        "speed": speed.rows(results, ledger),
         "services": services.rows(results, made, artifacts, ledger),
         "recall": {name: dict(row) for name, row in results.recall.items()},
         "recall_metrics": recall_metrics(results),

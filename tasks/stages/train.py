@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from tasks import conf, inputs, methods, parts, retrieval, trained
+from tasks import conf, flops, inputs, limits, methods, parts, retrieval, trained
 from tasks.agent.prompts import check_prompts
 from tasks.agent.rollout import Player, RolloutConf
 from tasks.data.records import read_questions
 from tasks.data.sample import choose
-from tasks.engine import Critic, Engine, Policy, Training
+from tasks.engine import Critic, Engine, Limited, Policy, Training
 from tasks.generate import Generator, GeneratorConf
 from tasks.model import LoraConf
 from tasks.reached import divided
@@ -256,6 +256,7 @@ def train(ctx: Context[Settings], learning: Learning) -> None:
                 log=ctx.bar(settings.num_steps).log,
                 services=services,
                 watch=Watch(f"{ctx.name}: validation"),
+                models=flops.of_folder(start, learning.lora, has_critic=models.critic is not None),
             )
             trainer.run()
         _publish(ctx, trainer, _used(learning), given.missing)
@@ -367,7 +368,7 @@ def _publish(ctx: Context[Settings], trainer: Trainer, used: dict[str, Any], mis
             "policy_sha256": policy_sha256,
             "config_sha256": ctx.config_sha256,
         }
-        ctx.measured["step_seconds"] = {part: round(taken, 3) for part, taken in progress.seconds.items()}
+        ctx.measured.update(_measured(trainer))
         write_json(out / "summary.json", summary | work_of(progress.usage, ctx.measured))
 
         record = SystemRecord(
@@ -381,6 +382,21 @@ def _publish(ctx: Context[Settings], trainer: Trainer, used: dict[str, Any], mis
         )
         systems.write(out, record)
     ctx.track_outcome(folder, rows)
+
+
+def _measured(trainer: Trainer) -> dict[str, dict[str, Any]]:
+    """Facts of this execution for the ledger: seconds by part, what was done in them, memory, the devices' limit."""
+    from tasks.train.loop import memory
+
+    progress = trainer.progress
+    found: dict[str, dict[str, Any]] = {
+        "step_seconds": {part: round(taken, 3) for part, taken in progress.seconds.items()},
+        "work": asdict(progress.work),
+        "memory": memory(trainer),
+    }
+    if isinstance(trainer.policy, Limited):  # Last: on a processor it is measured, with matrices of its own.
+        found["limit"] = limits.together(trainer.policy.limits())
+    return found
 
 
 if __name__ == "__main__":

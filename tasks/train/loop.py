@@ -14,11 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tasks import crew, footprint
 from tasks.agent.rollout import Player
 from tasks.clock import Clock
 from tasks.engine import Critic, DivergedError, Policy
+from tasks.flops import Trained
 from tasks.generate import Generator, Sampling
 from tasks.records.usage import PROCESS, named_by_role, usages
+from tasks.records.work import Work
 from tasks.rl.method import Method
 from tasks.services import NO_SERVICES, Services
 from tasks.train.ahead import Ahead, plays_ahead, require_apart
@@ -53,6 +56,7 @@ class Trainer:
         log: receives (step, metrics).
         services: what the method's parts call, by role.
         watch: receives the number of validation questions that have been played, of how many.
+        models: the sizes of policy and critic; None where operations are not counted.
     """
 
     conf: TrainConf
@@ -70,7 +74,9 @@ class Trainer:
     services: Services = field(default_factory=lambda: NO_SERVICES)
     progress: Progress = field(default_factory=Progress)
     watch: Callable[[int, int], object] = lambda done, total: None
+    models: Trained | None = None
     _ahead: Ahead = field(default_factory=Ahead, init=False)
+    _work: Work = field(default_factory=Work, init=False)
 
     def run(self) -> Progress:
         """Train to the last step, from the newest sound checkpoint if there is one.
@@ -156,15 +162,11 @@ class Trainer:
                 self._best.keep_only(progress.selected_step)
 
     def _step(self, step: int, before: int) -> dict[str, float]:
-        """Play, learn and record; returns the metrics.
-
-        Args:
-            step: its number.
-            before: tokens that were generated before it.
-        """
+        """Play, learn and record; returns the metrics. `before` tokens were generated before this step."""
         refill = self._refill
         ahead = self._ahead.take(step, self.progress)
         rollouts = refill.collect(step) if ahead is None else ahead
+        self._work.add(rollouts.work)
         metrics = rollouts.metrics()
         if self.conf.play_ahead:
             metrics["weights_behind"] = float(ahead is not None)
@@ -188,9 +190,7 @@ class Trainer:
             if step == 1 or is_last or step % self.conf.validate_every == 0:
                 self._recorder.write(step, rollouts, rows, experience)
 
-        cost = self.progress.cost
-        totals = {"generated_tokens": cost.generated, "prefill_tokens": cost.prefilled, "searches": cost.searches}
-        return metrics | {f"{name}_total": value for name, value in totals.items()}
+        return metrics | self.progress.totals()
 
     def _validate(self, step: int) -> dict[str, float]:
         """Validation metrics; the policy is saved if it is the best so far."""
@@ -209,7 +209,9 @@ class Trainer:
         """Keep the metrics, and log them with those that another process would not repeat."""
         if metrics:
             self.progress.history.append({"step": step, "metrics": metrics})
-            self.log(step, metrics | (of_process or {}) | self.progress.spend(self._clock.take()))
+            measured = self.progress.spend(self._clock.take(), self._work.take())
+            held = {f"memory/{name}": size for name, size in memory(self).items()}
+            self.log(step, metrics | (of_process or {}) | measured | held)
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint if there is one, and let the player count in the run's progress."""
@@ -260,7 +262,8 @@ class Trainer:
     @property
     def _learner(self) -> Learner:
         plays_own_weights = self.player.generator.shares_weights
-        return Learner(self.conf, self.method, self.policy, self.critic, plays_own_weights, self.seed, self._clock)
+        parts = (self.conf, self.method, self.policy, self.critic)
+        return Learner(*parts, plays_own_weights, self.seed, self._clock, self._work, self.models)
 
     @property
     def _clock(self) -> Clock:
@@ -286,3 +289,9 @@ class Trainer:
     def _checkpoints(self) -> Checkpoints:
         settings = settings_of(self.conf, self.method, self.seed)
         return Checkpoints(self.scratch / "checkpoints", settings, self.policy, self.critic)
+
+
+def memory(trainer: Trainer) -> dict[str, float]:
+    """Most memory of this process and of those that work for it so far; see `footprint.summed`."""
+    parts = (trainer.policy, trainer.generator, trainer.player.generator)
+    return footprint.summed(footprint.own(), crew.footprints(parts))

@@ -11,6 +11,7 @@ from tasks.agent.rollout import Player
 from tasks.conf import is_trainable, require
 from tasks.generate import Sampling
 from tasks.parts import kind_of
+from tasks.records.work import Work
 from tasks.retrieval import RetrievalError
 from tasks.rewards import total
 from tasks.rl.filters import Filter
@@ -62,6 +63,7 @@ class Rollouts:
         questions: by id.
         num_played, num_failed: counts of trajectories, lost ones included.
         num_rounds: number of draws.
+        work: the tokens of play, and its seconds.
     """
 
     trajectories: list[Trajectory] = field(default_factory=list)
@@ -74,6 +76,7 @@ class Rollouts:
     num_played: int = 0
     num_failed: int = 0
     num_rounds: int = 0
+    work: Work = field(default_factory=Work)
 
     @property
     def kept_questions(self) -> list[tuple[int, str]]:
@@ -153,8 +156,16 @@ class Refill:
         Raises:
             RetrievalError, ValueError: see `require_usable`.
         """
-        with self.player.clock("play"):
-            return self._collect(step)
+        clock, cost = self.player.clock, replace(self.player.cost)
+        before = clock.seconds["play"]
+        with clock("play"):
+            rollouts = self._collect(step)
+
+        written, prefilled = (
+            getattr(self.player.cost, name) - getattr(cost, name) for name in ("generated", "prefilled")
+        )
+        rollouts.work = Work(written, prefilled, clock.seconds["play"] - before)
+        return rollouts
 
     def _collect(self, step: int) -> Rollouts:
         rollouts = Rollouts()

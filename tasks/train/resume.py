@@ -17,6 +17,7 @@ from tasks.conf import plain
 from tasks.engine import Critic, Policy
 from tasks.reached import divided
 from tasks.records.usage import WORK, Usage, named_by_role
+from tasks.records.work import Work
 from tasks.rl.method import Method
 from tasks.store import DataError
 from tasks.train.settings import TrainConf
@@ -36,6 +37,7 @@ class Progress:
         selected_step: the step whose policy is the best so far, None where the last one is taken.
         usage: role -> what its service did in the steps so far.
         seconds: part of a step -> seconds that it took in the steps so far (`tasks.clock`); another run takes others.
+        work: what the steps so far did in which seconds, likewise.
     """
 
     step: int = 0
@@ -48,6 +50,7 @@ class Progress:
     selected_step: int | None = None
     usage: dict[str, Usage] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
+    work: Work = field(default_factory=Work, compare=False)
 
     def is_over(self, conf: TrainConf) -> bool:
         """Whether the budget is spent or the run was stopped."""
@@ -66,11 +69,19 @@ class Progress:
             self.usage.setdefault(role, Usage()).add(usage)
         return named_by_role(used, WORK)
 
-    def spend(self, seconds: Mapping[str, float]) -> dict[str, float]:
-        """Add what the parts of a step took; returns its metrics."""
+    def spend(self, seconds: Mapping[str, float], work: Work | None = None) -> dict[str, float]:
+        """Add what the parts of a step took, and what they did; returns its metrics."""
         for part, taken in seconds.items():
             self.seconds[part] = self.seconds.get(part, 0.0) + taken
-        return {f"seconds/{part}": taken for part, taken in seconds.items()}
+        done = work or Work()
+        self.work.add(done)
+        return {f"seconds/{part}": taken for part, taken in seconds.items()} | done.rates()
+
+    def totals(self) -> dict[str, float]:
+        """Metrics of all play so far."""
+        cost = self.cost
+        totals = {"generated_tokens": cost.generated, "prefill_tokens": cost.prefilled, "searches": cost.searches}
+        return {f"{name}_total": value for name, value in totals.items()}
 
     def share_done(self, conf: TrainConf) -> float:
         """How far the run is, by the budget that ends it first; 0 to 1."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from tasks.clock import Clock
 from tasks.engine import Critic, Objective, Plan, Policy, Update
+from tasks.flops import Trained
+from tasks.records.work import Work
 from tasks.rl.experience import (
     Experience,
     collate,
@@ -18,6 +20,7 @@ from tasks.rl.experience import (
 )
 from tasks.rl.losses import Normalizer
 from tasks.rl.method import Method
+from tasks.train.reads import read_by
 from tasks.train.settings import TrainConf
 from tasks.types import Sample, Scores
 
@@ -32,6 +35,8 @@ class Learner:
         plays_own_weights: the generator uses the policy's weights in memory instead of a copy.
         seed: of the mini-batches.
         clock: counts the seconds.
+        work: counts the tokens and operations of the updates.
+        models: the sizes of policy and critic; None where operations are not counted.
     """
 
     conf: TrainConf
@@ -41,6 +46,8 @@ class Learner:
     plays_own_weights: bool
     seed: int
     clock: Clock = field(default_factory=Clock)
+    work: Work = field(default_factory=Work)
+    models: Trained | None = None
 
     def learn(
         self, samples: Sequence[Sample], scores: Sequence[Scores], step: int
@@ -65,11 +72,22 @@ class Learner:
         plan = self._plan(experience, step)
         with self.clock("logprobs"):
             experience = self._prepare(experience, plan)
+        before = self.clock.seconds["learn"]
         with self.clock("learn"):
             metrics = self._update(experience, plan)
+        self._count(experience, plan, self.clock.seconds["learn"] - before)
         if self.method.sampler.has_logprobs and not self.method.sampler.from_start:
             metrics = self._generator_gap(experience, plan) | metrics
         return experience, metrics
+
+    def _count(self, experience: Experience, plan: Sequence[Plan], seconds: float) -> None:
+        """Count what the updates of a step have done."""
+        read = read_by(experience, [rows for minibatch in plan for rows in minibatch], self.conf.share_prefixes)
+        flop = self.models.flop(read) if self.models is not None else 0.0
+        epochs = self.conf.epochs
+        self.work.add(
+            Work(trained=epochs * read.predicted, read=epochs * read.positions, flop=epochs * flop, learn_s=seconds)
+        )
 
     @property
     def _leaves_out_equal_groups(self) -> bool:

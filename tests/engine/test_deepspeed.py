@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tasks import crew, identity
-from tasks.engine import Critic, DivergedError, Objective, Policy, Training, deepspeed
+from tasks.engine import Critic, DivergedError, Limited, Objective, Policy, Training, deepspeed
 from tasks.engine.deepspeed import DeepSpeedEngine
 from tasks.engine.plain import PlainEngine
 from tasks.generate.plain import PlainConf
@@ -220,6 +220,28 @@ def test_a_generator_gets_a_copy_that_it_can_prove(start: Path, tokenizer: Any) 
         logits = generator.model(torch.tensor([[1, 2, 3, 4, 5]])).logits[0, :-1].log_softmax(-1)
         found = logits.gather(-1, torch.tensor([2, 3, 4, 5])[:, None])[:, 0].tolist()
         assert found == pytest.approx(wanted, abs=1e-5)
+
+
+def test_memory_and_limit_are_those_of_all_workers(start: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deepspeed, "_MODULE", "tests.engine.tensors_worker")
+    torch.set_num_threads(2)
+    with DeepSpeedEngine(workers=2, stage=2).open(start, TRAINING) as (policy, _):
+        assert isinstance(policy, deepspeed.DeepSpeedPolicy)
+        assert isinstance(policy, Limited)
+        pids = policy.crew.call("pid", [()] * 2)
+        peaks = [_peak_mb(pid) for pid in pids]
+        held = [one.rss_mb for one in crew.footprints([policy])]
+        found = policy.limits()
+    torch.set_num_threads(1)
+    assert [one.device for one in found] == ["processor, 1 thread, float32"] * 2
+    assert all(one.flop_per_s is not None and one.flop_per_s > 1e9 for one in found)
+    assert held[:2] == pytest.approx(peaks, rel=0.05)
+    assert min(peaks) > 100
+
+
+def _peak_mb(pid: int) -> float:
+    (line,) = (one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
 
 
 def test_more_workers_than_places_start_nothing(start: Path, monkeypatch: pytest.MonkeyPatch) -> None:

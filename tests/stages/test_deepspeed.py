@@ -5,6 +5,7 @@ Kills lose nothing.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -88,6 +89,12 @@ def test_the_flow_gives_the_same_bytes_as_dvc_and_mlflow_has_one_run_each(place:
     assert flow.clone.files(TRAINED) == place.clone.files(TRAINED)
     for line in ("[0 localhost] ", "[1 localhost] "):
         assert line not in done.stdout  # Workers have nothing to say.
+
+    measured = json.loads((flow.clone.root / f".scratch/ledger/{STAGE}.json").read_text(encoding="utf-8"))
+    memory = measured["memory"]
+    assert memory["sum_mb"] > memory["stage_mb"] + memory["largest_worker_mb"]  # Two of the engine, two of the fleet.
+    assert measured["limit"]["device"] == "2 x processor, 1 thread, float32"
+    assert 0 < measured["work"]["flop"] / measured["work"]["learn_s"] < measured["limit"]["flop_per_s"]
 
     assert flow.clone.run(*FLOW).returncode == 0
     assert executed(flow.clone) == after

@@ -7,6 +7,7 @@ import csv
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -102,6 +103,21 @@ def test_the_flow_killed_again_and_again_gives_the_bytes_of_bare_dvc(by_dvc: Clo
     assert ours.keys() == theirs.keys()
     for text in ("base", "Search-R1-PPO"):
         assert text in printed
+
+
+def test_speed_and_memory_of_training_stand_in_its_ledger_and_on_the_page_alone(by_dvc: Clone) -> None:
+    row = json.loads((by_dvc.root / ".scratch/ledger/train@search_r1_ppo-0.json").read_text(encoding="utf-8"))
+    summary = json.loads((by_dvc.root / "artifacts/train/search_r1_ppo-0/summary.json").read_text(encoding="utf-8"))
+    work, limit = row["work"], row["limit"]
+    assert (work["written"], work["prefilled"]) == (summary["generated_tokens"], summary["prefill_tokens"])
+    assert 0 < work["flop"] / work["learn_s"] < limit["flop_per_s"]
+    assert limit["device"] == "processor, 1 thread, float32"
+    assert 50 < row["memory"]["stage_mb"] < 8000
+
+    page = (by_dvc.root / "reports/index.html").read_text(encoding="utf-8")
+    assert f'"limit":{limit["flop_per_s"]}' in page.replace(": ", ":")
+    texts = [path for path in (by_dvc.root / "artifacts").rglob("*.json*") if path.is_file()]
+    assert not [path for path in texts if re.search("_per_s|stage_mb|learn_s", path.read_text(encoding="utf-8"))]
 
 
 def test_mlflow_keeps_what_the_stages_read_played_and_made(by_flow: tuple[Clone, str]) -> None:
