@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,8 +23,12 @@ LAST_LINES = 15
 NOISE = ("Use `dvc push`", "To track the changes", "\tgit add", "To enable auto staging", "\tdvc config",
          "> exec python", "Updating lock file")  # fmt: skip
 
+PROGRESS = re.compile(r"\d+%\|.*\||\b\d+(\.\d+)?[kMG]?it \[\d+:\d\d")
+"""What a line of tqdm's progress bars holds; each update of a bar comes as a line of its own."""
 KILLED = re.compile(r"exited with (-9|137)$")
 """How DVC's message ends where a stage was killed by signal 9; the stage itself could say nothing."""
+KILLED_TOO = (-signal.SIGKILL, 128 + signal.SIGKILL)
+"""Exit codes of a DVC that was killed with its stage, as a control group does, so that it could say nothing either."""
 OUT_OF_MEMORY = (
     "the system killed it (signal 9), as it does where memory runs out. Close other programs, or lower batch_rows or "
     "max_batch_tokens in conf/scale."
@@ -152,8 +156,9 @@ def execute(name: str, words: list[str], root: Path, say: Say, stopper: Stopper,
         for line in map(str.rstrip, child.stdout):
             is_executed = is_executed or line.startswith("Running stage '")
             if line and not line.startswith(NOISE):
-                last.append(line)
                 say(line)
+                if not PROGRESS.search(line):  # The last update of a bar is no reason for a failure.
+                    last.append(line)
         child.wait()
 
     seconds = time.monotonic() - started
@@ -161,8 +166,11 @@ def execute(name: str, words: list[str], root: Path, say: Say, stopper: Stopper,
         return Outcome(name, "executed" if is_executed else "cached", seconds)
     if stopper.is_stopped:
         return Outcome(name, "stopped", seconds)
+    return Outcome(name, "failed", seconds, _why(child.returncode, last))
+
+
+def _why(code: int, last: Iterable[str]) -> str:
+    """Why a child failed: its exit code and its last lines tell."""
     errors = [line.removeprefix("error: ") for line in last if line.startswith("error:")]
-    message = errors[-1] if errors else "\n".join(last) or f"it ended with code {child.returncode} without a message"
-    if KILLED.search(message):
-        message = OUT_OF_MEMORY
-    return Outcome(name, "failed", seconds, message)
+    message = errors[-1] if errors else "\n".join(last) or f"it ended with code {code} without a message"
+    return OUT_OF_MEMORY if code in KILLED_TOO or KILLED.search(message) else message

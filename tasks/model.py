@@ -23,6 +23,12 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 MADE_FROM = "source.json"
 """Beside a model that a run has made: where it came from."""
 SAVED = "what save_pretrained writes, all of one model; copy or save the folder again"
+FOREIGN = (
+    "it needs Python code that comes with the model (`auto_map`), which is never run here, because such code can do "
+    "anything on this machine. Expected an architecture that transformers has itself, such as Qwen2 or Llama. Name "
+    "another model in conf/model"
+)
+"""Said of a folder whose model transformers knows from code in the folder or on the hub alone."""
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -101,7 +107,9 @@ def _read(folder: Path, **options: Any) -> tuple[Any, Any, Collection[str]]:
     from tasks.pretrained import AutoModelForCausalLM
 
     tokenizer = load_tokenizer(folder)
-    options |= {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
+    # transformers would ask on a terminal whether it may run the code of a folder; False asks nobody.
+    options |= {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
+    options |= {"output_loading_info": True}
     load = functools.partial(AutoModelForCausalLM.from_pretrained, folder, **options)
     model, info = loaded(folder, "configuration and weights", load)
     require_whole(folder, model, info)
@@ -186,7 +194,8 @@ def load_tokenizer(folder: Path) -> Any:
     from tasks.pretrained import AutoTokenizer
 
     _check_folder(folder)
-    return loaded(folder, "the tokenizer", lambda: AutoTokenizer.from_pretrained(folder, local_files_only=True))
+    options = {"local_files_only": True, "trust_remote_code": False}
+    return loaded(folder, "the tokenizer", lambda: AutoTokenizer.from_pretrained(folder, **options))
 
 
 def _check_folder(folder: Path) -> None:
@@ -218,6 +227,8 @@ def loaded(folder: Path, what: str, load: Callable[[], T], expected: str = SAVED
     except MemoryError:
         raise
     except Exception as error:  # transformers and tokenizers raise errors of every class.
+        if "trust_remote_code" in str(error):
+            raise DataError(f"{folder}: transformers cannot load {what}: {FOREIGN}.") from None
         reason = " ".join(str(error).split())[:300].rstrip(".") or "no reason given"
         raise DataError(
             f"{folder}: transformers cannot load {what}: {type(error).__name__}: {reason}. Expected {expected}."

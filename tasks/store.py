@@ -170,7 +170,10 @@ def _parse(line: bytes, path: Path, number: int) -> Row:
         message = f"{path}: row {number}: not JSON that can be read ({error}). Correct the row."
         raise DataError(message, "not_json") from None
     if not isinstance(row, dict):
-        message = f"{path}: row {number}: found {type(row).__name__}, expected a JSON object."
+        message = (
+            f"{path}: row {number}: found {type(row).__name__}, expected a JSON object. Write one object a line, "
+            "without a list around them."
+        )
         raise DataError(message, "not_an_object")
     return row
 

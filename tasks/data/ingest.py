@@ -45,6 +45,8 @@ from tasks.text import normalize
 from tasks.types import Passage, Question
 
 QUESTIONS, CORPUS, MANIFEST, REJECTED = "questions.jsonl", "corpus.jsonl", "manifest.json", "rejected.jsonl"
+MOST_NAMED = 5
+"""Files of a folder that a message names."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def find_corpus(folder: Path) -> Path:
         raise DataError(f"{folder}: not a folder. Set data_folder to a folder with {CORPUS} and {QUESTIONS}.")
     found = _either(folder / CORPUS)
     if found is None:
-        raise DataError(f"{folder}: no {CORPUS} or {CORPUS}.gz. Add the passages, one JSON object a line.")
+        raise DataError(f"{folder}: no {CORPUS} or {CORPUS}.gz. {_expected(folder)} Add the passages.")
     return found
 
 
@@ -139,8 +141,18 @@ def find_questions(folder: Path) -> list[Path]:
     places = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
     found = [path for place in places if (path := _either(place / QUESTIONS)) is not None]
     if not found:
-        raise DataError(f"{folder}: no {QUESTIONS}[.gz] here or in a subfolder. Add the questions, one a line.")
+        raise DataError(f"{folder}: no {QUESTIONS}[.gz] here or in a subfolder. {_expected(folder)} Add the questions.")
     return found
+
+
+def _expected(folder: Path) -> str:
+    """What is in a folder, and what belongs into a folder of data."""
+    names = sorted(f"{path.name}/" if path.is_dir() else path.name for path in folder.iterdir())
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return (
+        f"Found {', '.join(names[:MOST_NAMED]) or 'an empty folder'}{more}, expected {CORPUS} with the passages and "
+        f"{QUESTIONS} with the questions, one JSON object a line (docs/data.md)."
+    )
 
 
 def _either(path: Path) -> Path | None:

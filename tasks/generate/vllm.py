@@ -467,7 +467,7 @@ def folder_logprobs(folder: Path, probes: Sequence[Sequence[int]]) -> list[list[
     """Logprobs of `probe[1:]` by transformers in float32 on the CPU, a reference that needs no trainer."""
     from tasks.pretrained import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
     model.eval()
     result = []
     with torch.no_grad():

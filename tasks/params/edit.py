@@ -202,8 +202,10 @@ def parse(words: list[str], root: Path = Path(".")) -> dict[str, Any]:
     model or scale takes it off the list again.
 
     Raises:
-        ValueError: no `key=value`, no setting or variable of this name, or a value that is not YAML.
+        ValueError: no `key=value`, no setting or variable of this name, a value that is not YAML, or both `METHODS` and
+            `SYSTEMS`.
     """
+    _refuse_two_lists(words)
     answers: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -233,6 +235,16 @@ def parse(words: list[str], root: Path = Path(".")) -> dict[str, Any]:
     return answers
 
 
+def _refuse_two_lists(words: Sequence[str]) -> None:
+    """Raise the ValueError for `METHODS` beside `SYSTEMS`: the later one would win without a word."""
+    names = [word.partition("=")[0] for word in words]
+    if "METHODS" in names and (other := next((name for name in names if name in ("SYSTEMS", "systems")), None)):
+        raise ValueError(
+            f"METHODS beside {other}: both write `systems` of {conf.PARAMS}. Give one of them: METHODS=a,b adds the "
+            f"reference that others are compared with (evaluate.reference), {other}=a,b is the whole list."
+        )
+
+
 def _teaches_format(answers: Mapping[str, Any], root: Path) -> bool:
     """Whether a run with these answers teaches a pretrained model the format before it trains it."""
     current = params.read(root)
@@ -246,6 +258,12 @@ def _teaches_format(answers: Mapping[str, Any], root: Path) -> bool:
 
 def _value(word: str, text: str, is_list: bool) -> Any:
     """The YAML value of a setting; a list may lack its brackets."""
+    parts = text.split(",") if is_list and not text.lstrip().startswith("[") else [text]
+    if len(parts) > 1 and (empty := next((i for i, part in enumerate(parts, 1) if not part.strip()), 0)):
+        raise ValueError(
+            f"--set {word}: part {empty} of {len(parts)} is empty, expected a value between commas. Write it, or "
+            "remove the comma."
+        )
     try:
         value = conf.parse(text, word)
         return conf.parse(f"[{text}]", word) if is_list and not isinstance(value, list) else value

@@ -30,6 +30,8 @@ from tasks.train.settings import TrainConf
 
 Place = Literal["GPU", "memory"]
 FLOAT, HALF = 4, 2
+START = "start policy"
+"""The phase of stage `base`."""
 ADAM, MOMENTS_AND_WEIGHTS = 2 * FLOAT, 3 * FLOAT
 
 PROCESS = 700_000_000
@@ -235,7 +237,7 @@ def _beginning(demand: Demand) -> Phase:
     model, teaching = demand.model, demand.teaching
     if teaching is None:
         copied = Item("weights", model.stored, "memory")
-        return Phase("start policy", (*_process(demand, on_gpu=False), copied))
+        return Phase(START, (*_process(demand, on_gpu=False), copied))
 
     dtype: Dtype = teaching.dtype if isinstance(teaching, FormatConf) else "float32"
     # Segments that teach a tiny policy to copy have a loss on every token.
@@ -245,7 +247,7 @@ def _beginning(demand: Demand) -> Phase:
         read_once = demand.rollout.max_prompt_tokens if teaching.share_reading else 0
         share = min(1.0, written / max(1, demand.longest - read_once))
     tokens, on_gpu = max(teaching.max_batch_tokens, demand.longest), isinstance(teaching, FormatConf)
-    return _phase(demand, Taught("start policy", model, dtype, tokens, demand.longest, on_gpu, share))
+    return _phase(demand, Taught(START, model, dtype, tokens, demand.longest, on_gpu, share))
 
 
 def _phase(demand: Demand, taught: Taught) -> Phase:

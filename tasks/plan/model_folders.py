@@ -18,6 +18,10 @@ from tasks.plan.run_settings import RunSettings
 from tasks.retrieval.encoders import MINILM
 from tasks.types import Question
 
+NO_TEMPLATE = (
+    "its tokenizer has no chat template, so prompts are plain text: the system message, a blank line, and the question "
+    "with its instructions. A chat_template.jinja in the folder replaces this"
+)
 Named = tuple[str, str]
 """File and key that name a folder, and the folder."""
 
@@ -42,10 +46,12 @@ def check(run: RunSettings) -> None:
 
 def _try(run: RunSettings, folder: Path) -> None:
     """Open the policy's folder as every stage will, but for its weights, and write a short prompt of each system."""
-    model, _, unused = outline(folder)
+    model, tokenizer, unused = outline(folder)
     if unused:
         what = f"{len(unused)} weights in its files have no place in {type(model).__name__}, such as {min(unused)}"
         print(f"warning: {folder}: {what}; they are not used", file=sys.stderr)
+    if not getattr(tokenizer, "chat_template", None):
+        print(f"{folder}: {NO_TEMPLATE}", flush=True)
     generator = generate.load(run.params.generator, run.root)
     if isinstance(generator, generate.Particular):
         try:

@@ -9,7 +9,7 @@ from functools import partial
 from tasks.base.settings import FormatConf
 from tasks.model import LoraConf
 from tasks.plan.machine import Machine, Memory
-from tasks.plan.memory import Demand, Phase, Place, phases
+from tasks.plan.memory import START, Demand, Phase, Place, phases
 
 LORA_RANK = 16
 VLLM_SHARES = (0.4, 0.3, 0.2)
@@ -19,6 +19,10 @@ Systems = Sequence[tuple[str, Demand]]
 """Every system that is trained, with what its memory depends on."""
 Level = tuple[str, Callable[[Demand], Demand]]
 """A setting as a person writes it, and a demand with it."""
+NOTHING_TAUGHT: Level = (
+    "`format: null`, which teaches the model nothing",
+    lambda demand: replace(demand, teaching=None),
+)
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,13 @@ class Peak:
         return self.size / max(1, self.memory.size)
 
 
-def worst(systems: Systems) -> Peak:
-    """The peak of a run; of equal ones the first."""
+def worst(systems: Systems, of_phase: str = "") -> Peak:
+    """The peak of a run, or of its phase of this name; of equal ones the first."""
     peaks = [
         Peak(name, phase, place, memory)
         for name, demand in systems
         for phase in phases(demand)
+        if of_phase in ("", phase.name)
         for place, memory in _places(demand.machine)
     ]
     return max(peaks, key=lambda peak: peak.share)
@@ -82,6 +87,31 @@ def helping(systems: Systems) -> list[tuple[str, Peak]]:
     return steps
 
 
+def helping_to_teach(systems: Systems) -> tuple[str, Peak] | None:
+    """The mildest settings with which stage `base` fits, and the peak that they leave it; the strongest if none does.
+
+    None where nothing is taught.
+    """
+    demands = [demand for _, demand in systems]
+    teaching = demands[0].teaching
+    if teaching is None:
+        return None
+    section = "format" if isinstance(teaching, FormatConf) else "base"
+    longest, prompt = max(d.longest for d in demands), max(d.rollout.max_prompt_tokens for d in demands)
+
+    levels: list[Level] = [
+        (f"`{section}: max_batch_tokens: {n}`", partial(_taught_with, n=n))
+        for n in _halves(teaching.max_batch_tokens, longest)
+    ]
+    levels += [
+        (f"`{section}: max_batch_tokens: {n}` and `rollout: max_total_tokens: {n}`", partial(_taught_shorter, n=n))
+        for n in _halves(longest, 2 * prompt)
+    ]
+    levels += [NOTHING_TAUGHT] if section == "format" else []
+    tried = [(text, worst(changed, START)) for text, changed in _applied(levels, systems)]
+    return next((one for one in tried if one[1].share <= 1), tried[-1] if tried else None)
+
+
 def _applied(levels: Sequence[Level], systems: Systems) -> Iterator[tuple[str, Systems]]:
     for text, change in levels:
         yield text, [(name, change(demand)) for name, demand in systems]
@@ -113,9 +143,7 @@ def _kinds(systems: Systems) -> list[list[Level]]:
             for n in _halves(longest, 2 * prompt)
         ],
         [(f"`lora: {{rank: {LORA_RANK}}}` in conf/model", _with_adapters)],
-        [("`format: null`, which teaches the model nothing", lambda demand: replace(demand, teaching=None))]
-        if section == "format"
-        else [],
+        [NOTHING_TAUGHT] if section == "format" else [],
     ]
 
 
@@ -144,6 +172,10 @@ def _with_tokens(demand: Demand, n: int) -> Demand:
 def _taught_with(demand: Demand, n: int) -> Demand:
     teaching = demand.teaching
     return demand if teaching is None else replace(demand, teaching=replace(teaching, max_batch_tokens=n))
+
+
+def _taught_shorter(demand: Demand, n: int) -> Demand:
+    return _no_longer_than(_taught_with(demand, n), n)
 
 
 def _with_rows(demand: Demand, n: int) -> Demand:

@@ -15,11 +15,12 @@ from dataclasses import replace
 from tasks import cluster, conf, methods
 from tasks.base.settings import BaseConf, FormatConf
 from tasks.conf import require
+from tasks.model import Dtype
 from tasks.plan import disk
 from tasks.plan.machine import Machine, free_disk, this_machine
-from tasks.plan.memory import Demand, Division, Learner, Served, Taught
+from tasks.plan.memory import START, Demand, Division, Learner, Served, Taught
 from tasks.plan.model_size import ModelSize, of_folder, of_tiny
-from tasks.plan.peak import Peak, Systems, helping, worst
+from tasks.plan.peak import Peak, Systems, helping, helping_to_teach, worst
 from tasks.plan.run_settings import RunSettings
 from tasks.reader.settings import ReaderConf
 
@@ -36,6 +37,8 @@ NO_CRITIC = ", or a method without a critic, such as search_r1_grpo"
 def check(run: RunSettings, machine: Callable[[], Machine] = this_machine) -> None:
     """Compare what the run takes with what there is; prints both for a large model, and a warning where it is close.
 
+    For a pretrained model it also prints the number format of its forward passes.
+
     Raises:
         ValueError: something does not fit, and the environment does not ask for a warning only; or the policy's folder
             is no model.
@@ -46,6 +49,8 @@ def check(run: RunSettings, machine: Callable[[], Machine] = this_machine) -> No
     model = _size(run)
     systems = systems_of(run, model, machine())
     peak, room = worst(systems), _Room(run, systems)
+    if run.model.pretrained is not None:
+        _say_dtype(systems[0][1])
 
     problems = list(filter(None, (_of_length(run, systems), _of_memory(run, peak, systems), room.problem())))
     if problems and not asked:
@@ -54,7 +59,6 @@ def check(run: RunSettings, machine: Callable[[], Machine] = this_machine) -> No
         print(f"warning: {problem}", file=sys.stderr)
     if not problems:
         _say(model, peak, room)
-        _say_dtype(systems[0][1])
 
 
 def _size(run: RunSettings) -> ModelSize:
@@ -180,11 +184,32 @@ def _of_memory(run: RunSettings, peak: Peak, systems: Systems) -> str:
     """One line where the peak is more than there is, else nothing."""
     if peak.share <= 1:
         return ""
-    items = ", ".join(f"{item.name} {gb(item.size)}" for item in peak.phase.largest(peak.place, 3))
+    stage = ", stage `base`" if peak.phase.name == START else ""
     return (
         f"{conf.CONF}/scale/{run.params.scale}.yaml, {conf.CONF}/model/{run.params.model}.yaml: {peak.system} takes up "
-        f"to {gb(peak.size)} of memory ({peak.phase.name}), and there are {gb(peak.memory.size)} "
-        f"({peak.memory.source}). Most of it: {items}. {_advice(systems)}{_other_scale(run)}"
+        f"to {gb(peak.size)} of memory ({peak.phase.name}{stage}), and there are {gb(peak.memory.size)} "
+        f"({peak.memory.source}). Most of it: {_items(peak)}. {_advice(systems)}{_of_teaching(peak, systems)}"
+        f"{_other_scale(run)}"
+    )
+
+
+def _items(peak: Peak) -> str:
+    return ", ".join(f"{item.name} {gb(item.size)}" for item in peak.phase.largest(peak.place, 3))
+
+
+def _of_teaching(peak: Peak, systems: Systems) -> str:
+    """A sentence on stage `base` where another phase is the peak and it does not fit either, else nothing."""
+    taught, helps = worst(systems, START), helping_to_teach(systems)
+    if peak.phase.name == START or taught.share <= 1 or helps is None:
+        return ""
+    setting, left = helps
+    is_enough = left.share <= 1
+    advice = (
+        f"{setting} (up to {gb(left.size)})" if is_enough else f"no setting is enough, {setting} needs {gb(left.size)}"
+    )
+    return (
+        f" Stage `base`, which teaches the start policy, does not fit either: up to {gb(taught.size)}. Most of it: "
+        f"{_items(taught)}. For this stage alone: {advice}."
     )
 
 
@@ -260,11 +285,19 @@ def _say(model: ModelSize, peak: Peak, room: _Room) -> None:
 
 
 def _say_dtype(demand: Demand) -> None:
-    """One line where a large model falls back to float32."""
-    is_wanted = demand.train.dtype != "float32" and demand.model.num_weights >= SMALL
-    if is_wanted and not demand.machine.trains_in_bfloat16:
-        which = "processor" if demand.place == "memory" else "GPU"
-        print(f"it computes in float32: this {which} has no instructions for bfloat16", flush=True)
+    """The number format of the forward passes, and why; a second line where the format is taught in another one."""
+    print(f"it computes in {_dtype(demand.train.dtype, demand)}", flush=True)
+    if isinstance(demand.teaching, FormatConf) and demand.teaching.dtype != demand.train.dtype:
+        print(f"stage base, which teaches it, computes in {_dtype(demand.teaching.dtype, demand)}", flush=True)
+
+
+def _dtype(asked: Dtype, demand: Demand) -> str:
+    which = "processor" if demand.place == "memory" else "GPU"
+    if asked == "float32":
+        return "float32: `dtype: float32` asks for it"
+    if demand.machine.trains_in_bfloat16:
+        return f"bfloat16: this {which} has instructions for it (`dtype: {asked}`)"
+    return f"float32: this {which} has no instructions for bfloat16 (`dtype: {asked}`)"
 
 
 def gb(size: int) -> str:

@@ -93,9 +93,9 @@ def _load(folder: Path, device: str) -> tuple[Any, Any]:
     from tasks.pretrained import AutoModelForSequenceClassification, AutoTokenizer
 
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         model, loaded = AutoModelForSequenceClassification.from_pretrained(
-            str(folder), local_files_only=True, use_safetensors=True, output_loading_info=True
+            str(folder), local_files_only=True, use_safetensors=True, output_loading_info=True, trust_remote_code=False
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]

@@ -31,6 +31,7 @@ def load(folder: Path, is_new: bool) -> tuple[Any, Any]:
 
     tokenizer = load_tokenizer(folder)
     options = {"dtype": torch.float32, "local_files_only": True, "use_safetensors": True, "num_labels": 1}
+    options["trust_remote_code"] = False  # Code of a folder is never run.
     before = logging.get_verbosity()
     logging.set_verbosity_error()  # A new head is no news.
     try:

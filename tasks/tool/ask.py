@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.store import OutageError
+from tasks.tool.questions import require_text
 from tasks.tool.script import Script, harmless, one_line
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ def main(words: list[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
     try:
+        if given.question is not None:
+            require_text(given.question)  # Before a model is loaded, which takes seconds or minutes.
         with contextlib.ExitStack() as stack:
             with contextlib.redirect_stdout(sys.stderr):  # What loading prints is no part of a play.
                 asker = stack.enter_context(asker_of(given))

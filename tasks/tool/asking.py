@@ -21,19 +21,12 @@ from tasks.store import DataError
 from tasks.systems import System
 from tasks.tool.live import Audience, Event, LiveGenerator, LiveRetriever
 from tasks.tool.policies import Policy
+from tasks.tool.questions import QuestionError, require_text
 from tasks.types import Episode, Question
 
 CORPUS = Path("artifacts/data/corpus.jsonl")
 _GREEDY = 0  # The seed of greedy play, which draws nothing.
 _UNBOUNDED = 1 << 30
-
-
-class QuestionError(DataError):
-    """This is no question that the policy can take; `is_too_long` says whether a shorter one would be."""
-
-    def __init__(self, message: str, is_too_long: bool = False) -> None:
-        super().__init__(message)
-        self.is_too_long = is_too_long
 
 
 @dataclass(frozen=True)
@@ -96,15 +89,7 @@ class Asker:
         Raises:
             QuestionError: the text is blank, is no text, or is too long for the policy.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise QuestionError(
-                f"question: found half of a surrogate pair, or a byte that is no UTF-8, at character {error.start}, "
-                "expected text."
-            ) from None
-        if not text.strip():
-            raise QuestionError("question: found nothing, expected a question about what the index holds.")
+        require_text(text)
         question = Question("asked", "asked", "test", text, ("-",), 1)
         if (found := self._prompt_tokens(question)) > self.limit:
             raise QuestionError(

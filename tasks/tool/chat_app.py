@@ -22,9 +22,10 @@ from starlette.routing import Route
 from tasks.server.guard import RETRY_AFTER_S, GoneError, RefusedError, check_key, read_body
 from tasks.server.origins import Message, Receive, Send
 from tasks.server.settings import Settings
-from tasks.tool.asking import Asker, Played, QuestionError
+from tasks.tool.asking import Asker, Played
 from tasks.tool.chat_protocol import ApiError, ChatRequest, Completion, parsed, unknown_model
 from tasks.tool.live import Part
+from tasks.tool.questions import QuestionError
 from tasks.tool.script import Script, harmless
 from tasks.types import Question
 

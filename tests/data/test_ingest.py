@@ -77,7 +77,7 @@ def test_ingest_of_its_own_output_changes_nothing(make_folder: Make, tmp_path: P
     ("questions", "corpus", "message"),
     [
         (lines([question(0)]) + "{oops\n", None, r"questions\.jsonl: row 2: column 2: not JSON"),
-        ("[1]\n", None, r"questions\.jsonl: row 1: found list, expected a JSON object"),
+        ("[1]\n", None, r"questions\.jsonl: row 1: found list, expected a JSON object\. Write one object a"),
         ([question(0), question(1), question(0)], None, r"row 3: field 'id': found 'd/0' again, first in .*: row 1;"),
         ([question(1), question(1)], None, r"row 2: field 'id': found 'd/1' again, first in .*: row 1;"),
         ([question(0), question(1, answers=[])], None, r"row 2: field 'answers': found \[\]"),
@@ -153,10 +153,21 @@ def test_missing_folder_and_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere: not a folder\. Set data_folder"):
         ingest(tmp_path / "nowhere", tmp_path / "out")
     (tmp_path / "in").mkdir()
-    with pytest.raises(DataError, match=r"no corpus\.jsonl or corpus\.jsonl\.gz"):
+    both = r"expected corpus\.jsonl with the passages and questions\.jsonl with the questions, one JSON object a line"
+    with pytest.raises(DataError, match=rf"no corpus\.jsonl or corpus\.jsonl\.gz\. Found an empty folder, {both}"):
         ingest(tmp_path / "in", tmp_path / "out")
+    for name in ("a.csv", "b.csv", "c.csv", "d.csv", "questions.jsonl", "z.csv"):
+        (tmp_path / "in" / name).touch()
+    with pytest.raises(
+        DataError,
+        match=rf"Found a\.csv, b\.csv, c\.csv, d\.csv, questions\.jsonl and 1 more, {both}.* Add the passages\.",
+    ):
+        ingest(tmp_path / "in", tmp_path / "out")
+    (tmp_path / "in" / "questions.jsonl").unlink()
     (tmp_path / "in" / "corpus.jsonl").write_text(lines([passage(0)]))
-    with pytest.raises(DataError, match=r"no questions\.jsonl\[\.gz\] here or in a subfolder"):
+    with pytest.raises(
+        DataError, match=rf"no questions\.jsonl\[\.gz\] here or in a subfolder\. Found .*{both}.* Add the questions\."
+    ):
         ingest(tmp_path / "in", tmp_path / "out")
     (tmp_path / "in" / "corpus.jsonl.gz").write_bytes(b"")
     with pytest.raises(DataError, match=r"both corpus\.jsonl and corpus\.jsonl\.gz"):

@@ -51,6 +51,8 @@ ORDER = (
     "model",
     "supervised",
     "flops",
+    "gguf_file",
+    "hub",
     "model_source",
     "data",
     "retrieval",

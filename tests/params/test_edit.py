@@ -70,6 +70,11 @@ def test_answers_are_written_and_comments_stay(root: Path) -> None:
         (["evaluate.top_k=7", "seeds=[1, 1]"], "expected different integers"),
         (["seeds"], "expected key=value"),
         (["seeds=[0"], "the value is not YAML"),
+        (["METHODS=a,,b"], "--set METHODS=a,,b: part 2 of 3 is empty, expected a value between commas."),
+        (["METHODS=a,"], "part 2 of 2 is empty"),
+        (["SEEDS=,0"], "part 1 of 2 is empty"),
+        (["METHODS=b", "SYSTEMS=a"], "METHODS beside SYSTEMS: both write `systems` of params.yaml. Give one of them"),
+        (["systems=[a]", "METHODS=b"], "METHODS beside systems: both write"),
     ],
 )
 def test_wrong_answers_change_nothing(root: Path, words: list[str], message: str) -> None:

@@ -114,6 +114,56 @@ def test_a_folder_that_is_not_whole(tmp_path: Path, spoil: Callable[[Path], None
     assert "\n" not in str(caught.value)
 
 
+FOREIGN = {
+    "model_type": "foreign",
+    "auto_map": {key: f"foreign.{key}" for key in ("AutoConfig", "AutoModelForCausalLM")},
+}
+FOREIGN_TOKENIZER = {"tokenizer_class": "Foreign", "auto_map": {"AutoTokenizer": ["foreign.Tokenizer", None]}}
+
+
+def _with_code(folder: Path) -> None:
+    """A Python file in a model folder that leaves a trace beside it when it is imported."""
+    (folder / "foreign.py").write_text(f"open({str(folder / 'has_run')!r}, 'w')\n")
+
+
+def test_code_of_a_model_folder_is_never_run_and_the_error_says_why(tmp_path: Path) -> None:
+    run = _run(tmp_path)
+    folder = tmp_path / "models/mine"
+    _with_code(folder)
+    _config(**FOREIGN)(folder)
+    why = (
+        r"it needs Python code that comes with the model \(`auto_map`\), which is never run here, because such code can"
+    )
+    with pytest.raises(DataError, match=rf"models/mine: transformers cannot load configuration and weights: {why}"):
+        model_folders.check(run)
+    with pytest.raises(DataError, match=why):
+        load_policy(folder)
+    assert not (folder / "has_run").exists()
+
+
+def test_code_beside_a_model_that_transformers_knows_is_not_used(tmp_path: Path) -> None:
+    run = _run(tmp_path)
+    folder = tmp_path / "models/mine"
+    _with_code(folder)
+    _config(auto_map=FOREIGN["auto_map"])(folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | FOREIGN_TOKENIZER))
+    model_folders.check(run)
+    assert not (folder / "has_run").exists()
+
+
+def test_a_model_without_a_chat_template_is_said_and_what_is_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = _run(tmp_path)
+    model_folders.check(run)
+    said = "its tokenizer has no chat template, so prompts are plain text: the system message, a blank line, and the"
+    assert said in capsys.readouterr().out
+    _file("chat_template.jinja", b"{% for m in messages %}{{ m['content'] }}{% endfor %}")(tmp_path / "models/mine")
+    model_folders.check(run)
+    assert "chat template" not in capsys.readouterr().out
+
+
 def test_a_window_is_left_to_another_generator(tmp_path: Path) -> None:
     run = _run(tmp_path, generator="vllm")
     _config(use_sliding_window=True, sliding_window=8, max_window_layers=0)(tmp_path / "models/mine")

@@ -21,6 +21,8 @@ ROOT = Path(__file__).parents[2]
 SMOL = ModelSize(576, 1536, 30, 49_152, 9, 3, 64, is_tied=True, num_weights=134_515_008, stored=538_090_408)
 QWEN_3B = ModelSize(2048, 11_008, 36, 151_936, 16, 2, 128, is_tied=True, num_weights=3_085_938_688, stored=6 * 10**9)
 LARGE = 10**15
+HALF = "it computes in bfloat16: this processor has instructions for it (`dtype: auto`)\n"
+FLOAT = "it computes in float32: this processor has no instructions for bfloat16 (`dtype: auto`)\n"
 
 
 def _here(host: int, gpu: int = 0) -> Machine:
@@ -54,8 +56,26 @@ def test_too_little_memory_names_what_is_largest_and_settings_that_help(monkeypa
     assert message.startswith("conf/scale/small.yaml, conf/model/smollm2-135m.yaml: search_r1_grpo takes up to ")
     assert "GB of memory (update), and there are 4.3 GB (a test). Most of it: activations of 2048 tokens " in message
     assert "Set `train: keep_activations: false` (up to " in message
+    # The stage before it does not fit either, with settings of its own.
+    assert re.search(
+        r" Stage `base`, which teaches the start policy, does not fit either: up to 13\.3 GB\. Most of it: activations "
+        r"of 2048 tokens 9\.3 GB, .* For this stage alone: `format: null`, which teaches the model nothing \(up to",
+        message,
+    )
     assert message.endswith("BREADCRUMB_PREFLIGHT=warn starts in spite of it.")
     assert "\n" not in message
+
+
+def test_stage_base_is_named_where_it_is_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else is trained, so teaching the format is the peak; half the tokens are enough for ten gigabytes."""
+    _given(monkeypatch, SMOL)
+    with pytest.raises(ValueError, match=r"GB of memory \(start policy, stage `base`\)") as caught:
+        preflight.check(_smol(), lambda: _here(8 << 30))
+    assert "does not fit either" not in str(caught.value)
+    with pytest.raises(ValueError, match="For this stage alone: ") as caught:
+        preflight.check(_smol("search_r1_grpo"), lambda: _here(10 * 10**9))
+    told = "For this stage alone: `format: max_batch_tokens: 1024` and `rollout: max_total_tokens: 1024` (up to "
+    assert told in str(caught.value)
 
 
 def test_a_pretrained_model_at_the_scale_of_a_tiny_one_is_told_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +142,7 @@ def test_it_can_be_asked_to_warn_only(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setenv(preflight.VARIABLE, "warn")
     preflight.check(_smol("search_r1_grpo"), lambda: _here(4 << 30))
     out, err = capsys.readouterr()
-    assert out == ""
+    assert out == HALF
     assert err.startswith("warning: conf/scale/small.yaml, ")
     assert len(err.splitlines()) == 1
     monkeypatch.setenv(preflight.VARIABLE, "never")
@@ -137,21 +157,55 @@ def test_one_line_where_it_fits_and_a_warning_where_it_is_close(
     run = _smol("search_r1_grpo")
     preflight.check(run, lambda: _here(200 * 10**9))
     out, err = capsys.readouterr()
-    said = (
+    said = re.escape(HALF) + (
         r"this run takes memory up to [\d.]+ GB of 200 GB \(search_r1_grpo, update\), disk up to [\d.]+ GB of .* GB\n"
     )
     assert re.fullmatch(said, out), out
     preflight.check(run, lambda: replace(_here(200 * 10**9), host_has_bfloat16=False))
-    fallback = "it computes in float32: this processor has no instructions for bfloat16\n"
     out, err = capsys.readouterr()
-    assert re.fullmatch(said.replace("update", "play") + fallback, out), out
+    assert re.fullmatch(said.replace("update", "play").replace(re.escape(HALF), re.escape(FLOAT)), out), out
     assert err == ""
 
     peak = worst(preflight.systems_of(run, SMOL, _here(LARGE)))
     preflight.check(run, lambda: _here(int(peak.size / 0.95)))
     out, err = capsys.readouterr()
-    assert out == ""
+    assert out == HALF
     assert err.startswith("warning: this run nearly fills the machine: memory up to ")
+
+
+@pytest.mark.parametrize("size", [SMOL, replace(SMOL, num_weights=10**6)])
+def test_the_number_format_of_a_pretrained_model_is_always_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], size: ModelSize
+) -> None:
+    """Of a small one, too, and where the run does not fit."""
+    _given(monkeypatch, size)
+    for has_bfloat16, said in ((True, HALF), (False, FLOAT)):
+        machine = replace(_here(LARGE), host_has_bfloat16=has_bfloat16)
+        preflight.check(_smol("search_r1_grpo"), lambda machine=machine: machine)
+        assert capsys.readouterr().out.startswith(said)
+    with pytest.raises(ValueError, match="takes up to"):
+        preflight.check(_smol("search_r1_grpo"), lambda: _here(1 << 20))
+    assert capsys.readouterr().out == HALF
+
+    run = _clone(tmp_path)
+    file = tmp_path / "conf/scale/small.yaml"
+    text = file.read_text()
+    file.write_text(text.replace("dtype: auto", "dtype: float32", 1))  # That of `format`.
+    preflight.check(run, lambda: _here(LARGE))
+    taught = "stage base, which teaches it, computes in float32: `dtype: float32` asks for it\n"
+    assert capsys.readouterr().out.startswith(HALF + taught)
+    file.write_text(text.replace("dtype: auto", "dtype: float32"))
+    preflight.check(_again(run), lambda: _here(LARGE))
+    assert capsys.readouterr().out.startswith("it computes in float32: `dtype: float32` asks for it\n")
+    gpu = Machine(Memory(LARGE, "a test"), Memory(LARGE, "GPU of a test"), True, False)
+    file.write_text(text)
+    preflight.check(_again(run), lambda: gpu)
+    assert capsys.readouterr().out.startswith("it computes in float32: this GPU has no instructions for bfloat16 (")
+
+
+def _again(run: RunSettings) -> RunSettings:
+    """The same settings, read anew."""
+    return RunSettings(run.root, run.params)
 
 
 def test_nothing_is_said_of_a_tiny_model(capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,7 +225,9 @@ def test_a_gpu_that_is_too_small_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_plan_that_does_not_fit_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        preflight, "worst", lambda systems: worst([(n, replace(d, machine=_here(1))) for n, d in systems])
+        preflight,
+        "worst",
+        lambda systems, *phase: worst([(n, replace(d, machine=_here(1))) for n, d in systems], *phase),
     )
     with pytest.raises(ValueError, match=r"conf/scale/laptop\.yaml, conf/model/tiny\.yaml: "):
         plan.write(tmp_path / "plan", _run(), {})

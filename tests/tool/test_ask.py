@@ -20,8 +20,9 @@ from tasks import generate, store
 from tasks.retrieval import RetrievalError
 from tasks.tool import asking, policies
 from tasks.tool.ask import main
-from tasks.tool.asking import Asker, QuestionError, opened, search_opened
+from tasks.tool.asking import Asker, opened, search_opened
 from tasks.tool.live import Event, Found, Wrote
+from tasks.tool.questions import QuestionError
 from tests.tool.conftest import ROOT, Learned
 
 SECONDS = 60.0
@@ -95,6 +96,14 @@ def test_what_is_no_question_is_one_line(learned: Learned, question: str, told: 
     shown = capsys.readouterr()
     assert shown.out == ""
     assert re.match(f"error: {told}", shown.err.splitlines()[-1])
+
+
+@pytest.mark.parametrize("question", ["", " \n", "x \udcff"])
+def test_what_is_no_question_is_refused_before_anything_is_loaded(question: str, tmp_path: Path, capsys: Any) -> None:
+    """There is neither a policy nor an index, which would be errors of their own."""
+    given = ["--policy", str(tmp_path / "none"), "--index", str(tmp_path / "none"), "--question", question]
+    assert main(given) == 1
+    assert capsys.readouterr().err.startswith("error: question: found ")
 
 
 def test_a_model_that_reads_less_than_the_budget(learned: Learned, asker: Asker, tmp_path: Path) -> None:
