@@ -8,9 +8,6 @@ addresses and secrets (they are no settings) and `elastic_load` for the load.
 
 from __future__ import annotations
 
-import re
-import unicodedata
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,8 @@ from tasks import conf
 from tasks.conf import require
 from tasks.retrieval import Progress, RetrievalError, check_request, elastic_server
 from tasks.retrieval.elastic_load import Loader, count, index_body, index_name, mapping_digest
-from tasks.retrieval.elastic_server import Cluster, PassingError
+from tasks.retrieval.elastic_search import Searches, clean
+from tasks.retrieval.elastic_server import Cluster
 from tasks.retrieval.elastic_settings import MAX_HITS, ElasticSettings
 from tasks.retrieval.encoders import (
     Encoder,
@@ -31,14 +29,8 @@ from tasks.retrieval.manifest import NAME, Built, Manifest
 from tasks.store import DataError, Row
 from tasks.types import Hit
 
-_MAX_QUERY_PIECES = 1_000  # A server takes at least 1,024 clauses in one query.
 _SPARE = 16
 _WORST_COSINE = -1.0
-
-# Matches at least as many pieces as an analyzer makes of a text: words, single signs, and every character of scripts
-# without spaces.
-_PIECE = re.compile(r"[\u2190-\U0010ffff]|[^\W\u2190-\U0010ffff]{1,255}|[^\w\s]|_")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -122,8 +114,7 @@ class ElasticsearchRetriever:
     def __init__(
         self, cluster: Cluster, index: str, settings: Settings, num_passages: int, encoder: Encoder | None = None
     ) -> None:
-        self._cluster = cluster
-        self._index = index
+        self._searches = Searches(cluster, index, settings.search_batch, _RELOAD)
         self._settings = settings
         self._num_passages = num_passages
         self._encoder = encoder
@@ -148,7 +139,7 @@ class ElasticsearchRetriever:
 
     def _by_terms(self, queries: list[str], wanted: int) -> list[list[Hit]]:
         """Passages that share a term with the query, at most `wanted`."""
-        bodies = [self._body({"match": {"content": {"query": _clean(query)}}}, wanted) for query in queries]
+        bodies = [self._body({"match": {"content": {"query": clean(query)}}}, wanted) for query in queries]
         return self._ask(bodies, lambda score: score)
 
     def _by_vectors(self, queries: list[str], wanted: int) -> list[list[Hit]]:
@@ -183,7 +174,7 @@ class ElasticsearchRetriever:
             query = {"query": {"range": {"row": {"lt": wanted}}}, "size": wanted, "sort": [{"row": "asc"}]}
             (first,) = self._ask([query], lambda score: 0.0)
             if len(first) != wanted:
-                raise self._lost(f"found {len(first)} of its first {wanted} passages")
+                raise self._searches.lost(f"found {len(first)} of its first {wanted} passages")
             self._first = first
         found = {hit.passage_id for hit in hits}
         rest = [replace(hit, score=floor) for hit in first if hit.passage_id not in found]
@@ -191,72 +182,15 @@ class ElasticsearchRetriever:
 
     def _ask(self, bodies: list[Row], to_score: Any) -> list[list[Hit]]:
         """One list of hits a body, in the server's order."""
-        answers = [answer for part in _parts(bodies, self._settings.search_batch) for answer in self._search(part)]
-        return [[_hit(found, to_score) for found in answer] for answer in answers]
-
-    def _search(self, bodies: list[Row]) -> list[list[Row]]:
-        """Hits of each body, complete: a shard or node that did not answer makes the request fail and try again."""
-        searches = [line for body in bodies for line in ({"allow_partial_search_results": False}, body)]
-
-        def request(client: Any) -> list[list[Row]]:
-            # DFS: term statistics of the whole index, so that the number of shards changes no score.
-            answer = client.msearch(
-                index=self._index, searches=searches, search_type="dfs_query_then_fetch", filter_path=_WANTED
-            )
-            found = answer.get("responses", [])
-            if len(found) != len(bodies):
-                raise PassingError(f"{len(found)} answers to {len(bodies)} searches")
-            return [self._hits(one) for one in found]
-
-        return self._cluster.ask("the search", request)
-
-    def _hits(self, answer: Row) -> list[Row]:
-        status = int(answer.get("status", 500))
-        if "error" in answer:
-            reason = f"HTTP {status}: {elastic_server.describe(answer)}"
-            if status == 404:
-                raise self._lost(reason)
-            if not elastic_server.passes(status):
-                raise RetrievalError(f"elasticsearch: the search was refused: {reason}.")
-            raise PassingError(reason)
-        shards = answer.get("_shards", {})
-        if answer.get("timed_out") or shards.get("failed") or "total" not in shards:
-            raise PassingError(f"an incomplete answer: timed_out={answer.get('timed_out')}, shards={shards}")
-        hits: list[Row] = answer.get("hits", {}).get("hits", [])
-        return hits
-
-    def _lost(self, reason: str) -> RetrievalError:
-        return RetrievalError(
-            f"elasticsearch: index {self._index} at {self._cluster.hosts} is not what it was: {reason}. {_RELOAD}"
-        )
+        return [[_hit(found, to_score) for found in answer] for answer in self._searches.ask(bodies)]
 
 
-_FIELDS = "status error timed_out _shards.total _shards.failed hits.hits._source hits.hits._score".split()
-_WANTED = ",".join(f"responses.{name}" for name in _FIELDS)
 _RELOAD = "To load it again: dvc repro --force --single-item index"
 
 
 def _hit(found: Row, to_score: Any) -> Hit:
     source = found["_source"]
     return Hit(source["id"], to_score(found.get("_score")), source["title"], source["text"])
-
-
-def _parts(bodies: list[Row], size: int) -> Iterator[list[Row]]:
-    for start in range(0, len(bodies), size):
-        yield bodies[start : start + size]
-
-
-def _clean(query: str) -> str:
-    """A query the server can take: no half characters, composed, not over its limit of clauses.
-
-    >>> _clean("Zu\u0308rich \\ud800")
-    'Zürich \\ufffd'
-    """
-    text = unicodedata.normalize("NFC", _SURROGATE.sub("\ufffd", query))
-    for number, piece in enumerate(_PIECE.finditer(text), start=1):
-        if number == _MAX_QUERY_PIECES:
-            return text[: piece.end()]
-    return text
 
 
 def _check_index(cluster: Cluster, index: str, manifest: Manifest, where: Path) -> None:

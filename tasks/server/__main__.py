@@ -2,7 +2,8 @@
 
 By default only this machine can reach the server. If `host` opens it to others, requests need a key: the server reads
 it from SEARCH_SERVER_API_KEY and expects `Authorization: Bearer ...`. `--without-key` lets everybody in, because the
-clients of Search-R1 send no key. The key is never written anywhere. Exit status: 0 after a signal, 1 after an error.
+clients of Search-R1 send no key. The key is never written anywhere. `--processes` starts several servers behind the
+port (`tasks.server.processes`). Exit status: 0 after a signal, 1 after an error.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks import conf
+from tasks.lifetime import end_with_parent
 from tasks.retrieval.remote import KEY_VARIABLE
+from tasks.server import processes
 from tasks.server.listening import Server, listening
 from tasks.server.settings import Settings, port
 
@@ -34,16 +37,34 @@ _SWITCH_S = 0.0005  # By default a search thread would keep the event loop waiti
 
 def main(words: list[str] | None = None) -> int:
     """Read the command line and serve; returns the exit status."""
-    return serve(parser("python -m tasks.server", __doc__ or "").parse_args(words), _index_service)
+    words = sys.argv[1:] if words is None else words
+    known = parser("python -m tasks.server", __doc__ or "")
+    known.add_argument("--processes", type=processes.number, default=1, help="servers behind the port (1)")
+    known.add_argument("--worker-of", type=processes.number, default=1, help=argparse.SUPPRESS)
+    given = known.parse_args(words)
+    if given.worker_of > 1:
+        end_with_parent()
+        return serve(given, _index_service, given.worker_of)
+    if given.processes == 1:
+        return serve(given, _index_service)
+    try:
+        settings = settings_of(given)
+        api_key(settings.host, given.without_key)
+        return processes.serve(words, given.processes, settings)
+    except ValueError as error:
+        return _tell(error)
 
 
-def serve(given: argparse.Namespace, make: Make) -> int:
-    """Serve what `make` gives, as the words of the command line want it; returns the exit status."""
+def serve(given: argparse.Namespace, make: Make, sharing: int = 1) -> int:
+    """Serve what `make` gives, as the words of the command line want it; returns the exit status.
+
+    `sharing` is the number of processes that share the port.
+    """
     try:
         settings = settings_of(given)
         key = api_key(settings.host, given.without_key)
-        with listening(settings) as listener:
-            return _serve(given, settings, key, listener, make)
+        with listening(settings, is_shared=sharing > 1) as listener:
+            return _serve(given, settings, key, listener, make, sharing)
     except ValueError as error:
         return _tell(error)
 
@@ -123,8 +144,10 @@ def address_of(settings: Settings, listener: socket.socket) -> str:
     return f"http://{host}:{listener.getsockname()[1]}"
 
 
-def _serve(given: argparse.Namespace, settings: Settings, key: str | None, listener: socket.socket, make: Make) -> int:
-    threads = settings.encoder_threads or len(os.sched_getaffinity(0))
+def _serve(
+    given: argparse.Namespace, settings: Settings, key: str | None, listener: socket.socket, make: Make, sharing: int
+) -> int:
+    threads = settings.encoder_threads or max(1, len(os.sched_getaffinity(0)) // sharing)
     for variable in _THREADS:  # Libraries read these variables at import.
         os.environ[variable] = str(threads)
     # Waiting threads should sleep: on a busy machine spinning threads slow down all others.
@@ -137,8 +160,12 @@ def _serve(given: argparse.Namespace, settings: Settings, key: str | None, liste
     def changed(service: SearchService) -> None:
         if service.failure is not None:
             server.should_exit = True
-        else:
-            health = service.health
+        elif sharing == 1:
+            tell_ready()
+
+    def tell_ready() -> None:
+        health = service.health
+        if service.state == "ready":
             print(
                 f"ready: {health.backend}, {health.num_passages} passages, index {str(health.index_sha256)[:12]}, "
                 f"at {address} (description: {address}/docs). Ctrl-C ends it.",
@@ -150,9 +177,9 @@ def _serve(given: argparse.Namespace, settings: Settings, key: str | None, liste
     def stopping() -> None:
         service.state = "stopping"
 
-    server = Server(make_app(service, settings, key), settings, stopping)
+    server = Server(make_app(service, settings, key, is_alone=sharing == 1), settings, stopping)
     print(f"opening {given.index} for {address}", file=sys.stderr, flush=True)
-    server.answer(listener)
+    server.answer(listener, tell_ready if sharing > 1 else lambda: None)
     return 0 if service.failure is None else _tell(service.failure)
 
 

@@ -36,6 +36,7 @@ from tasks.types import Hit
 State = Literal["starting", "ready", "stopping"]
 _JSON = "application/json"
 _READS_AT_ONCE = 32
+_LOOK_S = 0.02
 _ENTRY_BYTES = 512  # Memory of an entry besides its answer: a key, two objects and their places in two dictionaries.
 _MAX_SHOWN = 80
 _MAX_ERRORS = 3
@@ -177,8 +178,7 @@ class SearchService:
 
     def measure(self) -> bytes:
         """The metrics in Prometheus' format."""
-        self.metrics.queue.set(0 if self._batcher is None else self._batcher.queued)
-        self.metrics.drops.set(0 if self._cache is None else self._cache.num_drops)
+        self._measure_queue()
         return self.metrics.text()
 
     def load(self) -> tuple[Retriever, dict[str, Any]]:
@@ -230,8 +230,13 @@ class SearchService:
 
     def _after_batch(self, size: int, top_k: int, queries: list[str], answers: list[bytes]) -> None:
         self.metrics.batch.observe(size)
+        self._measure_queue()  # Also now, because the metrics may be asked of another process.
         if self._cache is not None:
             self._cache.put({self._key(q, top_k): answer for q, answer in zip(queries, answers, strict=True)})
+
+    def _measure_queue(self) -> None:
+        self.metrics.queue.set(0 if self._batcher is None else self._batcher.queued)
+        self.metrics.drops.set(0 if self._cache is None else self._cache.num_drops)
 
     def _keep(self, key: str, answer: bytes) -> None:
         with contextlib.suppress(ValueError):  # An answer larger than the whole cache.
@@ -241,8 +246,16 @@ class SearchService:
         return hashlib.sha256(json.dumps([self.health.index_sha256, query, top_k]).encode()).hexdigest()
 
 
-def make_app(service: SearchService, settings: Settings, api_key: str | None = None) -> Guard:
-    """The ASGI application of a service, guarded; `api_key` None lets everybody in."""
+def make_app(service: SearchService, settings: Settings, api_key: str | None = None, is_alone: bool = True) -> Guard:
+    """The ASGI application of a service, guarded.
+
+    Args:
+        service: that answers.
+        settings: its bounds.
+        api_key: that a request needs; None lets everybody in.
+        is_alone: it takes connections at once and says that it is starting; otherwise other processes take them until
+            its index is open.
+    """
     model, has_key = _request_model(settings), api_key is not None
     measured: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
     if has_key:
@@ -251,6 +264,8 @@ def make_app(service: SearchService, settings: Settings, api_key: str | None = N
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.start()
+        while not is_alone and service.state == "starting" and service.failure is None:
+            await asyncio.sleep(_LOOK_S)
         yield
         service.stop()
 
@@ -291,7 +306,6 @@ def make_app(service: SearchService, settings: Settings, api_key: str | None = N
     @app.get("/metrics", responses=measured, response_class=Response, openapi_extra=_security(has_key))
     async def metrics() -> Response:
         """Requests, seconds, batch sizes, cache hits, queue length and memory, for Prometheus."""
-        service.metrics.in_work.set(guard.in_work)
         return Response(service.measure(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/", include_in_schema=False)
@@ -302,8 +316,7 @@ def make_app(service: SearchService, settings: Settings, api_key: str | None = N
     _tell_errors(app)
     if api_key is not None:
         app.openapi().setdefault("components", {})["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    guard = Guard(app, settings, service.metrics, api_key, lambda: service.state)
-    return guard
+    return Guard(app, settings, service.metrics, api_key, lambda: service.state)
 
 
 def _tell_errors(app: FastAPI) -> None:

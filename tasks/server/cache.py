@@ -127,7 +127,8 @@ class AnswerCache:
                     sqlite_mmap_size=0,
                     sqlite_cache_size=2048,
                 )
-                cache.cull()  # The limit may be smaller than in the last run.
+                with contextlib.suppress(diskcache.Timeout):  # Another process writes: no damage.
+                    cache.cull()  # The limit may be smaller than in the last run.
                 self._cache = cache
                 return
             except (sqlite3.Error, OSError, ValueError, TypeError, KeyError, diskcache.Timeout) as error:

@@ -86,7 +86,7 @@ class Guard:
             raise RefusedError(
                 503, f"{self.in_work} requests are in work, at most {self._settings.max_requests} may be"
             )
-        self.in_work += 1
+        self._count(1)
         try:
             body = await read_body(scope, receive, self._settings)
 
@@ -95,7 +95,11 @@ class Guard:
 
             await self._app(scope, replay, send)
         finally:
-            self.in_work -= 1
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        self.in_work += change
+        self._metrics.in_work.set(self.in_work)
 
     def _check_key(self, path: str, scope: Message) -> None:
         if path in WITH_KEY:

@@ -63,8 +63,10 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def listening(settings: Settings) -> contextlib.closing[socket.socket]:
+def listening(settings: Settings, is_shared: bool = False) -> contextlib.closing[socket.socket]:
     """A socket on the port, opened before anything slow so that a taken port is reported at once.
+
+    Other processes of this user may have the port as well, if it `is_shared` by all of them.
 
     Raises:
         ValueError: the port is taken or the address is not one of this machine.
@@ -73,6 +75,8 @@ def listening(settings: Settings) -> contextlib.closing[socket.socket]:
         family, *_, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
     except OSError as error:
         raise ValueError(

@@ -1,8 +1,22 @@
-"""The server's metrics for Prometheus, one registry per server, so that several servers can run in one process."""
+"""The server's metrics for Prometheus, one registry per server, so that several servers can run in one process.
+
+Processes that share a port share a folder, named by `PROMETHEUS_MULTIPROC_DIR`: whichever is asked answers for all.
+Requests, searches and queues are sums, also of processes that have ended; what the operating system says of a process
+has its number as label `process`.
+"""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, ProcessCollector, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""Read by `prometheus_client` when it is imported."""
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -26,10 +40,19 @@ class Metrics:
         )
         self.hits = Counter("search_cache_hits", "Queries answered from the cache.", registry=self.registry)
         self.misses = Counter("search_cache_misses", "Queries not in the cache.", registry=self.registry)
-        self.drops = Gauge("search_cache_drops", "How often a damaged cache was begun anew.", registry=self.registry)
-        self.queue = Gauge("search_queue_queries", "Queries that wait for a search.", registry=self.registry)
-        self.in_work = Gauge("search_requests_in_work", "Retrieve requests in work.", registry=self.registry)
-        ProcessCollector(registry=self.registry)
+        self.drops = self._gauge("search_cache_drops", "How often a damaged cache was begun anew.")
+        self.queue = self._gauge("search_queue_queries", "Queries that wait for a search.")
+        self.in_work = self._gauge("search_requests_in_work", "Retrieve requests in work.")
+        if folder := os.environ.get(FOLDER):
+            self.registry = CollectorRegistry()
+            MultiProcessCollector(self.registry, folder)  # type: ignore[no-untyped-call]
+            self.registry.register(_Processes(Path(folder)))
+        else:
+            ProcessCollector(registry=self.registry)
+
+    def _gauge(self, name: str, about: str) -> Gauge:
+        """Several processes add up; one that has ended does not count."""
+        return Gauge(name, about, registry=self.registry, multiprocess_mode="livesum")
 
     def answered(self, path: str, status: int) -> None:
         """Count a request; all unknown paths are counted together."""
@@ -38,3 +61,21 @@ class Metrics:
     def text(self) -> bytes:
         """Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+class _Processes(Collector):
+    """Memory, processor time and files of each living process that has metrics in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def collect(self) -> Iterator[Metric]:
+        """See `Collector`."""
+        merged: dict[str, Metric] = {}
+        for path in sorted(self._folder.glob("gauge_livesum_*.db")):
+            pid = path.stem.rpartition("_")[2]
+            for found in ProcessCollector(registry=None, pid=lambda pid=pid: pid).collect():  # type: ignore[misc]
+                metric = merged.setdefault(found.name, Metric(found.name, found.documentation, found.type))
+                for sample in found.samples:
+                    metric.add_sample(sample.name, {"process": pid}, sample.value)
+        yield from merged.values()

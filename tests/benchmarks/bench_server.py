@@ -14,6 +14,9 @@ Judged are, at 32 clients, 5 times the peer's throughput where `LIMITS` says so,
 memory that does not grow. Search-R1's own server has an encoder, so rollouts with one are what counts most. Where
 searching is cheap (BM25 over some 10,000 passages takes less than HTTP does) no server can be 5 times faster until
 queries come again: those rows are printed and not judged. Exit 1 when a limit is not met.
+
+The first backend's `unique` queries are then asked of 1 and of 2 processes behind one port, in turns. Their ratio is
+printed and not judged, because the clients need a processor as well.
 """
 
 from __future__ import annotations
@@ -53,6 +56,8 @@ LOADS = {
 SPEEDUP = 5.0
 LIMITS = (("bm25", "turns again"), ("dense", "rollouts"), ("dense", "rollouts again"))
 MAX_GROWTH_MB = 16.0
+PROCESSES = (1, 2)
+TURNS = 3
 
 
 @dataclass(frozen=True)
@@ -278,6 +283,42 @@ def table(backend: str, found: dict[tuple[str, str, int], Measured], clients: li
     return "\n".join(lines), met
 
 
+def processes(
+    backend: str, corpus: Path, index: Path, seconds: float, words: list[str], pool: ProcessPoolExecutor
+) -> str:
+    """One line: 32 clients with ever new queries, of one process and of several behind one port, each `TURNS` times."""
+    query, found = spans(corpus, 5000), dict[int, list[Measured]]()
+    for turn in range(TURNS):
+        for count in PROCESSES:
+            with ServerProcess(index, *words, "--processes", str(count)) as server:
+                pool.submit(play, server.port, stream("unique", query, 999, 200), 4, 1.0).result()
+                before = server.cpu_s
+                load = pool.submit(
+                    play, server.port, stream("unique", query, 5_000 + turn, int(9000 * seconds)), 32, seconds
+                )
+                one = summary(*load.result(), server.cpu_s - before)
+            found.setdefault(count, []).append(one)
+            print(f"{backend} {count} processes: {one}", file=sys.stderr, flush=True)
+    return several(backend, found)
+
+
+def several(backend: str, found: dict[int, list[Measured]]) -> str:
+    """The medians of `processes` as text.
+
+    >>> print(several("bm25", {1: [Measured(100.0, 0, 0, 0, 9, 1.0)], 2: [Measured(150.0, 0, 0, 0, 9, 1.1)]}))
+    bm25, unique, 32 clients: 1 process 100 queries a second, 1.00 CPU ms; 2 processes 150, 1.10; ratio 1.50; 0 errors
+    """
+    speed = {count: statistics.median(one.per_s for one in all_) for count, all_ in found.items()}
+    cost = {count: statistics.median(one.cpu_ms for one in all_) for count, all_ in found.items()}
+    errors = sum(one.errors for all_ in found.values() for one in all_)
+    few, many = PROCESSES
+    return (
+        f"{backend}, unique, 32 clients: {few} process {speed[few]:.0f} queries a second, {cost[few]:.2f} CPU ms; "
+        f"{many} processes {speed[many]:.0f}, {cost[many]:.2f}; ratio {speed[many] / max(speed[few], 1e-9):.2f}; "
+        f"{errors} errors"
+    )
+
+
 def memory(corpus: Path, index: Path, minutes: float, words: list[str], pool: ProcessPoolExecutor) -> tuple[str, bool]:
     """Ours under 32 clients with ever new queries: how its memory grows."""
     query, samples = spans(corpus, 5000), []
@@ -308,6 +349,9 @@ def main() -> int:
     parser.add_argument("--backends", default="bm25,dense")
     parser.add_argument("--clients", default="1,8,32,128")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each load")
+    parser.add_argument(
+        "--processes-seconds", type=float, default=3.0, help="of each load on 1 and 2 processes; 0: none"
+    )
     parser.add_argument("--memory-minutes", type=float, default=0.5, help="0 leaves it out")
     parser.add_argument("--corpus", type=Path, default=REAL, help="passages; a small generated world where missing")
     parser.add_argument("--num-dense", type=int, default=NUM_DENSE, help="of its passages, those that are encoded")
@@ -332,6 +376,10 @@ def main() -> int:
                 )
                 print(text, flush=True)
                 good = good and met
+        if given.processes_seconds:
+            corpus, index = places[backends[0]]
+            words = ["--port", "0", "--set", "cache_bytes=0"]
+            print(processes(backends[0], corpus, index, given.processes_seconds, words, pool), flush=True)
         if given.memory_minutes:
             corpus, index = places[backends[0]]
             words = ["--port", "0", "--set", f"cache_folder={scratch}/memory", "--set", "cache_bytes=67108864"]

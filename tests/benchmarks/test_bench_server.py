@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -56,11 +57,15 @@ def test_growth() -> None:
 @pytest.mark.slow
 @pytest.mark.servers
 def test_it_runs_to_its_verdict(tmp_path: Path) -> None:
-    size = "--backends bm25 --clients 2 --seconds 0.2 --memory-minutes 0.02"  # An encoder would take twice as long.
+    size = "--clients 2 --seconds 0.2 --processes-seconds 0.2 --memory-minutes 0.02"
     command = [sys.executable, "-m", "tests.benchmarks.bench_server", *size.split()]
+    command += ["--backends", "bm25"]  # An encoder would take twice as long.
     command += ["--folder", str(tmp_path), "--corpus", str(tmp_path / "none.jsonl")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr  # Only 32 clients are held to a limit.
     for kind in LOADS["bm25"]:
         assert f"| bm25, {kind} | 2 |" in done.stdout
     assert "0 errors" in done.stdout
+    assert re.search(
+        r"bm25, unique, 32 clients: 1 process \d+ .*; 2 processes \d+, .*; ratio [\d.]+; 0 errors", done.stdout
+    )

@@ -71,6 +71,9 @@ RUN_BY = {
     "make run RETRIEVER=dense": "tests/retrieval/test_dense.py::test_the_embedded_encoder",
     "OMP_NUM_THREADS=16 make run RETRIEVER=dense": "tests/retrieval/test_dense.py::test_the_embedded_encoder",
     "make run RETRIEVER=elasticsearch": "tests/retrieval/test_elasticsearch.py::test_the_stages_search_the_server",
+    "make run RETRIEVER=elasticsearch_index": (
+        "tests/retrieval/test_elasticsearch_index.py::test_the_stages_search_an_index_that_exists"
+    ),
     "make run RETRIEVER=remote": SERVED,
     "make run COMPARE_RETRIEVERS=bm25,dense,hybrid": RETRIEVERS,
     "make run COMPARE_RETRIEVERS=dense": RETRIEVERS,
@@ -123,6 +126,9 @@ RUN_BY = {
     "make search-server INDEX=.scratch/served-index": SERVED,
     'make search-server INDEX=.scratch/served-index ARGS="--host 0.0.0.0 --without-key"': (
         "tests/server/test_server.py::test_what_keeps_it_from_listening_to_others"
+    ),
+    'make search-server INDEX=.scratch/served-index ARGS="--processes 4"': (
+        "tests/server/test_processes.py::test_both_answer_as_one_process_and_the_metrics_are_sums"
     ),
     "make run METHODS=r_search": TRAINED,
     "make run METHODS=pica": "tests/stages/test_reward_model.py::test_its_users_get_it_and_refuse_another_one",
