@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 from flows import STOPPED, dag
 from flows.child import Outcome, Say, Stopper, execute
 from tasks import conf, planned
-from tasks.params import edit
+from tasks.params import edit, places
 from tasks.report.terminal import TABLE, headline, times
 from tasks.runner import ledger, record
 from tasks.runner.lock import BUSY, HOLDER, PIPELINE, pipeline_pid
@@ -203,6 +203,7 @@ def prepared(root: Path, answers: dict[str, Any], once: bool = False, name: str 
     with _alone(root):
         for line in [*edit.restore(root), *dag.repair(root)]:
             print(f"after an earlier kill: {line}", flush=True)
+        places.check_cluster(answers, root)
         with edit.applied(answers, root, once) as changes:
             for change in changes:
                 print(f"params.yaml{', for this run only' if once else ''}: {change}", flush=True)

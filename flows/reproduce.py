@@ -25,7 +25,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _run(words: list[str] | None) -> int:
-    from tasks.params import edit
+    from tasks.params import edit, places
 
     root = Path.cwd()
     given = _parser(edit.help_text(root)).parse_args(words)
@@ -34,6 +34,7 @@ def _run(words: list[str] | None) -> int:
         raise ValueError(f"--name: found {given.name!r}, expected one line of printable text.")
     if given.compare:
         answers = {**edit.compare_answers(given.compare, root), **answers}
+    places.check_preset(given.set, answers, root)
 
     print("reading settings and stages ...", flush=True)
     from flows.child import stopped_by_signals

@@ -16,7 +16,8 @@ from tasks import conf
 from tasks.conf import require
 
 CLUSTER_VARIABLE = "BREADCRUMB_CLUSTER"
-"""Names a file of conf/cluster; `local` without it."""
+"""Names a file of conf/cluster; `LOCAL` without it."""
+LOCAL = "local"
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,12 @@ class HostConf:
         for key in ("folder", "python"):
             value = getattr(self, key)
             require(not any(letter.isspace() for letter in value), key, value, "a path without blanks")
+        require(len(set(self.devices)) == len(self.devices), "devices", list(self.devices), "each number once")
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether other hosts cannot reach it at its address, because every host is itself there."""
+        return self.address == "localhost" or self.address.startswith("127.")
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,19 @@ class Cluster:
 
     def __post_init__(self) -> None:
         require(bool(self.hosts), "hosts", [], "at least one host")
+        different = "another one for each host. Two entries would put the workers of both on one host"
+        for key in ("name", "address"):
+            values = [getattr(host, key) for host in self.hosts if key == "name" or not host.is_alone]
+            for value in values:
+                require(values.count(value) == 1, f"hosts: {key}", value, different)
+
+        reached = [host for host in self.hosts if not host.is_alone]
+        if reached and (len(self.hosts) > 1 or reached[0].start):
+            near = f"an address in the network of {reached[-1].name} ({reached[-1].address})"
+            for host in self.hosts:
+                require(not host.is_alone, f"hosts: {host.name}: address", host.address, near)
+            is_alone = HostConf(address=self.address).is_alone
+            require(not is_alone, "address", self.address, f"{near}, at which its workers find this host")
 
     def places(self, size: int, what: str = "workers") -> list[Place]:
         """Where the workers run: the first host is filled first.
@@ -120,9 +140,9 @@ def load(name: str | None = None, root: Path = Path(".")) -> Cluster:
     """A file of conf/cluster; None is the one that the environment names.
 
     Raises:
-        ValueError: it is missing, or has unknown keys.
+        ValueError: it is missing, has unknown or wrong keys, or names a host twice.
     """
-    name = name or os.environ.get(CLUSTER_VARIABLE) or "local"
-    tree = conf.section("cluster", name, root)
+    name = name or os.environ.get(CLUSTER_VARIABLE) or LOCAL
+    tree = conf.read_yaml(conf.path_of("cluster", name, root, f"CLUSTER={name}"))
     found: Cluster = conf.fill(Cluster, tree, f"{conf.CONF}/cluster/{name}.yaml")
     return found

@@ -17,6 +17,7 @@ import os
 import pickle
 import queue
 import secrets
+import shlex
 import signal
 import socket
 import struct
@@ -327,6 +328,8 @@ class Crew:
             member.thread.join(1)
         last = next((line for line in reversed(member.lines) if line.strip()), "")
         tail = f" Its last line: {last.rstrip('.')}." if last else ""
+        if member.connection is None and member.place.start:
+            tail += f" What starts it there: `{shlex.join(member.place.start)}`."
         self.close()
         raise CrewError(f"{member.name}, in {phase}: {what.rstrip('.')}.{tail} Start again: the run continues.")
 

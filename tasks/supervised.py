@@ -167,7 +167,7 @@ class PlainLearner(Trainee):
             with self.reading():
                 with nullcontext() if self.told.keep_activations else recomputing(self.model):
                     loss, found = self.told.task(self.model, examples, total)
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
             metrics.append(numbers(found))
 
         norm = self.clip(self.told.max_grad_norm)

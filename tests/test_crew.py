@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -235,15 +236,97 @@ def test_a_host_with_another_commit_is_refused(tmp_path: Path) -> None:
         Crew(WORKER, 2, cluster_of_two)
 
 
+def another(folder: Path, **files: str) -> HostConf:
+    """A host b whose Python finds these files before all others; `__` stands for `/`."""
+    for name, text in files.items():
+        path = folder / f"{name.replace('__', '/')}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return HostConf(name="b", start=("env", f"PYTHONPATH={folder}"))
+
+
+def test_a_host_with_other_libraries_or_another_python_is_refused(tmp_path: Path) -> None:
+    """Real processes, which find another version of torch, and call themselves another Python."""
+    (tmp_path / "torch-0.1.dist-info").mkdir()
+    with pytest.raises(
+        CrewError, match=r"^worker 1 on b, in start: it has torch 0\.1, expected 2\S+, as this host has"
+    ):
+        Crew(WORKER, 2, replace(HERE, hosts=(HostConf(name="a"), another(tmp_path))))
+
+    made_up = (
+        "import collections, sys\n"
+        "version = collections.namedtuple('version', 'major minor micro releaselevel serial')\n"
+        "sys.version_info = version(*sys.version_info[:2], 99, 'final', 0)\n"
+    )
+    there = another(tmp_path / "python", **{"sitecustomize.py": made_up})
+    with pytest.raises(
+        CrewError, match=r"^worker 1 on b, in start: it has Python 3\.\d+\.99, expected 3\.\d+\.\d+, as this host has"
+    ):
+        Crew(WORKER, 2, replace(HERE, hosts=(HostConf(name="a"), there)))
+
+
+def test_a_host_whose_name_does_not_resolve_is_named() -> None:
+    """By ssh, where it is installed."""
+    nowhere = HostConf(name="nowhere.invalid", start=("ssh", "-o", "BatchMode=yes", "{host}"))
+    began = time.monotonic()
+    with pytest.raises(
+        CrewError, match=r"^worker 1 on nowhere\.invalid, in start: it ended with status \d+\."
+    ) as caught:
+        Crew(WORKER, 2, replace(HERE, hosts=(HostConf(name="a"), nowhere)))
+    assert time.monotonic() - began < 30
+    message = str(caught.value)
+    assert re.search(r"Its last line: ssh: (Could not resolve hostname nowhere\.invalid|No such file)", message), (
+        message
+    )
+    assert "What starts it there: `ssh -o BatchMode=yes nowhere.invalid`." in message
+    assert "\n" not in message
+
+
+def test_a_host_that_does_not_answer_is_named() -> None:
+    """A remote shell that hangs, as ssh does while nobody answers at an address."""
+    silent = HostConf(name="b", start=("sh", "-c", "sleep 60", "sh"))
+    began = time.monotonic()
+    with pytest.raises(
+        CrewError, match=r"^worker 1 on b, in start: it did not connect to 127\.0\.0\.1 within 4 s\. What"
+    ):
+        Crew(WORKER, 2, replace(HERE, start_s=4, hosts=(HostConf(name="a"), silent)))
+    assert time.monotonic() - began < 20
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("hosts: []", "hosts"),
-        ("hosts: [{workers: 0}]", "workers"),
-        ("hosts: [{wrokers: 2}]", "wrokers"),
+        ("hosts: []", r"hosts=\[\]: expected at least one host"),
+        ("hosts: [{workers: 0}]", r"hosts\[0\]: workers=0: expected a number above 0"),
+        ("hosts: [{workers: two}]", r"hosts\[0\]: workers: found 'two' \(str\), expected an integer"),
+        ("hosts: [{workers: 2.5}]", r"hosts\[0\]: workers: found 2.5 \(float\), expected an integer"),
+        ("hosts: [{wrokers: 2}]", r"hosts\[0\]: unknown key 'wrokers'. Did you mean 'workers'\?"),
         ("hosts: [{folder: /a b}]", "a path without blanks"),
-        ("hosts: [{}]\nport: 70000", "port"),
-        ("{}", "hosts"),
+        ("hosts: [{start: ssh}]", r"hosts\[0\]: start: found 'ssh', expected a list of texts"),
+        ("hosts: [{devices: [0, 0]}]", r"hosts\[0\]: devices=\[0, 0\]: expected each number once"),
+        ("hosts: first", "hosts: found 'first', expected a list"),
+        ("hosts: [first]", r"hosts\[0\]: found 'first', expected a mapping with the keys of HostConf"),
+        ("hosts: [{}]\nport: 70000", "port=70000: expected 0 or more and 65535 or less"),
+        ("hosts: [{}]\nstart_s: 0", "start_s=0: expected a number above 0"),
+        ("hosts: [{}]\nadress: 10.0.0.1", "unknown key 'adress'. Did you mean 'address'?"),
+        ("{}", "key 'hosts' is missing. Add it"),
+        ("", "found NoneType, expected a mapping of settings"),
+        ("hosts: [{name: a", "not valid YAML: .*line 1"),
+        ("hosts: [{}]\nhosts: [{}]", "key 'hosts' stands twice"),
+        ("hosts: [{}, {}]", "hosts: name='localhost': expected another one for each host"),
+        (
+            "address: 10.0.0.1\nhosts: [{name: a, address: 10.0.0.1}, {name: b, address: 10.0.0.1}]",
+            "hosts: address='10.0.0.1': expected another one for each host. Two entries would put",
+        ),
+        (
+            "address: 10.0.0.1\nhosts: [{name: a, address: 10.0.0.1}, {name: b}]",
+            r"hosts: b: address='127.0.0.1': expected an address in the network of a \(10.0.0.1\)",
+        ),
+        (
+            "hosts: [{name: a, address: 10.0.0.1}, {name: b, address: 10.0.0.2}]",
+            r"address='127.0.0.1': expected an address in the network of b \(10.0.0.2\), at which its workers find",
+        ),
+        ("hosts: [{name: b, address: 10.0.0.2, start: [ssh, b]}]", "address='127.0.0.1': expected an address in the"),
     ],
 )
 def test_mistakes_of_a_cluster_file_are_named(text: str, message: str, tmp_path: Path) -> None:
@@ -252,10 +335,11 @@ def test_mistakes_of_a_cluster_file_are_named(text: str, message: str, tmp_path:
     with pytest.raises(ValueError, match=message) as caught:
         cluster.load("mine", tmp_path)
     assert "conf/cluster/mine.yaml" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_the_environment_names_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cluster.load(root=ROOT).hosts[0].name == "localhost"
     monkeypatch.setenv(cluster.CLUSTER_VARIABLE, "nowhere")
-    with pytest.raises(ValueError, match="nowhere"):
+    with pytest.raises(ValueError, match=r"^CLUSTER=nowhere: unknown cluster 'nowhere'\. Known: local, two-hosts"):
         cluster.load(root=ROOT)

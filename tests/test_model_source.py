@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import http.server
 import json
@@ -239,6 +240,8 @@ def test_a_disk_that_is_full_and_a_place_that_may_not_be_written_are_told_apart(
     no_space = r"Tiny: no space left on the disk while it was made; nothing of it is left"
     with pytest.raises(DataError, match=no_space), model_source._written(tmp_path / "Tiny"):
         Path("/dev/full").write_bytes(b"x")
+    with pytest.raises(DataError, match=no_space), model_source._written(tmp_path / "Tiny"):
+        raise OSError(errno.ENOSPC, "as another language says it")
     with pytest.raises(DataError, match=no_space), model_source._written(tmp_path / "Tiny"):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
     # Nobody may make folders there, whoever runs the test.

@@ -27,7 +27,7 @@ from tasks.engine import Critic, DivergedError, Objective, Plan, Policy, Trainin
 from tasks.engine.deepspeed_worker import World
 from tasks.engine.zero import Examples, Stage, ZeroConf
 from tasks.limits import Limit
-from tasks.model import export_folder, outline
+from tasks.model import Dtype, export_folder, outline
 from tasks.rl.experience import Experience
 from tasks.store import replacing_folder
 from tasks.supervised import Step, Supervision, Task
@@ -245,7 +245,7 @@ class DeepSpeedEngine:
         timeout_s: longest wait of workers for one another.
     """
 
-    workers: PositiveInt = 2
+    workers: PositiveInt
     stage: Stage = 2
     offload: bool = False
     bucket: PositiveInt = 2**26
@@ -264,9 +264,10 @@ class DeepSpeedEngine:
 
         Raises:
             CrewError: a worker does not start, or died; later calls raise it as well.
+            ValueError: workers compute on other kinds of devices, or in other types, than the first.
         """
         model, _, _ = outline(folder)
-        with self._workers() as crew:
+        with self._workers(training.dtype) as crew:
             crew.call("build", [(model.config, training, self._zero)] * self.workers, _stored(folder))
             yield DeepSpeedPolicy(crew, folder), DeepSpeedCritic(crew, "critic") if training.critic else None
 
@@ -277,7 +278,7 @@ class DeepSpeedEngine:
         Raises:
             CrewError: as `open`.
         """
-        with self._workers() as crew:
+        with self._workers(told.dtype) as crew:
             given = (type(model).__name__, model.config, told, self._zero)
             crew.call("teach", [given] * self.workers, _held(model))
             yield DeepSpeedLearner(crew, model, told.task)
@@ -287,13 +288,14 @@ class DeepSpeedEngine:
         return ZeroConf(self.used_stage, self.offload, self.bucket)
 
     @contextmanager
-    def _workers(self) -> Iterator[Crew]:
-        """Workers that have met."""
+    def _workers(self, dtype: Dtype) -> Iterator[Crew]:
+        """Workers that have met, and compute alike in this type."""
         hosts = cluster.load()
         places = hosts.places(self.workers)
         threads = max(1, torch.get_num_threads() // self.workers)
         torch.cuda.empty_cache()  # A worker may share the GPU on which this process has used a model before.
         with Crew(_MODULE, self.workers, hosts, reports=[DivergedError]) as crew:
+            _require_alike(crew, dtype)
             worlds = [World(self.workers, threads, place.interface, self.timeout_s) for place in places]
             port, *_ = crew.call("meet", [(world, places[0].address) for world in worlds[:1]])
             crew.call("join", [(world, places[0].address, port) for world in worlds])
@@ -304,6 +306,27 @@ def _held(model: Any) -> Iterator[tuple[str, Tensor]]:
     """Name and copy of every weight of a model, one at a time; what is sent would else be all of a shared file."""
     for name, weight in model.named_parameters():
         yield name, weight.detach().to("cpu", copy=True)
+
+
+def _require_alike(crew: Crew, asked: Dtype) -> None:
+    """Raise the ValueError for workers that compute on another kind of device, or in another type, than the first.
+
+    A processor without instructions for bfloat16 computes in float32. Where all do, the run is one in float32.
+    """
+    (first_kind, first_type), *others = crew.call("look", [()] * len(crew))
+    first, *members = crew.members
+    for member, (kind, dtype) in zip(members, others, strict=True):
+        if kind != first_kind:
+            raise ValueError(
+                f"{member.name} computes on a {kind}, and {first.name} on a {first_kind}: expected the same of all. "
+                "Name hosts in conf/cluster that are alike."
+            )
+        if dtype != first_type and asked != "float32":
+            raise ValueError(
+                f"{member.name} computes in {dtype}, and {first.name} in {first_type}, because not every {kind} has "
+                "instructions for bfloat16: expected one type. Set `dtype: float32` in conf/scale, or name "
+                "hosts in conf/cluster that are alike."
+            )
 
 
 def _stored(folder: Path) -> Iterator[tuple[str, Tensor]]:

@@ -56,6 +56,7 @@ class Worker:
     def commands(self) -> dict[str, Callable[..., Any]]:
         """What the engine may ask for, by name."""
         return {
+            "look": self.look,
             "meet": self.meet,
             "join": self.join,
             "build": self.build,
@@ -68,6 +69,21 @@ class Worker:
             "save": self.save,
             "load": self.load,
         }
+
+    def look(self) -> tuple[str, str]:
+        """Take the GPU of this worker's turn; returns `GPU` or `processor`, and the type that `auto` means there.
+
+        All must be told this before they join: a group of both kinds, or of both types, would wait for ever.
+        """
+        device.take_turn(self.stage.number)
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"  # DeepSpeed would import torch's compiler, which takes 5 s.
+        import torch
+
+        from tasks.model import computes_in
+
+        kind = "GPU" if torch.cuda.is_available() else "processor"
+        found = computes_in("auto", torch.device("cuda" if kind == "GPU" else "cpu"))
+        return kind, str(found).removeprefix("torch.")
 
     def meet(self, world: World, address: str) -> int:
         """Open the place where workers meet, on the host of the first; returns its port."""
@@ -83,11 +99,9 @@ class Worker:
 
     def join(self, world: World, address: str, port: int) -> None:
         """Meet the others and form one group."""
-        device.take_turn(self.stage.number)
         os.environ |= {"GLOO_SOCKET_IFNAME": world.interface, "NCCL_SOCKET_IFNAME": world.interface}
         os.environ |= {"RANK": str(self.stage.rank), "WORLD_SIZE": str(world.size), "LOCAL_RANK": "0"}
         os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port), "DS_ACCELERATOR": _accelerator()}
-        os.environ["TORCHDYNAMO_DISABLE"] = "1"  # DeepSpeed would import torch's compiler, which takes 5 s.
 
         import torch
         from torch import distributed

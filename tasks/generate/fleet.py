@@ -302,7 +302,7 @@ class FleetConf:
         of: kind and settings of each: `rows`, or `vllm`.
     """
 
-    generators: PositiveInt = 2
+    generators: PositiveInt
     of: dict[str, Any] = field(default_factory=lambda: {parts.KIND: "rows"})
 
     def __post_init__(self) -> None:

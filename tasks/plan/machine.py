@@ -31,12 +31,14 @@ class Machine:
         host: memory of the processor.
         gpu: all memory of the first GPU; None without one.
         gpu_has_bfloat16, host_has_bfloat16: whether they compute in bfloat16.
+        num_gpus: of which `gpu` is the first; of no meaning where that is None.
     """
 
     host: Memory
     gpu: Memory | None = None
     host_has_bfloat16: bool = False
     gpu_has_bfloat16: bool = False
+    num_gpus: int = 1
 
     @property
     def trains_in_bfloat16(self) -> bool:
@@ -55,7 +57,8 @@ def this_machine() -> Machine:
         return Machine(host_memory(), None, host)
     properties = torch.cuda.get_device_properties(0)
     half = computes_in("auto", torch.device("cuda")) == torch.bfloat16
-    return Machine(host_memory(), Memory(properties.total_memory, f"GPU {properties.name}"), host, half)
+    gpu = Memory(properties.total_memory, f"GPU {properties.name}")
+    return Machine(host_memory(), gpu, host, half, torch.cuda.device_count())
 
 
 def host_memory(root: Path = Path("/")) -> Memory:

@@ -16,7 +16,7 @@ from tasks import cluster, conf, methods
 from tasks.base.settings import BaseConf, FormatConf
 from tasks.conf import require
 from tasks.model import Dtype
-from tasks.plan import disk
+from tasks.plan import disk, hosts
 from tasks.plan.machine import Machine, free_disk, this_machine
 from tasks.plan.memory import START, Demand, Division, Learner, Served, Taught
 from tasks.plan.model_size import ModelSize, of_folder, of_tiny
@@ -40,19 +40,20 @@ def check(run: RunSettings, machine: Callable[[], Machine] = this_machine) -> No
     For a pretrained model it also prints the number format of its forward passes.
 
     Raises:
-        ValueError: something does not fit, and the environment does not ask for a warning only; or the policy's folder
-            is no model.
+        ValueError: something does not fit, and the environment does not ask for a warning only; the policy's folder is
+            no model; or the hosts have fewer places than the run has processes.
     """
     asked = os.environ.get(VARIABLE, "")
     require(asked in ("", "warn"), VARIABLE, asked, "warn, which starts although something does not fit, or nothing")
-    _check_generators(run)
-    model = _size(run)
-    systems = systems_of(run, model, machine())
+    hosts.check_places(run)
+    model, here = _size(run), machine()
+    systems = systems_of(run, model, here)
     peak, room = worst(systems), _Room(run, systems)
     if run.model.pretrained is not None:
         _say_dtype(systems[0][1])
 
-    problems = list(filter(None, (_of_length(run, systems), _of_memory(run, peak, systems), room.problem())))
+    found = (hosts.problem(run, here), _of_length(run, systems), _of_memory(run, peak, systems), room.problem())
+    problems = list(filter(None, found))
     if problems and not asked:
         raise ValueError(f"{' '.join(problems)} {VARIABLE}=warn starts in spite of it.")
     for problem in problems:
@@ -114,12 +115,11 @@ def _division(run: RunSettings) -> Division | None:
     Raises:
         ValueError: they are more than the hosts have places.
     """
-    tree = run.engine()
-    if "workers" not in tree:
+    tree, counts = run.engine(), hosts.divided(run)
+    if "engine" not in counts:
         return None
-    where = f"{conf.CONF}/engine/{run.params.engine}.yaml: workers"
-    hosts = Counter(place.host for place in cluster.load(root=run.root).places(tree["workers"], where))
-    return Division(tree["workers"], max(hosts.values()), tree["stage"], tree["offload"], tree["bucket"])
+    used = Counter(place.host for place in cluster.load(root=run.root).places(*counts["engine"]))
+    return Division(tree["workers"], max(used.values()), tree["stage"], tree["offload"], tree["bucket"])
 
 
 def _served(run: RunSettings) -> Served | None:
@@ -150,19 +150,8 @@ def _learning(run: RunSettings, system: str, plain: Demand) -> Demand:
 
 def _check_workers(run: RunSettings, system: str, rows: int) -> None:
     """Raise the ValueError for more workers than an update has rows."""
-    workers = run.engine().get("workers")
-    if workers is None:
-        return
-    where = f"{conf.CONF}/engine/{run.params.engine}.yaml: workers"
+    workers, where = hosts.divided(run).get("engine", (0, ""))
     require(workers <= rows, where, workers, f"at most {rows}, the rows of an update of {system}")
-
-
-def _check_generators(run: RunSettings) -> None:
-    """Raise the ValueError for more generators than the hosts have places."""
-    generators = run.generator().get("generators")
-    if generators is not None:
-        where = f"{conf.CONF}/generator/{run.params.generator}.yaml: generators"
-        cluster.load(root=run.root).places(generators, where)
 
 
 def _of_length(run: RunSettings, systems: Systems) -> str:
@@ -188,8 +177,8 @@ def _of_memory(run: RunSettings, peak: Peak, systems: Systems) -> str:
     return (
         f"{conf.CONF}/scale/{run.params.scale}.yaml, {conf.CONF}/model/{run.params.model}.yaml: {peak.system} takes up "
         f"to {gb(peak.size)} of memory ({peak.phase.name}{stage}), and there are {gb(peak.memory.size)} "
-        f"({peak.memory.source}). Most of it: {_items(peak)}. {_advice(systems)}{_of_teaching(peak, systems)}"
-        f"{_other_scale(run)}"
+        f"({peak.memory.source}{_no_gpu(systems)}). Most of it: {_items(peak)}. {_advice(systems)}"
+        f"{_of_teaching(peak, systems)}{_other_scale(run)}"
     )
 
 
@@ -211,6 +200,12 @@ def _of_teaching(peak: Peak, systems: Systems) -> str:
         f" Stage `base`, which teaches the start policy, does not fit either: up to {gb(taught.size)}. Most of it: "
         f"{_items(taught)}. For this stage alone: {advice}."
     )
+
+
+def _no_gpu(systems: Systems) -> str:
+    """What is added for a model that is made for GPUs, where there is none."""
+    _, demand = systems[0]
+    return ", which has no GPU" if demand.machine.gpu is None and demand.model.num_weights >= 20 * SMALL else ""
 
 
 def _other_scale(run: RunSettings) -> str:

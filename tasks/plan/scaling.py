@@ -45,7 +45,9 @@ class Work:
         rounds: of searches.
         passes: tokens of forward passes before the first update: old log-probabilities, reference, values.
         learned: tokens of updates.
-        updates: optimizer steps, each with an exchange.
+        updates: optimizer steps, after each of which changed weights are put together again.
+        batches: micro-batches of all updates, each with an exchange of gradients in ZeRO-2; 0 for ZeRO-1, which
+            exchanges them once an update.
         weights: under training, policy and critic.
         handed: bytes of weights that a generator gets.
     """
@@ -56,6 +58,7 @@ class Work:
     passes: float
     learned: float
     updates: int
+    batches: int
     weights: float
     handed: float
 
@@ -63,18 +66,21 @@ class Work:
 def step_seconds(speeds: Speeds, work: Work, devices: int, per_host: int = 8) -> dict[str, float]:
     """Seconds of a step by part, with a worker and a generator on each device.
 
-    The exchange is that of ZeRO: gradients are added up and divided (reduce-scatter), changed weights are put together
-    again (all-gather), each a ring in which a worker sends (W - 1) / W of the bytes, here 4 bytes a weight.
+    The exchange is that of DeepSpeed's ZeRO-1 and 2, with 4 bytes a number. Gradients are added up by an all-reduce, a
+    ring in which a worker sends 2 (W - 1) / W of the bytes, and ZeRO-2 does so after each of its micro-batches, since
+    no worker keeps all of them. Changed weights are put together by an all-gather, (W - 1) / W of the bytes.
     """
     hosts = math.ceil(devices / per_host)
     link = speeds.exchanged if hosts == 1 else min(speeds.exchanged, speeds.exchanged_between)
-    sent = 2 * 4 * work.weights * (devices - 1) / devices
+    gathered = 4 * work.weights * (devices - 1) / devices
+    reductions = max(work.updates, math.ceil(work.batches / devices))
+    sent = reductions * 2 * gathered + work.updates * gathered
     return {
         "play": (work.written / speeds.written + work.read / speeds.read) / devices,
         "search": work.rounds * speeds.search_s,
         "logprobs": work.passes / speeds.passed / devices,
         "learn": work.learned / speeds.learned / devices,
-        "exchange": work.updates * sent / link,
+        "exchange": sent / link,
         "hand_over": work.handed / speeds.handed,
     }
 

@@ -38,7 +38,7 @@ def test_a_step_is_played_while_another_is_learned(
 
 @pytest.mark.usefixtures("forked_workers")
 def test_seconds_are_predicted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = {"ROWS": 8, "TOKENS": 16, "EXCHANGED": 2**12, "WIDTH": 48, "LAYERS": 1, "LIMIT": -1.0}
+    sizes = {"ROWS": 8, "TOKENS": 16, "EXCHANGED": 2**12, "WIDTH": 48, "LAYERS": 1, "LIMIT": -1.0, "ROUNDS": 1}
     for name, size in sizes.items():
         monkeypatch.setattr(bench_scaling, name, size)
     monkeypatch.setattr(deepspeed, "_MODULE", deepspeed._MODULE)  # Put back at the end.

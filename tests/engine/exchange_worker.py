@@ -1,25 +1,48 @@
-"""A worker of the DeepSpeed engine that also exchanges a table of numbers with the others, as gradients are."""
+"""A worker of the DeepSpeed engine that also adds up a table of numbers with the others, and counts what it sends."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import torch
+from torch import distributed
 
 from tasks import crew
 from tasks.engine.deepspeed_worker import Worker
 
+_sent = {"all_reduce": 0, "all_gather": 0}
+
 
 def exchange(count: int) -> None:
-    """Add up so many numbers and leave each worker its share."""
-    import torch
-    from torch import distributed
+    """Add up so many numbers on all workers."""
+    distributed.all_reduce(torch.ones(count))
 
-    numbers = torch.ones(count)
-    share = torch.empty(count // distributed.get_world_size())
-    distributed.reduce_scatter_tensor(share, numbers)
+
+def sent() -> dict[str, int]:
+    """Numbers of whole tables that were added up or put together since the last call."""
+    found = dict(_sent)
+    _sent.update(dict.fromkeys(_sent, 0))
+    return found
+
+
+def _counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any, **options: Any) -> Any:
+        first = arguments[0] if arguments else options["tensor" if name == "all_reduce" else "output_tensor"]
+        _sent[name] += sum(tensor.numel() for tensor in (first if isinstance(first, list) else [first]))
+        return function(*arguments, **options)
+
+    return call
 
 
 def commands(stage: crew.Stage) -> dict[str, Any]:
-    return Worker(stage).commands() | {"exchange": exchange}
+    for name, kind in (
+        ("all_reduce", "all_reduce"),
+        ("all_gather", "all_gather"),
+        ("all_gather_into_tensor", "all_gather"),
+    ):
+        setattr(distributed, name, _counted(kind, getattr(distributed, name)))
+    return Worker(stage).commands() | {"exchange": exchange, "sent": sent}
 
 
 if __name__ == "__main__":

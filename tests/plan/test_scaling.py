@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,20 +12,30 @@ from tasks.plan.scaling import Speeds, Work, efficiency, step_seconds
 SPEEDS = Speeds(
     written=100, read=1000, passed=400, learned=100, exchanged=8000, exchanged_between=800, handed=500, search_s=2
 )
-WORK = Work(written=800, read=4000, rounds=3, passes=800, learned=1600, updates=2, weights=1000, handed=2000)
+WORK = Work(
+    written=800, read=4000, rounds=3, passes=800, learned=1600, updates=2, batches=6, weights=1000, handed=2000
+)  # fmt: skip
 
 
 def test_parts_by_hand() -> None:
     alone = {"play": 12, "search": 6, "logprobs": 2, "learn": 16, "exchange": 0, "hand_over": 4}
     assert step_seconds(SPEEDS, WORK, 1) == alone
-    # Each of two workers sends half of 4,000 bytes twice, and that in each of two updates.
-    assert step_seconds(SPEEDS, WORK, 2) == {**alone, "play": 6, "logprobs": 1, "learn": 8, "exchange": 2 * 4000 / 8000}
+    # Each of two workers has three micro-batches, after which it sends half of 4,000 bytes twice (all-reduce), and two
+    # updates, after which it sends half of them once (all-gather).
+    exchange = (3 * 4000 + 2 * 2000) / 8000
+    assert step_seconds(SPEEDS, WORK, 2) == {**alone, "play": 6, "logprobs": 1, "learn": 8, "exchange": exchange}
+
+
+def test_gradients_that_nobody_divides_are_exchanged_once_an_update() -> None:
+    found = step_seconds(SPEEDS, replace(WORK, batches=0), 2)["exchange"]
+    assert found == (2 * 4000 + 2 * 2000) / 8000
 
 
 def test_between_hosts_the_slower_link_counts() -> None:
     one, two = (step_seconds(SPEEDS, WORK, devices, per_host=4)["exchange"] for devices in (4, 8))
-    assert one == pytest.approx(2 * 8000 * 3 / 4 / 8000)
-    assert two == pytest.approx(2 * 8000 * 7 / 8 / 800)
+    # Two reductions in both: two micro-batches a worker, and one, but two updates.
+    assert one == pytest.approx((2 * 8000 + 2 * 4000) * 3 / 4 / 8000)
+    assert two == pytest.approx((2 * 8000 + 2 * 4000) * 7 / 8 / 800)
 
 
 def test_what_is_not_divided_limits() -> None:
@@ -47,10 +58,11 @@ GRPO_3B = Work(
     passes=3_600_000,
     learned=3_600_000,
     updates=2,
+    batches=220,
     weights=3.1e9,
     handed=6.2e9,
 )
-"""2,560 rollouts of some 1,400 tokens, 250 of them written, with a reference."""
+"""2,560 rollouts of some 1,400 tokens, 250 of them written, with a reference, in micro-batches of 16,384 tokens."""
 
 
 def test_the_table_of_the_page_is_computed_so() -> None:
