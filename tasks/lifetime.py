@@ -6,7 +6,9 @@
 import ctypes
 import os
 import signal
+import subprocess
 import sys
+from collections.abc import Sequence
 
 
 def end_with_parent() -> None:
@@ -22,6 +24,18 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         raise SystemExit(143)
+
+
+def killed_after_us(pids: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Let these processes be killed once this one is gone, however it ends.
+
+    For processes that a library starts, which cannot be asked to end with their parent.
+
+    Returns:
+        the process that watches. End it where these processes end in an orderly way.
+    """
+    watch = 'read -r _; kill -9 "$@" 2>/dev/null'  # Nothing is ever written, so it reads until the other side closes.
+    return subprocess.Popen(["sh", "-c", watch, "sh", *map(str, pids)], stdin=subprocess.PIPE, start_new_session=True)
 
 
 if __name__ == "__main__":

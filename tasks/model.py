@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -171,6 +171,14 @@ def stored_weights(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
                 piece = file.get_slice(name)
                 weights[name] = (piece.get_dtype(), tuple(piece.get_shape()))
     return weights
+
+
+def read_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and tensor of every weight in the files of a model folder, one at a time."""
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                yield name, file.get_tensor(name)
 
 
 def stored_dtype(folder: Path) -> torch.dtype:

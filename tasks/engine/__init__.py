@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tasks import conf, parts
 from tasks.conf import LearningRate, require
+from tasks.generate import Adapters
 from tasks.limits import Limit
 from tasks.model import Dtype, LoraConf
 from tasks.rl.experience import Experience
@@ -167,6 +168,10 @@ class Policy(Protocol):
 
         A tensor is valid until the iterator moves on.
         """
+        ...
+
+    def adapters(self) -> Adapters | None:
+        """What training has changed, where it trains adapters; None where it trains all weights."""
         ...
 
     def export(self, folder: Path) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from pydantic import PositiveFloat, PositiveInt
-from safetensors import safe_open
 from torch import Tensor
 
 from tasks import checkpoint, cluster
@@ -26,8 +25,9 @@ from tasks.crew import Crew
 from tasks.engine import Critic, DivergedError, Objective, Plan, Policy, Training, Update
 from tasks.engine.deepspeed_worker import World
 from tasks.engine.zero import Examples, Stage, ZeroConf
+from tasks.generate import Adapters
 from tasks.limits import Limit
-from tasks.model import Dtype, export_folder, outline
+from tasks.model import Dtype, export_folder, outline, read_weights
 from tasks.rl.experience import Experience
 from tasks.store import replacing_folder
 from tasks.supervised import Step, Supervision, Task
@@ -102,11 +102,17 @@ def _unrewarded(sequences: Sequence[Sequence[int]]) -> Experience:
     return Experience(ids, lengths, written, written, table, names, table)
 
 
-def _weights(crew: Crew) -> Iterator[tuple[str, Tensor]]:
-    """Every weight of the policy, or of the one model."""
-    for part in crew.stream("weights", [()] * len(crew)):
-        if isinstance(part, tuple):
-            yield part
+def _handed(crew: Crew, command: str) -> Iterator[tuple[str, Tensor]]:
+    """Named tensors that the workers hand over, such as every weight of the policy."""
+    parts = crew.stream(command, [()] * len(crew))
+    try:
+        for part in parts:
+            if isinstance(part, tuple):
+                yield part
+    finally:
+        # Else, if the reader stops early, the next command would get the rest in place of its result.
+        for _ in parts:
+            pass
 
 
 def _table(experience: Experience, plan: Plan, found: Sequence[Tensor]) -> Tensor:
@@ -145,7 +151,12 @@ class DeepSpeedPolicy(_Trained):
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Policy.weights`."""
-        return _weights(self.crew)
+        return _handed(self.crew, "weights")
+
+    def adapters(self) -> Adapters | None:
+        """See `Policy.adapters`."""
+        (names, rank, scale), *_ = self.crew.call("adapted", [()] * len(self.crew))
+        return Adapters(names, rank, scale, _handed(self.crew, "factors")) if names else None
 
     def export(self, folder: Path) -> None:
         """See `Policy.export`; atomic."""
@@ -193,7 +204,7 @@ class DeepSpeedLearner(_Divided):
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Learner.weights`."""
-        return _weights(self.crew)
+        return _handed(self.crew, "weights")
 
     @torch.no_grad()
     def bring_back(self) -> None:
@@ -268,7 +279,7 @@ class DeepSpeedEngine:
         """
         model, _, _ = outline(folder)
         with self._workers(training.dtype) as crew:
-            crew.call("build", [(model.config, training, self._zero)] * self.workers, _stored(folder))
+            crew.call("build", [(model.config, training, self._zero)] * self.workers, read_weights(folder))
             yield DeepSpeedPolicy(crew, folder), DeepSpeedCritic(crew, "critic") if training.critic else None
 
     @contextmanager
@@ -327,14 +338,6 @@ def _require_alike(crew: Crew, asked: Dtype) -> None:
                 "instructions for bfloat16: expected one type. Set `dtype: float32` in conf/scale, or name "
                 "hosts in conf/cluster that are alike."
             )
-
-
-def _stored(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor of every weight in the files of a model folder, one at a time."""
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                yield name, file.get_tensor(name)
 
 
 PART = DeepSpeedEngine

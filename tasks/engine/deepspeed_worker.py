@@ -66,6 +66,8 @@ class Worker:
             "update": self.update,
             "limit": self.limit,
             "weights": self.weights,
+            "adapted": self.adapted,
+            "factors": self.factors,
             "save": self.save,
             "load": self.load,
         }
@@ -173,6 +175,15 @@ class Worker:
     def weights(self) -> None:
         """Hand over every weight of the policy, adapters merged, or of the one model, from the first worker."""
         self._hand(self._models.merged())
+
+    def adapted(self) -> tuple[tuple[str, ...], int, float]:
+        """Names of adapted weights, rank and scale of their adapters."""
+        adapted: tuple[tuple[str, ...], int, float] = self._models.adapted()
+        return adapted
+
+    def factors(self) -> None:
+        """Hand over the policy's adapters from the first worker."""
+        self._hand(self._models.factors())
 
     def save(self, which: str) -> dict[str, Any]:
         """Hand over the state of policy or critic."""

@@ -29,6 +29,8 @@ from tasks.engine import (
     ValueLoss,
 )
 from tasks.engine.forward import by_row, policy_forward, value_forward
+from tasks.engine.lora import adapted_layers, factors_of, outline_of
+from tasks.generate import Adapters
 from tasks.limits import Limit
 from tasks.model import Dtype, LoraConf, computes_in, export_folder, load_policy, pick_device
 from tasks.passes import reading, recompute_activations, recomputing
@@ -191,6 +193,13 @@ class PlainPolicy(_Trainee):
         """See `Policy.weights`; an output head that is tied to the embedding is not given again."""
         for name, parameter in self._merged().named_parameters():
             yield name, parameter.detach()
+
+    def adapters(self) -> Adapters | None:
+        """See `Policy.adapters`."""
+        if not self.lora.rank:
+            return None
+        layers = adapted_layers(self.module)
+        return Adapters(*outline_of(layers), ((name, factor.detach()) for name, factor in factors_of(layers)))
 
     def export(self, folder: Path) -> None:
         """See `Policy.export`; atomic."""

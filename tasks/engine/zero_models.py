@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tasks.engine import OptimizerConf, Training
+from tasks.engine.lora import ADAPTER, adapted_layers, factors_of, outline_of
 from tasks.engine.zero import (
     Divided,
     PolicyPass,
@@ -36,8 +37,6 @@ from tasks.precision import round_weights
 from tasks.rl.experience import Experience
 from tasks.shared_prefix import require_supported
 from tasks.supervised import Supervision
-
-_ADAPTER = "default"
 
 
 @dataclass(frozen=True)
@@ -67,15 +66,31 @@ class Models:
     @torch.no_grad()
     def merged(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight of the policy by its name in a model folder, adapters merged; valid until the next."""
-        adapted = {id(layer.base_layer.weight): layer for layer in _adapted_layers(self.policy.module)}
+        adapted = {id(layer.base_layer.weight): layer for layer in self._layers.values()}
         for name, parameter in self.policy.of_policy.items():
             layer = adapted.get(id(parameter))
             if layer is None:
                 with whole([parameter]):
                     yield name, parameter.detach()
                 continue
-            with whole([parameter, layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight]):
-                yield name, parameter.detach() + layer.get_delta_weight(_ADAPTER)
+            with whole([parameter, layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight]):
+                yield name, parameter.detach() + layer.get_delta_weight(ADAPTER)
+
+    def adapted(self) -> tuple[tuple[str, ...], int, float]:
+        """Names of adapted weights in a model folder, rank and scale of their adapters; no names without adapters."""
+        return outline_of(self._layers)
+
+    @torch.no_grad()
+    def factors(self) -> Iterator[tuple[str, Tensor]]:
+        """The adapters of the policy, see `Adapters`; valid until the next."""
+        for name, factor in factors_of(self._layers):
+            with whole([factor]):
+                yield name, factor.detach()
+
+    @property
+    def _layers(self) -> dict[str, Any]:
+        module = self.policy.module
+        return adapted_layers(module.model) if module.is_adapted else {}
 
 
 class Frozen:
@@ -265,11 +280,3 @@ def _born(zero: ZeroConf, dtype: torch.dtype) -> AbstractContextManager[Any]:
 
     context: AbstractContextManager[Any] = deepspeed.zero.Init(config_dict_or_path=zero.frozen_settings(dtype))
     return context
-
-
-def _adapted_layers(module: PolicyPass) -> list[Any]:
-    if not module.is_adapted:
-        return []
-    from peft.tuners.lora import LoraLayer
-
-    return [layer for layer in module.modules() if isinstance(layer, LoraLayer)]

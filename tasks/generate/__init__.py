@@ -152,6 +152,27 @@ Weights = Iterable[tuple[str, Tensor]]
 """Every weight of a policy once, by its name in the exported model; a tensor is valid until the iterator moves on."""
 
 
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """A policy as its start policy and low-rank changes: W = W_start + scale * B A for some of its weights.
+
+    Attributes:
+        names: of these weights in the exported model.
+        rank: of all changes.
+        scale: of all changes.
+        factors: "W/A" [rank, in] and "W/B" [out, rank] for every weight W, each once; a tensor is valid until the
+            iterator moves on.
+    """
+
+    names: tuple[str, ...]
+    rank: int
+    scale: float
+    factors: Weights
+
+
 class Generator(Protocol):
     """A model that generates in sessions, and takes new weights between them.
 
@@ -170,8 +191,10 @@ class Generator(Protocol):
         """
         ...
 
-    def update_weights(self, weights: Weights) -> None:
+    def update_weights(self, weights: Weights | Adapters) -> None:
         """Take over these weights of the same architecture; caches of old weights are dropped.
+
+        Adapters are added to the weights of the folder from which the generator was started.
 
         Raises:
             WeightsError: a weight is missing, comes twice, is unknown or has another shape (nothing has changed
@@ -261,7 +284,7 @@ def training_changes(name: str, root: Path = Path(".")) -> conf.Tree:
     return dict(changes)
 
 
-def checked(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:
+def checked(weights: Weights, shapes: Shapes) -> Iterator[tuple[str, Tensor]]:
     """Pass these weights on, and check that they are exactly those of `shapes`.
 
     Raises:

@@ -19,6 +19,7 @@ from pydantic import PositiveInt
 from tasks import cluster, conf, parts
 from tasks.crew import Crew
 from tasks.generate import (
+    Adapters,
     Call,
     GeneratorConf,
     Revived,
@@ -26,24 +27,31 @@ from tasks.generate import (
     Trainee,
     Weights,
     WeightsError,
+    checked,
     fleet_worker,
+    handover,
     not_open,
+    proof,
     require_prompts,
 )
+from tasks.generate.adapters import shapes_of
 from tasks.model import Dtype
 
-PROBE = (3, 1, 4, 1, 5, 9, 2, 6)
+Logprobs = Sequence[Sequence[float]]
 
 
 class FleetGenerator:
     """See `Generator`.
 
     A generator that dies is left out, and the others play its rows again. With the next weights another one takes its
-    place.
+    place. Nothing plays from the start of a hand-over or a sleep until every generator has proved its weights.
 
     Args:
         crew: the generators.
-        begin: what each of them is told at first.
+        conf: of each generator.
+        folder: of the policy, on every host.
+        dtype: of the trainer's forward passes.
+        threads: of each generator.
         trainee: the policy under training, if there is one.
     """
 
@@ -51,47 +59,83 @@ class FleetGenerator:
     plays_apart = True
     rows_are_free = True
 
-    def __init__(self, crew: Crew, begin: tuple[Any, ...], trainee: Trainee | None) -> None:
-        self.crew, self.begin, self.trainee = crew, begin, trainee
+    def __init__(
+        self, crew: Crew, conf: GeneratorConf, folder: Path, dtype: Dtype, threads: int, trainee: Trainee | None
+    ) -> None:
+        self.crew, self.trainee = crew, trainee
         self.num_sessions = 0
-        self.tolerance = max(filter(None, self._call("start", begin)))
+        self._probes = proof.probes(folder)
+        self._shapes, self._sent = handover.stored_shapes(folder), proof.Sent(folder)
+        self._is_proved, self._sleeps = True, False
+
+        # One that takes another's place begins with the folder's weights too.
+        self._begin = (conf, str(folder.absolute()), dtype, threads, self._expected())
+        self.tolerance = max(filter(None, self._call("start", self._begin)))
 
     def open(
         self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, max_total_tokens: int
     ) -> FleetSession:
         """See `Generator.open`."""
+        if self._sleeps:
+            raise WeightsError("the fleet sleeps. Wake it, and give it the policy's weights.")
+        if not self._is_proved:
+            raise WeightsError(
+                "the fleet holds unknown weights: it slept, or its last update failed. Give it new weights."
+            )
         require_prompts(prompts, max_total_tokens)
         if self.trainee is None:  # All weights are those of the folder.
             self._replace_lost()
         self.num_sessions += 1
         return FleetSession(self.crew, self.num_sessions, prompts, copies, sampling, max_total_tokens)
 
-    def update_weights(self, weights: Weights) -> None:
-        """See `Generator.update_weights`; each generator then computes what the policy computes, or this raises."""
-        self._replace_lost()
-        self._call("begin_weights")
-        for name, tensor in weights:
-            self._call("weight", (name, tensor.detach().cpu()))
-        self._call("end_weights")
-        self._prove()
+    def update_weights(self, weights: Weights | Adapters) -> None:
+        """See `Generator.update_weights`; each generator then computes what the policy computes, or this raises.
 
-    def _prove(self) -> None:
-        if self.trainee is None:
+        Raises:
+            WeightsError: as there. The fleet then opens no session until an update succeeds, because a generator that
+                took another's place has the weights of the start.
+        """
+        if self._sleeps:
+            raise WeightsError("the fleet sleeps and cannot take weights. Wake it first.")
+        self._is_proved = False
+        self._replace_lost()
+        outline: Adapters | None = None
+        if isinstance(weights, Adapters):
+            given = checked(weights.factors, shapes_of(weights, self._shapes))
+            outline = replace(weights, factors=())
+        else:
+            given = checked(weights, self._shapes)
+
+        self._call("begin_weights")
+        for name, tensor in self._sent.noted(given):
+            self._call("weight", (name, tensor.detach().cpu()))
+
+        expected = self._expected()
+        for rank, fault in enumerate(self._call("end_weights", (expected, outline))):
+            if fault is not None:
+                raise WeightsError(f"generator {rank}: {fault}")
+        self._prove(expected)
+        self._is_proved = True
+        self._sent.proved()
+
+    def _expected(self) -> Logprobs | None:
+        """What the policy under training computes for the probes."""
+        return None if self.trainee is None else self.trainee.sequence_logprobs(self._probes)
+
+    def _prove(self, expected: Logprobs | None) -> None:
+        if expected is None:
             return
-        (wanted,) = self.trainee.sequence_logprobs([PROBE])
-        for rank, found in enumerate(self._call("probe", (PROBE,))):
-            if found is None:
-                continue
-            gap = max(abs(a - b) for a, b in zip(found, wanted, strict=True))
+        for rank, computed in enumerate(self._call("probe", (self._probes,))):
+            gap = 0.0 if computed is None else proof.largest_gap(computed, expected)
             if not gap <= self.tolerance:
                 raise WeightsError(
                     f"generator {rank} computes log-probabilities that are up to {gap:.2g} from the policy's after it "
-                    f"got new weights, expected at most {self.tolerance:g}."
+                    f"got new weights, expected at most {self.tolerance:g}.{self._sent.unchanged()}"
                 )
 
     def _replace_lost(self) -> None:
         new = self.crew.replace_lost()
-        self.crew.call("start", [self.begin if rank in new else None for rank in range(len(self.crew))])
+        self.crew.call("start", [self._begin if rank in new else None for rank in range(len(self.crew))])
 
     def _call(self, command: str, given: tuple[Any, ...] = ()) -> list[Any]:
         """Results of all generators; None of one that is lost."""
@@ -99,11 +143,13 @@ class FleetGenerator:
 
     def sleep(self) -> None:
         """See `Generator.sleep`."""
+        self._sleeps, self._is_proved = True, False
         self._call("sleep")
 
     def wake(self) -> None:
         """See `Generator.wake`."""
         self._call("wake")
+        self._sleeps = False
 
     def shutdown(self) -> None:
         """End the processes."""
@@ -320,7 +366,7 @@ class FleetConf:
         threads = max(1, torch.get_num_threads() // self.generators)
         crew = Crew(fleet_worker.__name__, self.generators, hosts, may_lose=True)
         try:
-            return FleetGenerator(crew, (self.loads(), str(folder.absolute()), dtype, threads), trainee)
+            return FleetGenerator(crew, self.loads(), folder, dtype, threads, trainee)
         except BaseException:
             crew.close()
             raise

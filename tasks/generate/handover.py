@@ -6,16 +6,16 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from tasks.generate import Shapes
 from tasks.model import stored_weights
 
-Shapes = Mapping[str, tuple[int, ...]]
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 
 

@@ -26,7 +26,9 @@ import torch
 from torch import Tensor
 
 from tasks.attention import GROUPED, attend_grouped, attending
-from tasks.generate import Call, Sampling, Trainee, Weights, checked, not_open, require_prompts
+from tasks.generate import Adapters, Call, Sampling, Trainee, Weights, checked, not_open, require_prompts
+from tasks.generate.adapters import merged, shapes_of
+from tasks.generate.handover import stored_shapes
 from tasks.model import Dtype, computes_in, load_policy, load_tokenizer, pick_device
 from tasks.shared_prefix import common_beginning
 
@@ -43,6 +45,7 @@ class PlainGenerator:
         model: a Hugging Face causal LM.
         tokenizer: its tokenizer.
         shares_weights: the trainer updates this very module, so `update_weights` has nothing to do.
+        folder: of the start policy, to which adapters are added; None takes no adapters.
 
     Raises:
         ValueError: attention that would not use its mask.
@@ -51,11 +54,12 @@ class PlainGenerator:
     plays_apart = False
     tolerance = 1e-3  # Of a logprob of a copy from the policy's, in float32 and on a CPU.
 
-    def __init__(self, model: Any, tokenizer: Any, shares_weights: bool = False) -> None:
+    def __init__(self, model: Any, tokenizer: Any, shares_weights: bool = False, folder: Path | None = None) -> None:
         _require_attention(model.config)
         self.model = model
         self.tokenizer = tokenizer
         self.shares_weights = shares_weights
+        self.folder = folder
         self.eos_ids = end_ids(model, tokenizer)
 
     @torch.inference_mode()
@@ -79,10 +83,15 @@ class PlainGenerator:
         is_grouped = (getattr(config, "num_key_value_heads", None) or heads) < heads
         return attending(self.model.get_decoder(), GROUPED, attend_grouped) if is_grouped else nullcontext()
 
-    def update_weights(self, weights: Weights) -> None:
+    def update_weights(self, weights: Weights | Adapters) -> None:
         """See `Generator.update_weights`."""
         if self.shares_weights:
             return
+        if isinstance(weights, Adapters):
+            assert self.folder is not None, "adapters without the start policy to which they belong"
+            expected = shapes_of(weights, stored_shapes(self.folder))
+            factors = {name: tensor.cpu().clone() for name, tensor in checked(weights.factors, expected)}
+            weights = merged(self.folder, factors, weights.scale)
         parameters = dict(self.model.named_parameters())
         shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         # Check all weights before the first one is changed. Clone them, because the source may reuse its memory.
@@ -115,7 +124,7 @@ class PlainConf:
             return PlainGenerator(trainee.causal_lm, load_tokenizer(folder), shares_weights=True)
         device = pick_device()
         model, tokenizer = load_policy(folder, computes_in(dtype, device))
-        return PlainGenerator(model.to(device), tokenizer)
+        return PlainGenerator(model.to(device), tokenizer, folder=folder)
 
 
 PART = PlainConf

@@ -340,7 +340,7 @@ class RowsConf(PlainConf):
     def start(self, folder: Path, dtype: Dtype, trainee: Trainee | None = None) -> RowsGenerator:
         """See `GeneratorConf.start`."""
         plain = super().start(folder, dtype, trainee)
-        return RowsGenerator(plain.model, plain.tokenizer, plain.shares_weights)
+        return RowsGenerator(plain.model, plain.tokenizer, plain.shares_weights, plain.folder)
 
 
 PART = RowsConf

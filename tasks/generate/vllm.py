@@ -8,8 +8,9 @@ in silence would make all samples off-policy. It knows nothing of questions, tag
 from __future__ import annotations
 
 import hashlib
-import math
 import os
+import subprocess
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,24 +23,28 @@ from safetensors import safe_open
 
 from tasks.conf import require
 from tasks.generate import (
+    Adapters,
     Call,
     Revived,
     Sampling,
+    Shapes,
     Trainee,
     Weights,
     WeightsError,
     checked,
     handover,
     not_open,
+    proof,
     require_prompts,
 )
+from tasks.generate.adapters import merged, shapes_of
+from tasks.lifetime import killed_after_us
 from tasks.model import Dtype, computes_in, pick_device
 from tasks.store import read_json
 
 Reference = Callable[[Sequence[Sequence[int]]], Sequence[Sequence[float]]]
 Precision = Literal["float32", "bfloat16"]
 _TORCH = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_PROBE_LENGTHS = (7, 48)
 _EXTENSION = "tasks.generate.vllm.WeightsExtension"
 _READ_AT_ONCE = 2048  # Tokens of all rows in one forward pass of a CPU, unless a single text may be longer.
 # Largest allowed |logprob difference| on the probe tokens. Two float32 implementations agree to about 1e-5 on a CPU; on
@@ -70,7 +75,7 @@ class VllmConf:
     block_size: int
 
     def __post_init__(self) -> None:
-        smallest = max(_PROBE_LENGTHS) + 1
+        smallest = max(proof.LENGTHS) + 1
         require(self.max_model_len >= smallest, "max_model_len", self.max_model_len, f"at least {smallest}")
         share = self.gpu_memory_utilization
         require(0 < share <= 1, "gpu_memory_utilization", share, "more than 0, at most 1")
@@ -92,14 +97,18 @@ PART = VllmConf
 class WeightsExtension:
     """Methods that vLLM adds to its worker (`worker_extension_cls`), so that an update is one call with a path."""
 
-    def load_policy(self, path: str) -> None:
+    def load_policy(self, path: str, folder: str = "", scale: float = 0.0) -> None:
         """Reload all weights from a safetensors file, then renew the packed copies that vLLM made of them.
+
+        If a folder is given, the file has adapters, which are added to the weights in that folder.
 
         On a CPU vLLM multiplies with a packed copy of each matrix. Reloading renews the copy of every layer that
         appears in the checkpoint. A tied output head does not appear there, and would go on with the old weights.
         """
         with safe_open(path, framework="pt") as file:
-            self.reload_weights(weights_iterator=((name, file.get_tensor(name)) for name in file.keys()))  # type: ignore[attr-defined] # noqa: SIM118
+            given = ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+            weights = merged(Path(folder), dict(given), scale) if folder else given
+            self.reload_weights(weights_iterator=weights)  # type: ignore[attr-defined]
         packed = [m for m in self.get_model().modules() if hasattr(m, "cpu_linear")]  # type: ignore[attr-defined]
         for module in packed:
             if module.weight.numel():  # The reload has packed all other layers, and emptied their weight.
@@ -140,10 +149,11 @@ class VllmGenerator:
         probes: Sequence[Sequence[int]] | None = None,
     ) -> None:
         _require_model(folder)
-        self.conf = conf
+        self.conf, self.folder = conf, folder
         self.precision = precision
         self._reference = reference or partial(folder_logprobs, folder)
         self._shapes = handover.stored_shapes(folder)
+        self._sent = proof.Sent(folder)
         self._version = 0
         self._is_checked = False
         self._sleeps = False
@@ -153,8 +163,9 @@ class VllmGenerator:
         self._max_model_len = min(conf.max_model_len, max_positions(folder) or conf.max_model_len)
         self._llm = _start(folder, replace(conf, max_model_len=self._max_model_len), precision)
         self._end_ids = end_ids(folder, self._llm.get_tokenizer())
-        size = self._llm.llm_engine.model_config.get_vocab_size()
-        self._probes = [list(p) for p in probes] if probes is not None else _default_probes(size)
+        self._probes = [list(p) for p in probes] if probes is not None else proof.probes(folder)
+        self._ended = threading.Event()
+        self._guard = _guard(self._llm, self._ended)
         try:
             self._check()
         except BaseException:
@@ -187,7 +198,7 @@ class VllmGenerator:
         require_prompts(prompts, max_total_tokens)
         return VllmSession(self, prompts, copies, sampling, max_total_tokens)
 
-    def update_weights(self, weights: Weights) -> None:
+    def update_weights(self, weights: Weights | Adapters) -> None:
         """See `Generator.update_weights`; the weights go through memory, and vLLM's logprobs are checked after it.
 
         Raises:
@@ -196,25 +207,34 @@ class VllmGenerator:
         """
         if self._sleeps:
             raise WeightsError("the vLLM engine sleeps and cannot take weights. Wake it first.")
-        with handover.staged(checked(weights, self._shapes), self._shapes, _TORCH[self.precision]) as path:
+        given, shapes, dtype, more = self._staging(weights)
+        with handover.staged(self._sent.noted(checked(given, shapes)), shapes, dtype) as path:
             self._is_checked = False
             self._version += 1
             try:
-                self._llm.collective_rpc("load_policy", args=(path,))
+                self._llm.collective_rpc("load_policy", args=(path, *more))
             except Exception as error:  # vLLM wraps every error of its worker in a bare Exception.
                 raise WeightsError(f"vLLM could not load the new weights: {' '.join(str(error).split())}") from error
         if self._llm.reset_prefix_cache() is False:
             raise WeightsError("vLLM took the new weights but kept cached states of the old ones. Start it again.")
         self._check()
 
+    def _staging(self, weights: Weights | Adapters) -> tuple[Weights, Shapes, torch.dtype, tuple[Any, ...]]:
+        """The tensors that vLLM gets, their shapes and dtype, and further arguments of `load_policy`."""
+        if not isinstance(weights, Adapters):
+            return weights, self._shapes, _TORCH[self.precision], ()
+        more = (str(self.folder.absolute()), weights.scale)
+        # In float32, because only the sum is to be rounded.
+        return weights.factors, shapes_of(weights, self._shapes), torch.float32, more
+
     def sleep(self) -> None:
-        """See `Generator.sleep`; on GPUs the weights are lost, on a CPU vLLM has nothing to free."""
+        """See `Generator.sleep`; on GPUs the weights are lost. On a CPU vLLM keeps them, but nobody plays with them."""
         if self._sleeps:
             return
         self._sleeps = True
+        self._is_checked = False
+        self._version += 1
         if self._frees_memory:
-            self._is_checked = False
-            self._version += 1
             self._llm.sleep(level=2)
 
     def wake(self) -> None:
@@ -239,20 +259,22 @@ class VllmGenerator:
     def parity_gap(self) -> float:
         """Largest |engine - reference| logprob over all probe tokens."""
         expected = self._reference(self._probes)
-        gaps = [
-            abs(logprob - reference)
-            for probe, of_reference in zip(self._probes, expected, strict=True)
-            for logprob, reference in zip(self.probe(probe), of_reference, strict=True)
-        ]
-        # max() alone could drop a nan, which must count as a gap.
-        return max(float("inf") if math.isnan(gap) else gap for gap in gaps)
+        return proof.largest_gap([self.probe(probe) for probe in self._probes], expected)
 
     def shutdown(self) -> None:
         """Free the model and end vLLM's processes; calling it again does nothing."""
         self._is_checked = False
         llm, self._llm = self._llm, None
         if llm is not None:
+            self._ended.set()
+            self._guard.kill()
+            self._guard.wait()
             llm.llm_engine.engine_core.shutdown()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether vLLM's process has died; nothing can be asked of it then."""
+        return self._llm is not None and _is_dead(self._llm)
 
     @property
     def tolerance(self) -> float:
@@ -267,9 +289,10 @@ class VllmGenerator:
                 f"logprobs of the vLLM engine differ from the policy's by up to {gap:.3g} on "
                 f"{sum(len(p) - 1 for p in self._probes)} probe tokens, expected at most {self.tolerance:g} in "
                 f"{self.precision}. It did not take the new weights, or computes this architecture in another way; "
-                f"check with generator=plain."
+                f"check with generator=plain.{self._sent.unchanged()}"
             )
         self._is_checked = True
+        self._sent.proved()
 
     def _ask(self, session: VllmSession, row: int, ids: list[int], params: Any) -> None:
         """Begin a request, which `_advance` carries out beside all others."""
@@ -523,17 +546,36 @@ def _start(folder: Path, conf: VllmConf, precision: Precision) -> Any:
     )
 
 
+def _guard(llm: Any, ended: threading.Event) -> subprocess.Popen[bytes]:
+    """Let vLLM's processes end with this one, and calls that wait for them end with those; see `killed_after_us`."""
+    core = llm.llm_engine.engine_core
+    threading.Thread(target=_release, args=(core, ended), daemon=True).start()
+    return killed_after_us([process.pid for process in core.resources.engine_manager.processes])
+
+
+def _release(core: Any, ended: threading.Event) -> None:
+    """Give vLLM's error to calls that wait for an engine that has died; vLLM itself lets them wait for ever."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    while not core.resources.engine_dead:
+        if ended.wait(0.5):
+            return
+    core.outputs_queue.put_nowait(EngineDeadError())
+    for future in list(core.utility_results.values()):
+        if not future.done():
+            future.set_exception(EngineDeadError())
+
+
+def _is_dead(llm: Any) -> bool:
+    return bool(llm.llm_engine.engine_core.resources.engine_dead)
+
+
 def _require_model(folder: Path) -> None:
     for pattern in ("config.json", "*.safetensors"):
         if not any(folder.glob(pattern)):
             raise ValueError(f"{folder}: {pattern} is missing, expected a model folder written by save_pretrained.")
     if not any(folder.glob("tokenizer*")):
         raise ValueError(f"{folder}: no tokenizer files found, expected tokenizer.json. Save the tokenizer there.")
-
-
-def _default_probes(vocab_size: int) -> list[list[int]]:
-    """Fixed pseudo-random ids, so that many rows of embedding and head take part in the comparison."""
-    return [[int.from_bytes(_hash(n, i)[:4], "big") % vocab_size for i in range(n)] for n in _PROBE_LENGTHS]
 
 
 def _row_seed(seed: int, row: int, call: int) -> int:

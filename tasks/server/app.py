@@ -135,6 +135,11 @@ class SearchService:
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._open, args=(loop,), name="open index", daemon=True).start()
 
+    async def opened(self) -> None:
+        """Wait until the index is open, cannot be opened, or the server stops."""
+        while self.state == "starting" and self.failure is None:
+            await asyncio.sleep(_LOOK_S)
+
     def stop(self) -> None:
         """End the search thread; the server calls this after its last request."""
         self.state = "stopping"
@@ -247,14 +252,10 @@ class SearchService:
 
 
 def make_app(service: SearchService, settings: Settings, api_key: str | None = None, is_alone: bool = True) -> Guard:
-    """The ASGI application of a service, guarded.
+    """The ASGI application of a service, guarded; `api_key` None lets everybody in.
 
-    Args:
-        service: that answers.
-        settings: its bounds.
-        api_key: that a request needs; None lets everybody in.
-        is_alone: it takes connections at once and says that it is starting; otherwise other processes take them until
-            its index is open.
+    If it `is_alone`, it starts at once and answers that the index is being opened. Otherwise its start waits for the
+    index, because other processes answer meanwhile.
     """
     model, has_key = _request_model(settings), api_key is not None
     measured: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
@@ -264,8 +265,8 @@ def make_app(service: SearchService, settings: Settings, api_key: str | None = N
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.start()
-        while not is_alone and service.state == "starting" and service.failure is None:
-            await asyncio.sleep(_LOOK_S)
+        if not is_alone:
+            await service.opened()
         yield
         service.stop()
 

@@ -25,6 +25,7 @@ from tasks.records.work import Work
 from tasks.rl.method import Method
 from tasks.services import NO_SERVICES, Services
 from tasks.train.ahead import Ahead, plays_ahead, require_apart
+from tasks.train.handing import Handed
 from tasks.train.order import SEEDS_OF_DRAWS, Order, Refill
 from tasks.train.record import Recorder
 from tasks.train.resume import Checkpoints, Progress, settings_of
@@ -77,6 +78,7 @@ class Trainer:
     models: Trained | None = None
     _ahead: Ahead = field(default_factory=Ahead, init=False)
     _work: Work = field(default_factory=Work, init=False)
+    _handed: Handed = field(default_factory=Handed, init=False)
 
     def run(self) -> Progress:
         """Train to the last step, from the newest sound checkpoint if there is one.
@@ -211,7 +213,7 @@ class Trainer:
             self.progress.history.append({"step": step, "metrics": metrics})
             measured = self.progress.spend(self._clock.take(), self._work.take())
             held = {f"memory/{name}": size for name, size in memory(self).items()}
-            self.log(step, metrics | (of_process or {}) | measured | held)
+            self.log(step, metrics | (of_process or {}) | self._handed.take() | measured | held)
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint if there is one, and let the player count in the run's progress."""
@@ -248,8 +250,7 @@ class Trainer:
     def _hand_over(self) -> None:
         """Wake the generator and give it the policy's weights; one that shares them ignores the call."""
         with self._clock("hand_over"):
-            self.generator.wake()
-            self.generator.update_weights(self.policy.weights())
+            self._handed.over(self.policy, self.generator)
 
     # Helpers of the run. Each is made anew from what it reads, so that none holds state of its own.
 

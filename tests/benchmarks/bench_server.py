@@ -57,7 +57,7 @@ SPEEDUP = 5.0
 LIMITS = (("bm25", "turns again"), ("dense", "rollouts"), ("dense", "rollouts again"))
 MAX_GROWTH_MB = 16.0
 PROCESSES = (1, 2)
-TURNS = 3
+TURNS = 2
 
 
 @dataclass(frozen=True)

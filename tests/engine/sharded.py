@@ -115,6 +115,9 @@ class ShardedPolicy(_Sharded):
             yield name, gathered
             gathered.fill_(float("nan"))
 
+    def adapters(self) -> None:
+        """A generator gets all weights."""
+
     def export(self, folder: Path) -> None:
         self.workers[0].export(folder)
 

@@ -73,6 +73,20 @@ def weights_of(policy: Policy) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in policy.weights()}
 
 
+def assert_equal_adapters(policy: Policy, other: Policy, lora: LoraConf) -> None:
+    mine, theirs = policy.adapters(), other.adapters()
+    if not lora.rank:
+        assert mine is theirs is None
+        return
+    assert mine is not None
+    assert theirs is not None
+    assert replace(mine, factors=()) == replace(theirs, factors=())
+    assert (mine.rank, mine.scale, len(mine.names)) == (lora.rank, lora.alpha / lora.rank, 2 * len(lora.targets))
+    factors = {name: factor.clone() for name, factor in mine.factors}
+    assert len(factors) == 2 * len(mine.names)
+    assert all(torch.equal(factors[name], factor) for name, factor in theirs.factors)
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("lora", [LoraConf(), LoraConf(rank=4)])
 def test_updates_are_those_of_the_plain_engine(
@@ -102,6 +116,7 @@ def test_updates_are_those_of_the_plain_engine(
         ours, theirs = weights_of(divided[0]), weights_of(plain[0])
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+        assert_equal_adapters(divided[0], plain[0], lora)
         for engine, folder in ((divided, "ours"), (plain, "theirs")):
             engine[0].save(tmp_path / folder)
             engine[1].save(tmp_path / folder / "critic")  # type: ignore[union-attr]
@@ -327,6 +342,17 @@ def test_workers_send_what_the_sums_of_scaling_say(
     predicted = step_seconds(speeds, work, 2)["exchange"]
     for numbers in found:  # Half of a table leaves a worker, twice where tables are added up. Norms are a few numbers.
         assert 4 * (numbers["all_reduce"] + numbers["all_gather"] / 2) == pytest.approx(predicted, rel=0.02)
+
+
+def test_a_reader_of_weights_that_stops_early_leaves_the_workers_ready(start: Path, tokenizer: Any) -> None:
+    torch.set_num_threads(1)
+    with DeepSpeedEngine(workers=2, stage=3).open(start, replace(TRAINING, critic=None)) as (policy, _):
+        expected = policy.sequence_logprobs([[1, 2, 3, 4, 5]])
+        weights = policy.weights()
+        next(weights)
+        weights.close()  # type: ignore[attr-defined]
+        assert policy.sequence_logprobs([[1, 2, 3, 4, 5]]) == expected
+        assert weights_of(policy).keys() == dict(make_model(tokenizer, kv_heads=2).named_parameters()).keys()
 
 
 def test_more_workers_than_places_start_nothing(start: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -414,10 +414,11 @@ def test_a_source_that_is_not_the_policy_leaves_the_engine_as_it_is(
     assert session.generate([0], [2])[0].token_ids
 
 
-def test_asleep_it_neither_plays_nor_takes_weights(generator: VllmGenerator, policy: Path, tokenizer: Any) -> None:
-    """On a CPU the weights survive; where they do not, only an update lets it play again."""
+def test_nothing_plays_between_sleep_and_proof(generator: VllmGenerator, policy: Path, tokenizer: Any) -> None:
+    """Also on a CPU, where the weights survive: an update lets it play again, and nothing else does."""
     start = prompts(tokenizer, 1, 12)
-    played = generator.open(start, 1, GREEDY, BUDGET).generate([0], [9])
+    session = generator.open(start, 1, GREEDY, BUDGET)
+    played = session.generate([0], [9])
     generator.sleep()
     generator.sleep()
     with pytest.raises(WeightsError, match=r"sleeps\. Wake it"):
@@ -426,6 +427,11 @@ def test_asleep_it_neither_plays_nor_takes_weights(generator: VllmGenerator, pol
         generator.update_weights(weights_of(policy))
     generator.wake()
     generator.wake()
+    with pytest.raises(WeightsError, match="changed while this session was open"):
+        session.generate([0], [2])
+    with pytest.raises(WeightsError, match="holds unknown weights: it slept"):
+        generator.open(start, 1, GREEDY, BUDGET)
+    generator.update_weights(weights_of(policy))
     assert generator.open(start, 1, GREEDY, BUDGET).generate([0], [9]) == played
 
 
@@ -434,14 +440,11 @@ def test_weights_lost_in_sleep_are_asked_for(
 ) -> None:
     """As on a GPU, where vLLM frees them."""
     start, calls = prompts(tokenizer, 1, 12), []
-    session = generator.open(start, 1, GREEDY, BUDGET)
     monkeypatch.setattr(VllmGenerator, "_frees_memory", True)
     monkeypatch.setattr(generator._llm, "sleep", lambda level: calls.append(f"sleep {level}"))
     monkeypatch.setattr(generator._llm, "wake_up", lambda: calls.append("wake"))
     generator.sleep()
     generator.wake()
-    with pytest.raises(WeightsError, match="changed while this session was open"):
-        session.generate([0], [2])
     with pytest.raises(WeightsError, match="holds unknown weights: it slept"):
         generator.open(start, 1, GREEDY, BUDGET)
     generator.update_weights(weights_of(policy))

@@ -117,7 +117,8 @@ def test_speed_and_memory_of_training_stand_in_its_ledger_and_on_the_page_alone(
     page = (by_dvc.root / "reports/index.html").read_text(encoding="utf-8")
     assert f'"limit":{limit["flop_per_s"]}' in page.replace(": ", ":")
     texts = [path for path in (by_dvc.root / "artifacts").rglob("*.json*") if path.is_file()]
-    assert not [path for path in texts if re.search("_per_s|stage_mb|learn_s", path.read_text(encoding="utf-8"))]
+    measured = re.compile(r"\b(tokens_per_s|flop_per_s|stage_mb|learn_s)\b")
+    assert not [path for path in texts if measured.search(path.read_text(encoding="utf-8"))]
 
 
 def test_mlflow_keeps_what_the_stages_read_played_and_made(by_flow: tuple[Clone, str]) -> None:

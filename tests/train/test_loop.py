@@ -14,6 +14,7 @@ from tasks import checkpoint
 from tasks.agent.rollout import RolloutCost
 from tasks.records.trajectories import pieces
 from tasks.records.usage import Usage
+from tasks.records.work import Work
 from tasks.retrieval import RetrievalError
 from tasks.rewards import on_last_token
 from tasks.rl.samplers import Draw, draw_of_trajectories
@@ -130,13 +131,14 @@ def test_progress_is_saved_whole(tmp_path: Path) -> None:
     """Every field, whatever is added: a checkpoint that forgot one would go on with its default."""
     history = [{"step": 3, "metrics": {"reward_mean": 0.1 + 0.2, "failed": 2}}]
     progress = Progress(3, history, RolloutCost(5, 6, 7), 8, 9, 10, "stopped", 2, {"chat": Usage(3, 4, 1, 2, 0.5)},
-                        {"play": 1.5})  # fmt: skip
+                        {"play": 1.5}, Work(1, 2, 0.1, 3, 4, 1.5e12, 0.2))  # fmt: skip
     fresh = Progress()
     assert all(getattr(progress, f.name) != getattr(fresh, f.name) for f in fields(Progress))
     make_trainer(tmp_path)._checkpoints.save(progress)
     loaded = make_trainer(tmp_path)._checkpoints.load()
     assert loaded is not None
     assert loaded == progress
+    assert loaded.work == progress.work
     assert loaded.seconds == progress.seconds  # No part of equality: another run takes others.
 
 
