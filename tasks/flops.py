@@ -1,9 +1,9 @@
 """How many floating-point operations a decoder needs to learn from tokens, counted from the shapes of its weights.
 
 A multiplication with an addition is two operations. A token that is read costs, for each weight of a matrix, 2 forward
-and 4 backward, 2 for the gradient of the input and 2 for that of the weight: 6 N (Kaplan et al. 2020, arXiv 2001.08361,
-section 2.1). Attention adds 12 L H Q for each pair of a token and one that it attends to, for L layers of H heads of
-width Q (Chowdhery et al. 2022, PaLM, arXiv 2204.02311, appendix B).
+and 4 backward, 2 for the gradient of the input and 2 for that of the weight: 6 N (Kaplan et al. 2020, section 2.1).
+Attention adds 12 L H Q for each pair of a token and one that it attends to, for L layers of H heads of width Q
+(Chowdhery et al. 2022, PaLM, appendix B). docs/cluster.md names both papers by their numbers.
 
 Three things are counted more closely than there, each of which gives fewer operations: a pair counts only where a
 token attends to the other, which is about half of PaLM's; the output head counts for the tokens that are predicted; a

@@ -88,6 +88,7 @@ def explained(what: str, name: str, folder: str, kinds: Sequence[str], number: i
             f"{what}: no permission to write what was downloaded ({reason}). Give this user the permission to write "
             f"there, or name another folder than {folder} in conf/model."
         )
+
     for kind, answer in ANSWERS.items():
         if kind in kinds:
             return DataError(f"the hub does not give {what}: {answer} ({reason}).")

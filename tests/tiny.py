@@ -24,7 +24,7 @@ from tasks.engine.plain import PlainCritic, PlainPolicy
 from tasks.generate import Call, Sampling
 from tasks.generate.plain import PlainGenerator
 from tasks.methods import loader
-from tasks.model import LoraConf
+from tasks.model import LoraConf, export_folder
 from tasks.retrieval import RetrievalError
 from tasks.rewards import on_last_token
 from tasks.rewards.answer import AnswerReward
@@ -368,7 +368,12 @@ def make_trainer(
     policy = make_policy(
         model, tokenizer, rank=rank, conf=conf.policy, keep_activations=conf.keep_activations, **sharing
     )
-    generator = PlainGenerator(policy.causal_lm if share else make_model(tokenizer), tokenizer, shares_weights=share)
+    start = None
+    if rank and not share:  # Adapters are added to the start policy of a folder.
+        start = scratch.with_name(f"{scratch.name}-start")
+        export_folder(make_model(tokenizer), tokenizer, start)
+    own = policy.causal_lm if share else make_model(tokenizer)
+    generator = PlainGenerator(own, tokenizer, shares_weights=share, folder=start)
     budgets = {"max_turns": 1, "max_call_tokens": 6} | (rollout or {})
     return Trainer(
         conf=conf, method=composed, policy=policy, critic=critic, generator=generator,

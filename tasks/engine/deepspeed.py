@@ -280,7 +280,12 @@ class DeepSpeedEngine:
         model, _, _ = outline(folder)
         with self._workers(training.dtype) as crew:
             crew.call("build", [(model.config, training, self._zero)] * self.workers, read_weights(folder))
-            yield DeepSpeedPolicy(crew, folder), DeepSpeedCritic(crew, "critic") if training.critic else None
+            policy = DeepSpeedPolicy(crew, folder)
+            if self.used_stage == 3 and training.lora.rank:
+                policy.sequence_logprobs(
+                    [[0, 0]]
+                )  # DeepSpeed 0.19 divides adapters again before a first backward pass.
+            yield policy, DeepSpeedCritic(crew, "critic") if training.critic else None
 
     @contextmanager
     def learner(self, model: Any, told: Supervision) -> Iterator[DeepSpeedLearner]:

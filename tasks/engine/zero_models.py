@@ -200,6 +200,8 @@ def _policy(config: Any, training: Training, zero: ZeroConf, dtype: torch.dtype,
             torch.manual_seed(training.seed)
             adapters = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets))
             model = get_peft_model(model, adapters)
+        # ZeRO-3 takes a layer's gradients when that of its input is there; the first layer's input has none by itself.
+        model.enable_input_require_grads()
     _choose_activations(model, training)
     module = PolicyPass(model, training.share_prefixes, bool(training.lora.rank)).eval()
     return _trainee(module, model, of_policy, training.policy, zero, dtype)

