@@ -112,6 +112,25 @@ def make_model(tokenizer: Any, seed: int = 0, kv_heads: int = 4, tied: bool = Tr
     return model.eval()
 
 
+def let_search(model: Any, tokenizer: Any, softness: float) -> Any:
+    """This random model, changed in place so that it often writes tags; a higher `softness` makes them less likely.
+
+    Its weights say so, because another process reads them from a file: number 0 of a hidden state is the same for all
+    tokens and layers, so the output head, which is not tied, can add to a token's logit.
+    """
+    head = model.get_output_embeddings().weight
+    with torch.no_grad():
+        model.get_input_embeddings().weight[:, 0] = 0.3
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight[0] = 0.0
+            layer.mlp.down_proj.weight[0] = 0.0
+        head[:, 0] = 0.0
+        for tag, weight in {" <search>": 4.0, " </search>": 4.5, " <answer>": 2.0, " </answer>": 3.5}.items():
+            (token,) = tokenizer.encode(tag)
+            head[token, 0] = weight / softness
+    return model
+
+
 def logits_of(model: Any, ids: Sequence[int]) -> torch.Tensor:
     """[T, V] of a plain forward over one unpadded sequence."""
     with torch.no_grad():

@@ -23,7 +23,7 @@ from tasks.generate.fleet import FleetConf
 from tasks.model import export_folder
 from tasks.types import Hit
 from tests.benchmarks.bench_overlap import Delayed
-from tests.tiny import PROMPT, make_grammar, make_policy, make_tokenizer, make_trainer, optimizer, question
+from tests.tiny import PROMPT, let_search, make_grammar, make_policy, make_tokenizer, make_trainer, optimizer, question
 
 LIMIT = 0.75
 STEPS, QUESTIONS, COPIES, GENERATORS = 8, 30, 4, 2
@@ -45,10 +45,7 @@ class Wordy(Delayed):
 
 
 def searching(tokenizer: Any) -> Any:
-    """A random model whose tags are likely.
-
-    Number 0 of a hidden state is the same for all tokens and layers, so the output head can add to a token's logit.
-    """
+    """A random model of the laptop's size that often writes tags."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(3)
@@ -59,17 +56,7 @@ def searching(tokenizer: Any) -> Any:
             bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
         )
     )  # fmt: skip
-    head = model.get_output_embeddings().weight
-    with torch.no_grad():
-        model.get_input_embeddings().weight[:, 0] = 0.3
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight[0] = 0.0
-            layer.mlp.down_proj.weight[0] = 0.0
-        head[:, 0] = 0.0
-        for tag, weight in {" <search>": 4.0, " </search>": 4.5, " <answer>": 2.0, " </answer>": 3.5}.items():
-            (token,) = tokenizer.encode(tag)
-            head[token, 0] = weight / 3
-    return model
+    return let_search(model, tokenizer, softness=3.0)
 
 
 def run(folder: Path, scratch: Path, tokenizer: Any, ahead: bool, seed: int) -> tuple[float, dict[str, float]]:

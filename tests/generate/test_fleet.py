@@ -24,7 +24,7 @@ from tasks.model import export_folder
 from tasks.train.handing import Handed
 from tests.agent.test_free_play import Slow, play
 from tests.generate.test_plain import PROMPTS
-from tests.tiny import make_model, make_policy
+from tests.tiny import let_search, make_model, make_policy
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 DRAWN = Sampling(1.0, 1.0, (), 5)
@@ -47,22 +47,7 @@ def folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def searching(tokenizer: Any) -> Any:
-    """A random model that often writes tags. Its weights say so, because another process reads them from a file.
-
-    Number 0 of a hidden state is the same for all tokens and layers, so the output head can add to a token's logit.
-    """
-    model = make_model(tokenizer, seed=3, tied=False)
-    head = model.get_output_embeddings().weight
-    with torch.no_grad():
-        model.get_input_embeddings().weight[:, 0] = 0.3
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight[0] = 0.0
-            layer.mlp.down_proj.weight[0] = 0.0
-        head[:, 0] = 0.0
-        for tag, weight in {" <search>": 4.0, " </search>": 4.5, " <answer>": 2.0, " </answer>": 3.5}.items():
-            (token,) = tokenizer.encode(tag)
-            head[token, 0] = weight / 1.5
-    return model
+    return let_search(make_model(tokenizer, seed=3, tied=False), tokenizer, softness=1.5)
 
 
 def test_any_number_of_generators_plays_the_same(folder: Path, tokenizer: Any) -> None:
