@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from tasks import conf
 from tasks.conf import require
@@ -28,7 +29,8 @@ class HostConf:
         name: for messages, and in `start` as {host}.
         workers: most workers that run there at once.
         devices: numbers of the GPUs that its workers take in turn; none means all of the host's.
-        start: words before a worker's command, which start it there, such as [ssh, "{host}"]; none is this host.
+        start: words before a worker's command, which start it there, such as [ssh, "{host}"], where {host} is its name;
+            none is this host.
         folder: of the clone there; none is that of this clone.
         python: of its environment; none is the path that it has here.
         interface: network device through which workers reach each other.
@@ -37,7 +39,7 @@ class HostConf:
 
     name: str = "localhost"
     workers: PositiveInt = 1
-    devices: tuple[int, ...] = ()
+    devices: tuple[NonNegativeInt, ...] = ()
     start: tuple[str, ...] = ()
     folder: str = ""
     python: str = ""
@@ -94,7 +96,7 @@ class Cluster:
     address: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     start_s: PositiveFloat = 120.0
-    silence_s: PositiveFloat = 60.0
+    silence_s: Annotated[float, Field(ge=3)] = 60.0
     end_s: PositiveFloat = 10.0
 
     def __post_init__(self) -> None:
@@ -113,6 +115,12 @@ class Cluster:
             is_alone = HostConf(address=self.address).is_alone
             require(not is_alone, "address", self.address, f"{near}, at which its workers find this host")
 
+        here, *others = [host.name for host in self.hosts if not host.start] or [""]
+        words = (
+            f'words that start a command there, such as [ssh, "{{host}}"]. Only {here} can be this host, without any'
+        )
+        require(not others, f"hosts: {', '.join(others)}: start", [], words)
+
     def places(self, size: int, what: str = "workers") -> list[Place]:
         """Where the workers run: the first host is filled first.
 
@@ -123,12 +131,11 @@ class Cluster:
         Raises:
             ValueError: there are fewer places than workers.
         """
-        places = [self._place(host, number) for host in self.hosts for number in range(host.workers)]
-        expected = (
-            f"at most {len(places)}, all that the hosts of conf/cluster take. Raise workers of a host, or add hosts"
-        )
-        require(size <= len(places), what, size, expected)
-        return places[:size]
+        total = sum(host.workers for host in self.hosts)
+        expected = f"at most {total}, all that the hosts of {chosen_file()} take. Raise workers of a host, or add hosts"
+        require(size <= total, what, size, expected)
+        places = (self._place(host, number) for host in self.hosts for number in range(host.workers))
+        return list(islice(places, size))
 
     def _place(self, host: HostConf, number: int) -> Place:
         start = tuple(word.replace("{host}", host.name) for word in host.start)
@@ -142,7 +149,16 @@ def load(name: str | None = None, root: Path = Path(".")) -> Cluster:
     Raises:
         ValueError: it is missing, has unknown or wrong keys, or names a host twice.
     """
-    name = name or os.environ.get(CLUSTER_VARIABLE) or LOCAL
+    name = name or _chosen()
     tree = conf.read_yaml(conf.path_of("cluster", name, root, f"CLUSTER={name}"))
-    found: Cluster = conf.fill(Cluster, tree, f"{conf.CONF}/cluster/{name}.yaml")
+    found: Cluster = conf.fill(Cluster, tree, chosen_file(name))
     return found
+
+
+def _chosen() -> str:
+    return os.environ.get(CLUSTER_VARIABLE) or LOCAL
+
+
+def chosen_file(name: str = "") -> str:
+    """The path of a file of conf/cluster; without a name, of the one that the environment names."""
+    return f"{conf.CONF}/cluster/{name or _chosen()}.yaml"

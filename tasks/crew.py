@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks import device, footprint
-from tasks.cluster import Cluster, Place
+from tasks.cluster import Cluster, Place, chosen_file
 from tasks.footprint import Footprint
 from tasks.store import OutageError
 
@@ -45,6 +45,8 @@ _SHAKE_S = 20
 _LAST_LINES = 20
 _FOOTPRINT = "footprint"
 """Every worker may be told this, whatever it serves."""
+_BEFORE = ("start", "machine", "look", "meet", "join")
+"""Phases before the work, in which a wrong cluster file shows."""
 _IDLE = "waiting"
 """The phase of a worker that was told nothing since its last result."""
 
@@ -331,7 +333,8 @@ class Crew:
         if member.connection is None and member.place.start:
             tail += f" What starts it there: `{shlex.join(member.place.start)}`."
         self.close()
-        raise CrewError(f"{member.name}, in {phase}: {what.rstrip('.')}.{tail} Start again: the run continues.")
+        again = f"If it is a mistake of {chosen_file()}, mend it. " if phase in _BEFORE else ""
+        raise CrewError(f"{member.name}, in {phase}: {what.rstrip('.')}.{tail} {again}Start again: the run continues.")
 
 
 def footprints(parts: Iterable[object]) -> list[Footprint]:

@@ -207,7 +207,9 @@ def test_workers_fill_one_host_after_another() -> None:
     assert [place.number for place in places] == [0, 1, 0]
     assert [place.environment for place in places] == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}, {}]
     assert places[2].start == ("ssh", "b", "{}")
-    with pytest.raises(ValueError, match="workers=4: expected at most 3, all that the hosts of conf/cluster take"):
+    with pytest.raises(
+        ValueError, match=r"workers=4: expected at most 3, all that the hosts of conf/cluster/local\.yaml take"
+    ):
         two.places(4)
 
 
@@ -225,7 +227,7 @@ def test_a_host_with_another_commit_is_refused(tmp_path: Path) -> None:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
         (tmp_path / name).parent.mkdir(exist_ok=True)
         copy(ROOT / name, tmp_path / name)  # type: ignore[operator]
-    cluster_of_two = replace(HERE, hosts=(HostConf(name="a"), HostConf(name="b", folder=str(tmp_path))))
+    cluster_of_two = replace(HERE, hosts=(HostConf(name="a"), HostConf(name="b", start=("env",), folder=str(tmp_path))))
     with Crew(WORKER, 2, cluster_of_two) as workers:
         assert workers.call("add", [(1, 1), (1, 1)]) == [2, 3]
     with (tmp_path / "tasks/text.py").open("a", encoding="utf-8") as file:
@@ -326,6 +328,12 @@ def test_a_host_that_does_not_answer_is_named() -> None:
             "hosts: [{name: a, address: 10.0.0.1}, {name: b, address: 10.0.0.2}]",
             r"address='127.0.0.1': expected an address in the network of b \(10.0.0.2\), at which its workers find",
         ),
+        (
+            "address: 10.0.0.1\nhosts: [{name: a, address: 10.0.0.1}, {name: b, address: 10.0.0.2}]",
+            r'hosts: b: start=\[\]: expected words that start a command there, such as \[ssh, "{host}"\]\. Only a ',
+        ),
+        ("hosts: [{devices: [-1]}]", r"hosts\[0\]: devices\[0\]=-1: expected 0 or more"),
+        ("hosts: [{}]\nsilence_s: 0.001", "silence_s=0.001: expected 3 or more"),
         ("hosts: [{name: b, address: 10.0.0.2, start: [ssh, b]}]", "address='127.0.0.1': expected an address in the"),
     ],
 )

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from tasks import checkpoint, cluster
@@ -259,8 +259,8 @@ class DeepSpeedEngine:
     workers: PositiveInt
     stage: Stage = 2
     offload: bool = False
-    bucket: PositiveInt = 2**26
-    timeout_s: PositiveFloat = 600.0
+    bucket: Annotated[int, Field(ge=1000)] = 2**26
+    timeout_s: Annotated[float, Field(ge=1)] = 600.0
 
     @property
     def used_stage(self) -> Stage:

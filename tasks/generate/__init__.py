@@ -6,6 +6,7 @@ on a CPU for tests). A generator knows tokens, stop strings and budgets, but no 
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,6 +251,12 @@ class GeneratorConf(Protocol):
             ValueError: no model folder, or a model that this kind of generator does not support.
         """
         ...
+
+
+def started_by(made: GeneratorConf) -> type | None:
+    """The class of the generators that these settings start, by the annotation of `start`; None without one."""
+    found: type | None = typing.get_type_hints(type(made).start).get("return")
+    return found
 
 
 @runtime_checkable

@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
+import socket
+
 from tasks import crew
-from tasks.plan.machine import this_machine
+from tasks.conf import require
+from tasks.plan.machine import Machine, this_machine
+
+
+def machine(interface: str) -> Machine:
+    """This host.
+
+    Args:
+        interface: network devices through which its workers are to exchange, separated by commas.
+
+    Raises:
+        ValueError: it has none of such a name.
+    """
+    names = [name for _, name in socket.if_nameindex()]
+    for name in interface.split(","):
+        require(name in names, "interface", name, f"a network device of this host: {', '.join(sorted(names))}")
+    return this_machine()
+
 
 if __name__ == "__main__":
-    crew.work(lambda stage: {"machine": this_machine})
+    crew.work(lambda stage: {"machine": machine})

@@ -1,8 +1,8 @@
 """Looks at the hosts of a cluster file before a run: whether they answer, are alike, and have a GPU for each worker.
 
-A host that is started by words of its own (`start`) is asked in the way in which its workers will be: so a name that
-does not resolve, other code, libraries or Python, and an address at which it cannot reach this host are found here and
-not after hours, at the start of training.
+A host of which the file says how to start or to reach a worker is asked in the way in which its workers will be: so a
+name that does not resolve, other code, libraries or Python, an address at which it cannot reach this host, and a
+network device that it does not have are found here and not after hours, at the start of training.
 """
 
 from __future__ import annotations
@@ -69,17 +69,18 @@ def problem(run: RunSettings, here: Machine) -> str:
 
 
 def _seen(chosen: Cluster, hosts: list[HostConf], here: Machine) -> dict[str, Machine]:
-    """The machine of each host by name; those that `start` reaches are asked, all at once.
+    """The machine of each host by name; all are asked at once, but for this one where the file says nothing of it.
 
     Raises:
-        CrewError: one cannot be reached, or has other code or libraries.
+        CrewError: one cannot be reached, has other code or libraries, or lacks its network device.
     """
     machines = {host.name: here for host in hosts}
-    asked = [replace(host, workers=1, devices=()) for host in hosts if host.start]
+    bare = [replace(host, workers=1, devices=()) for host in hosts]
+    asked = [host for host in bare if host != HostConf(host.name) or chosen.address != Cluster.address]
     if asked:
         with Crew(_WORKER, len(asked), replace(chosen, hosts=tuple(asked))) as workers:
-            found = workers.call("machine", [()] * len(asked))
-        machines |= {host.name: machine for host, machine in zip(asked, found, strict=True)}
+            found = workers.call("machine", [(host.interface,) for host in asked])
+        machines |= {host.name: machine for host, machine in zip(asked, found, strict=True) if host.start}
     return machines
 
 

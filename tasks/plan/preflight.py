@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from tasks import cluster, conf, methods
+from tasks import cluster, conf, generate, methods
+from tasks.agent.rollout import RolloutConf
 from tasks.base.settings import BaseConf, FormatConf
 from tasks.conf import require
 from tasks.model import Dtype
@@ -23,6 +24,7 @@ from tasks.plan.model_size import ModelSize, of_folder, of_tiny
 from tasks.plan.peak import Peak, Systems, helping, helping_to_teach, worst
 from tasks.plan.run_settings import RunSettings
 from tasks.reader.settings import ReaderConf
+from tasks.train.settings import TrainConf
 
 VARIABLE = "BREADCRUMB_PREFLIGHT"
 CLOSE = 0.9
@@ -136,6 +138,7 @@ def _learning(run: RunSettings, system: str, plain: Demand) -> Demand:
     tree, where = run.method(system), f"{conf.CONF}/method/{system}.yaml"
     method = methods.build(tree, None, where)
     train, rollout = run.training(tree["train"], where), run.rollout(tree["rollout"], where)
+    _check_generator(run, train, rollout)
     _check_workers(run, system, train.num_questions(method.sampler.size) * method.sampler.size // train.minibatches)
     # A sampler that chooses among candidates also holds the row that they continue.
     rows = train.num_questions(method.sampler.size) * (method.sampler.size + 1)
@@ -146,6 +149,19 @@ def _learning(run: RunSettings, system: str, plain: Demand) -> Demand:
         max(rows, train.validate_questions),
     )
     return replace(plain, train=train, rollout=rollout, learner=learner)
+
+
+def _check_generator(run: RunSettings, train: TrainConf, rollout: RolloutConf) -> None:
+    """Raise the ValueError for settings that need another kind of generator than the run has."""
+    kind = generate.started_by(generate.load(run.params.generator, run.root))
+    where = f"{conf.CONF}/generator/{run.params.generator}.yaml"
+    if kind is None:
+        return
+    expected = f"false with {where}, which computes in the process that trains, or GENERATOR=fleet_ahead"
+    require(not train.play_ahead or getattr(kind, "plays_apart", False), "train: play_ahead", True, expected)
+    expected = f"0 (none) with {where}, whose rows wait for each other, or GENERATOR=rows"
+    is_free = not rollout.overlap_searches or getattr(kind, "rows_are_free", False)
+    require(is_free, "rollout: overlap_searches", rollout.overlap_searches, expected)
 
 
 def _check_workers(run: RunSettings, system: str, rows: int) -> None:

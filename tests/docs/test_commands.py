@@ -101,6 +101,9 @@ RUN_BY = {
     "make run ENGINE=deepspeed CLUSTER=mine": (
         "tests/engine/test_two_hosts.py::test_two_hosts_train_as_one_and_go_on_after_a_cut_over_a_bad_link"
     ),
+    "sudo infra/two-hosts.sh make smoke ENGINE=deepspeed": (
+        "tests/engine/test_two_hosts.py::test_one_machine_is_two_hosts_for_a_command"
+    ),
     "make run PRESET=3b-8gpu DATA=my-data": "tests/plan/test_presets.py::test_other_words_stand_above_a_preset",
     "python -m tests.benchmarks.bench_ahead": (
         "tests/benchmarks/test_bench_workers.py::test_a_step_is_played_while_another_is_learned"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +30,7 @@ from tasks.rl.losses import Normalizer
 from tests import network
 from tests.engine.test_deepspeed import EXACT, TRAINING, prepared, weights_of
 from tests.network import Hosts, two_hosts
+from tests.stages.clone import HOUSE, Clone
 from tests.tiny import make_model
 
 reason = network.missing()
@@ -191,3 +194,37 @@ def test_what_keeps_a_host_from_joining_is_named() -> None:
 
         hosts.cut()
         refused(r"^worker 1 on b, in start: it did not connect to \S+ within 3 s", start_s=3)
+
+
+# The script with which one machine is two hosts.
+
+ASK = """
+from tasks import cluster
+from tasks.crew import Crew
+chosen = cluster.load()
+with Crew("tasks.plan.host_worker", 2, chosen) as crew:
+    crew.call("machine", [(host.interface,) for host in chosen.hosts])
+    assert chosen.hosts[1].start[:3] == ("ip", "netns", "exec")
+    print([member.place.host for member in crew.members])
+"""
+
+
+def test_one_machine_is_two_hosts_for_a_command(tmp_path: Path) -> None:
+    clone = Clone.make(tmp_path / "clone", smoke=False)
+    shutil.copytree(HOUSE / "infra", clone.root / "infra")
+    script = str(clone.root / "infra/two-hosts.sh")
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([script, *words], env=clone.env(), capture_output=True, text=True, timeout=120)
+
+    assert run("true").stderr == "error: no .venv, and the hosts have no internet. Run make setup first.\n"
+    (clone.root / ".venv").mkdir()
+    assert run().stderr.startswith("error: no command. Write for example: sudo infra/two-hosts.sh make smoke")
+    done = run("python", "-c", ASK)
+    assert done.stdout.splitlines()[-1] == "['first', 'second']", done.stdout + done.stderr
+    assert run("sh", "-c", "exit 7").returncode == 7
+
+    assert not (clone.root / "conf/cluster/two-namespaces.yaml").exists()
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert "breadcrumb-first" not in left
+    assert "breadcrumb-second" not in left

@@ -1,4 +1,7 @@
-"""A worker on a GPU: DeepSpeed with NCCL does what the plain engine does. One worker, because NCCL wants a GPU each."""
+"""A worker on a GPU does what the plain engine does. NCCL wants a GPU for each worker, so there is one.
+
+One worker divides nothing: this tests the worker, its group, and DeepSpeed with offload, but not ZeRO-3.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +29,14 @@ pytestmark = [
 @pytest.mark.parametrize(
     ("dtype", "rank", "bound"), [("float32", 0, 1e-5), ("bfloat16", 0, 2e-2), ("float32", 4, 1e-5)]
 )
-def test_a_divided_policy_takes_the_steps_of_the_plain_one(
+def test_a_policy_of_one_worker_takes_the_steps_of_the_plain_one(
     offload: bool, dtype: Any, rank: int, bound: float, tmp_path: Path
 ) -> None:
     pytest.importorskip("deepspeed", reason="no GPU requirements: deepspeed")
     tokenizer, folder = make_tokenizer(), tmp_path / "start"
     export_folder(make_model(tokenizer, kv_heads=2), tokenizer, folder)
     training = replace(TRAINING, dtype=dtype, lora=LoraConf(rank=rank))
-    kind = DeepSpeedEngine(workers=1, stage=3, offload=offload)
+    kind = DeepSpeedEngine(workers=1, stage=2, offload=offload)
     with PlainEngine().open(folder, training) as plain, kind.open(folder, training) as divided:
         method, batch = prepared(*plain, tokenizer, UNEVEN)  # type: ignore[arg-type]
         for number in range(3):

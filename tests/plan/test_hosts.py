@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tasks import cluster, params
 from tasks.plan import RunSettings, hosts, preflight
@@ -121,6 +123,55 @@ def test_a_second_host_that_is_not_there_is_said_before_anything_is_taught(
     monkeypatch.setenv(preflight.VARIABLE, "warn")
     preflight.check(run, lambda: machine)
     assert capsys.readouterr().err.startswith("warning: worker 0 on b, in start: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "hosts: [{workers: 4, interface: nosuch}]",
+            "worker 0 on localhost, in machine: interface='nosuch': expected a network device of this host: "
+            r".*\blo\b.* If it is a mistake of conf/cluster/mine\.yaml, mend it\.",
+        ),
+        ("hosts: [{workers: 4, python: /no/python}]", "worker 0 on localhost, in start: it ended with status 127"),
+        ("hosts: [{workers: 4, folder: /no/folder}]", "worker 0 on localhost, in start: it ended with status 125"),
+        (
+            "{address: 192.0.2.1, hosts: [{workers: 4}]}",
+            r"192\.0\.2\.1:any port: workers cannot be awaited there: .* Set address and port in conf/cluster",
+        ),
+    ],
+)
+def test_a_host_of_which_something_is_said_is_asked_though_it_is_this_one(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(tmp_path, text, monkeypatch, engine="deepspeed")
+    assert re.match(message, found := hosts.problem(run, PROCESSOR)), found
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "change", "message"),
+    [
+        ("generator", "plain", "train: {play_ahead: true}", "train: play_ahead=True: expected false with conf/gen"),
+        ("generator", "rows", "train: {play_ahead: true}", "train: play_ahead=True: expected false with conf/gen"),
+        ("generator", "fleet", "train: {play_ahead: true}", ""),
+        ("scale", "plain", "rollout: {overlap_searches: 4}", "rollout: overlap_searches=4: expected 0 (none)"),
+        ("scale", "rows", "rollout: {overlap_searches: 4}", ""),
+    ],
+)  # fmt: skip
+def test_a_generator_that_cannot_play_so_is_refused_before_anything_is_taught(
+    kind: str, name: str, change: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(tmp_path, "hosts: [{workers: 4}]", monkeypatch, generator=name, scale="smoke")
+    path = tmp_path / "conf" / kind / f"{name if kind == 'generator' else 'smoke'}.yaml"
+    tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    ((section, values),) = yaml.safe_load(change).items()
+    tree[section] = {**tree.get(section, {}), **values}
+    path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    if not message:
+        preflight.check(run, lambda: PROCESSOR)
+        return
+    with pytest.raises(ValueError, match=re.escape(message)):
+        preflight.check(run, lambda: PROCESSOR)
 
 
 def test_a_host_that_no_process_is_placed_on_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

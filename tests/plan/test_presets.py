@@ -15,6 +15,7 @@ from tasks.params.scale import Scale
 from tasks.plan.machine import Machine, Memory
 from tasks.plan.memory import Demand, Division, Learner, Served, phases
 from tasks.plan.model_size import ModelSize
+from tasks.plan.preflight import CLOSE
 from tasks.train.settings import TrainConf
 
 HOUSE = Path(__file__).resolve().parents[2]
@@ -90,7 +91,7 @@ def _row(preset: str) -> str:
     for has_critic in (False, True):
         for card in (42.9, 85.9):  # What cards that are sold as 40 and 80 GB have.
             size, phase = _peak(preset, card, has_critic)
-            fits = "fits" if size <= card else f"needs {size:.0f} GB ({phase})"
+            fits = ("close" if size > CLOSE * card else "fits") if size <= card else f"needs {size:.0f} GB ({phase})"
             cells.append(f"{size:.0f} GB, {fits}" if size <= card else fits)
     return f"| {' | '.join(cells)} |"
 
