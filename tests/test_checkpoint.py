@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import resource
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -115,6 +116,20 @@ def test_a_torn_checkpoint_is_reported_and_the_older_one_used(
     (record,) = caplog.records
     assert "step-00000002" in record.getMessage()
     assert "an older checkpoint is used" in record.getMessage()
+
+
+@pytest.mark.parametrize("source", ["the step before", "another run"])
+def test_a_whole_file_in_the_place_of_another_is_named_and_the_older_one_used(
+    source: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It can be read and has the same names and shapes, so only its checksum tells."""
+    older = save(tmp_path / "here", 1)
+    newer, other = save(tmp_path / "here", 2, state(2)), save(tmp_path / "there", 2, state(5))
+    name = "tensors.safetensors"
+    shutil.copyfile({"the step before": older, "another run": other}[source] / name, newer / name)
+    with caplog.at_level(logging.WARNING):
+        assert checkpoint.latest(tmp_path / "here") == older
+    assert f"{newer}: {name} does not match its checksum" in caplog.text
 
 
 def test_every_flipped_byte_of_a_manifest_is_found(tmp_path: Path) -> None:
