@@ -2,7 +2,7 @@
 # Two hosts on one machine, to try a cluster before there is one. After `make setup`,
 # `sudo infra/two-hosts.sh make smoke ENGINE=deepspeed` makes two network namespaces with a link between them, runs the
 # command in the first with CLUSTER=two-namespaces, and removes both at the end. Of the two workers one is on each host;
-# only the link connects them. Neither has the internet.
+# only the link connects them. Neither has the internet. What the command writes belongs to root.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,6 +12,7 @@ cd "$(dirname "$0")/.."
 command -v ip > /dev/null || { echo "error: program ip is missing. Install iproute2." >&2; exit 2; }
 
 first="breadcrumb-first-$$" second="breadcrumb-second-$$" file=conf/cluster/two-namespaces.yaml
+[ ! -e "$file" ] || { echo "error: $file is there: another such run is on, or was killed. Then remove the file." >&2; exit 2; }
 remove() {
   for host in "$first" "$second"; do
     ip netns pids "$host" 2> /dev/null | xargs --no-run-if-empty kill || true

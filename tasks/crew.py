@@ -45,8 +45,8 @@ _SHAKE_S = 20
 _LAST_LINES = 20
 _FOOTPRINT = "footprint"
 """Every worker may be told this, whatever it serves."""
-_BEFORE = ("start", "machine", "look", "meet", "join")
-"""Phases before the work, in which a wrong cluster file shows."""
+_BEFORE = ("machine", "look", "meet", "join")
+"""Phases after the connection and before the work, in which a wrong cluster file shows."""
 _IDLE = "waiting"
 """The phase of a worker that was told nothing since its last result."""
 
@@ -83,6 +83,11 @@ class _Member:
     def name(self) -> str:
         """For messages."""
         return f"worker {self.rank} on {self.place.host}"
+
+    @property
+    def is_early(self) -> bool:
+        """Whether it is not yet at work, so that a wrong cluster file may be why it failed."""
+        return self.connection is None or self.phase in _BEFORE
 
 
 class Crew:
@@ -333,7 +338,7 @@ class Crew:
         if member.connection is None and member.place.start:
             tail += f" What starts it there: `{shlex.join(member.place.start)}`."
         self.close()
-        again = f"If it is a mistake of {chosen_file()}, mend it. " if phase in _BEFORE else ""
+        again = f"If it is a mistake of {chosen_file()}, mend it. " if member.is_early else ""
         raise CrewError(f"{member.name}, in {phase}: {what.rstrip('.')}.{tail} {again}Start again: the run continues.")
 
 

@@ -58,6 +58,12 @@ class Player(Protocol):
         """Add observations."""
 
 
+def require_free(budgets: Budgets, is_free: bool) -> None:
+    """Raise the ValueError for a play without a barrier with a generator whose rows do not go on by themselves."""
+    expected = "0 (none) with this generator; `generator: rows` has rows that go on by themselves"
+    require(is_free or not budgets.overlap_searches, "overlap_searches", budgets.overlap_searches, expected)
+
+
 class FreePlay:
     """One play of questions to their end.
 
@@ -86,9 +92,7 @@ class FreePlay:
         self.player, self.questions, self.prompts, self.copies = player, questions, prompts, copies
         self.rows, self.progress = list(first), progress
         session = first[0].session
-        expected = "0 (none) with this generator; `generator: rows` has rows that go on by themselves"
-        threads = player.conf.overlap_searches
-        require(isinstance(session, FreeSession), "overlap_searches", threads, expected)
+        require_free(player.conf, isinstance(session, FreeSession))
         self.session: Any = session
         self._num_over = 0
         self._written: dict[int, list[int]] = {}  # By row, in its current call.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from tasks import cluster, conf, generate, methods
+from tasks.agent.free_play import require_free
 from tasks.agent.rollout import RolloutConf
 from tasks.base.settings import BaseConf, FormatConf
 from tasks.conf import require
@@ -24,6 +25,7 @@ from tasks.plan.model_size import ModelSize, of_folder, of_tiny
 from tasks.plan.peak import Peak, Systems, helping, helping_to_teach, worst
 from tasks.plan.run_settings import RunSettings
 from tasks.reader.settings import ReaderConf
+from tasks.train.ahead import require_apart
 from tasks.train.settings import TrainConf
 
 VARIABLE = "BREADCRUMB_PREFLIGHT"
@@ -154,14 +156,9 @@ def _learning(run: RunSettings, system: str, plain: Demand) -> Demand:
 def _check_generator(run: RunSettings, train: TrainConf, rollout: RolloutConf) -> None:
     """Raise the ValueError for settings that need another kind of generator than the run has."""
     kind = generate.started_by(generate.load(run.params.generator, run.root))
-    where = f"{conf.CONF}/generator/{run.params.generator}.yaml"
-    if kind is None:
-        return
-    expected = f"false with {where}, which computes in the process that trains, or GENERATOR=fleet_ahead"
-    require(not train.play_ahead or getattr(kind, "plays_apart", False), "train: play_ahead", True, expected)
-    expected = f"0 (none) with {where}, whose rows wait for each other, or GENERATOR=rows"
-    is_free = not rollout.overlap_searches or getattr(kind, "rows_are_free", False)
-    require(is_free, "rollout: overlap_searches", rollout.overlap_searches, expected)
+    if kind is not None:
+        require_apart(train, kind)
+        require_free(rollout, getattr(kind, "rows_are_free", False))
 
 
 def _check_workers(run: RunSettings, system: str, rows: int) -> None:

@@ -16,17 +16,16 @@ from dataclasses import dataclass, replace
 
 from tasks.clock import Clock
 from tasks.conf import require
-from tasks.generate import Generator
 from tasks.train.order import Refill, Rollouts
 from tasks.train.resume import Progress
 from tasks.train.settings import TrainConf
 
 
-def require_apart(conf: TrainConf, generator: Generator) -> None:
-    """Raise the ValueError for a run that plays ahead with a generator that computes in this process."""
-    kind = type(generator).__name__
+def require_apart(conf: TrainConf, kind: type) -> None:
+    """Raise the ValueError for a run that plays ahead with a kind of generator that computes in this process."""
     expected = "false, or a generator with processes of its own: set GENERATOR=fleet_ahead"
-    require(not conf.play_ahead or generator.plays_apart, f"train: play_ahead with {kind}", conf.play_ahead, expected)
+    is_apart = not conf.play_ahead or getattr(kind, "plays_apart", False)
+    require(is_apart, f"train: play_ahead with {kind.__name__}", conf.play_ahead, expected)
 
 
 def plays_ahead(conf: TrainConf, progress: Progress, step: int, before: int) -> bool:

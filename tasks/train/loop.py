@@ -93,7 +93,7 @@ class Trainer:
         """
         if not self.questions:
             raise ValueError("no question to train on: expected at least one of split 'train'. Check the data stage.")
-        require_apart(self.conf, self.generator)
+        require_apart(self.conf, type(self.generator))
         self.player.prompts(self.questions)  # A prompt over its budget ends the run now instead of in some later step.
         per_step = self.conf.num_questions(self.method.sampler.size)
         if per_step > len(self.questions):

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tasks import cluster, crew, identity
+from tasks import cluster, conf, crew, identity, parts
 from tasks.engine import Critic, DivergedError, Limited, Objective, Policy, Training, deepspeed
 from tasks.engine.deepspeed import DeepSpeedEngine
 from tasks.engine.plain import PlainEngine
@@ -193,6 +193,13 @@ def test_any_number_of_workers_goes_on_from_a_checkpoint_and_so_does_the_plain_e
         atol = UNCLIPPED.lr / 10 if kind == DeepSpeedEngine(workers=3, stage=2) else 0.0
         for name, tensor in wanted.items():
             torch.testing.assert_close(found[name], tensor, rtol=0, atol=atol, msg=f"{kind}: {name}")
+
+
+@pytest.mark.parametrize(("key", "value", "least"), [("timeout_s", 0.001, 1), ("bucket", 1, 1000)])
+def test_numbers_with_which_no_workers_could_exchange_are_refused(key: str, value: float, least: int) -> None:
+    tree = conf.section("engine", "deepspeed") | {key: value}
+    with pytest.raises(ValueError, match=rf"conf/x\.yaml: .*{key}={value}: expected {least} or more"):
+        parts.make("engine", tree, "conf/x.yaml")
 
 
 def not_finite(batch: Any, logprobs: Tensor, *_: Any) -> tuple[Tensor, dict[str, Tensor]]:

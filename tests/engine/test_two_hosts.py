@@ -224,7 +224,11 @@ def test_one_machine_is_two_hosts_for_a_command(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "['first', 'second']", done.stdout + done.stderr
     assert run("sh", "-c", "exit 7").returncode == 7
 
-    assert not (clone.root / "conf/cluster/two-namespaces.yaml").exists()
+    file = clone.root / "conf/cluster/two-namespaces.yaml"
+    assert not file.exists()
+    file.touch()
+    assert "two-namespaces.yaml is there: another such run is on, or was killed" in run("true").stderr
+    assert file.exists()
     left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     assert "breadcrumb-first" not in left
     assert "breadcrumb-second" not in left

@@ -151,10 +151,10 @@ def test_a_host_of_which_something_is_said_is_asked_though_it_is_this_one(
 @pytest.mark.parametrize(
     ("kind", "name", "change", "message"),
     [
-        ("generator", "plain", "train: {play_ahead: true}", "train: play_ahead=True: expected false with conf/gen"),
-        ("generator", "rows", "train: {play_ahead: true}", "train: play_ahead=True: expected false with conf/gen"),
+        ("generator", "plain", "train: {play_ahead: true}", "train: play_ahead with PlainGenerator=True: expected"),
+        ("generator", "rows", "train: {play_ahead: true}", "train: play_ahead with RowsGenerator=True: expected"),
         ("generator", "fleet", "train: {play_ahead: true}", ""),
-        ("scale", "plain", "rollout: {overlap_searches: 4}", "rollout: overlap_searches=4: expected 0 (none)"),
+        ("scale", "plain", "rollout: {overlap_searches: 4}", "overlap_searches=4: expected 0 (none) with this"),
         ("scale", "rows", "rollout: {overlap_searches: 4}", ""),
     ],
 )  # fmt: skip
