@@ -106,6 +106,6 @@ def forking() -> Iterator[Path]:
 def forked_workers(forking: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of this host are forked from a process that has the libraries."""
     from tasks import cluster
+    from tests.forked import cluster_of
 
-    here = cluster.Cluster(hosts=(cluster.HostConf(workers=64, python=f"{forking}/python"),))
-    monkeypatch.setattr(cluster, "load", lambda: here)
+    monkeypatch.setattr(cluster, "load", lambda: cluster_of(forking))

@@ -24,13 +24,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tasks.cluster import Cluster
 
 ORDER = ".scratch/kill.json"
 """In the clone: a `Kill` that the next stage is to suffer."""
 KILLED = ".scratch/killed"
 """In the clone: is there once it was done."""
 STAGE = "tasks.stages."
+STARTED = "sitecustomize.py"
+"""What Python runs when it starts, if it is in a folder of PYTHONPATH; a forked one has started long ago."""
 LIBRARIES = (
     "torch",
     "transformers.models.auto.modeling_auto",
@@ -99,6 +104,13 @@ def forking_python(is_linked: bool = True) -> Iterator[Path]:
         finally:
             os.killpg(server.pid, signal.SIGKILL)
             server.wait()
+
+
+def cluster_of(folder: Path) -> Cluster:
+    """This host alone, whose workers are forked by the `python` in that folder."""
+    from tasks import cluster  # Not above: the process that forks must not have it.
+
+    return cluster.Cluster(hosts=(cluster.HostConf(workers=64, python=f"{folder}/python"),))
 
 
 # The process that forks.
@@ -181,6 +193,9 @@ def _become(folder: str, environment: dict[str, str], module: str, words: list[s
     sys.path[:] = [folder, *(path for path in sys.path if path not in ("", str(Path(__file__).parent)))]
     sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115
     sys.argv[1:] = words
+    for place in environment.get("PYTHONPATH", "").split(os.pathsep):
+        if place and Path(place, STARTED).is_file():
+            runpy.run_path(str(Path(place, STARTED)))
     order = Path(folder, ORDER)
     if order.exists() and not module.startswith(STAGE):
         _arm(Kill(**json.loads(order.read_text(encoding="utf-8"))), module, stage, Path(folder, KILLED))

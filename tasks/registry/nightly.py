@@ -72,7 +72,8 @@ def _copy(root: Path, folder: Path, settings: dict[str, Any]) -> None:
     for name in ("tasks", "conf", "requirements"):
         source = identity.ROOT / name if name == "tasks" else root / name
         shutil.rmtree(folder / name, ignore_errors=True)
-        shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        # With what Python compiled, but for what another process is writing at this moment.
+        shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("*.pyc.*"))
     shutil.copyfile(root / "dvc.yaml", folder / "dvc.yaml")
     (folder / conf.PARAMS).write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
 

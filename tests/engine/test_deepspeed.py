@@ -250,21 +250,22 @@ CAPABILITY = "import torch\ntorch.cpu.get_capabilities = lambda: {'avx512_bf16':
 """A `sitecustomize.py`: what the processor of a host is said to be able to do."""
 
 
-def hosts_with(tmp_path: Path, *have_bfloat16: bool) -> cluster.Cluster:
+def hosts_with(tmp_path: Path, forking: Path, *have_bfloat16: bool) -> cluster.Cluster:
     """A host for each, with one worker, whose processor has instructions for bfloat16 or not."""
+    python = f"{forking}/python"
     hosts = []
     for name, has_it in zip("abcd", have_bfloat16, strict=False):
         (tmp_path / name).mkdir()
         (tmp_path / name / "sitecustomize.py").write_text(CAPABILITY % has_it, encoding="utf-8")
-        hosts.append(cluster.HostConf(name=name, start=("env", f"PYTHONPATH={tmp_path / name}")))
+        hosts.append(cluster.HostConf(name=name, start=("env", f"PYTHONPATH={tmp_path / name}"), python=python))
     return cluster.Cluster(hosts=tuple(hosts))
 
 
 def test_hosts_that_do_not_all_have_bfloat16_are_refused(
-    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Path, tmp_path: Path, forking: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Real processes on two made-up hosts; nothing is built, and in float32 all are alike."""
-    described = hosts_with(tmp_path, True, False)
+    """Processes on two made-up hosts; nothing is built, and in float32 all are alike."""
+    described = hosts_with(tmp_path, forking, True, False)
     monkeypatch.setattr(cluster, "load", lambda: described)
     engine = DeepSpeedEngine(workers=2, stage=2)
     for dtype in ("auto", "bfloat16"):
@@ -278,9 +279,9 @@ def test_hosts_that_do_not_all_have_bfloat16_are_refused(
 
 
 def test_where_no_host_has_bfloat16_all_compute_in_float32(
-    start: Path, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Path, tokenizer: Any, tmp_path: Path, forking: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    described = hosts_with(tmp_path, False, False)
+    described = hosts_with(tmp_path, forking, False, False)
     monkeypatch.setattr(cluster, "load", lambda: described)
     torch.set_num_threads(1)
     training = replace(TRAINING, dtype="auto")

@@ -80,6 +80,7 @@ def start(tokenizer: Any, tmp_path: Path) -> Path:
     return tmp_path / "start"
 
 
+@pytest.mark.long
 def test_two_hosts_train_as_one_and_go_on_after_a_cut_over_a_bad_link(
     start: Path, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from tasks.train.loop import Trainer
 from tests import tiny
 
 # Looked for only: importing it takes seconds, and every process of pytest imports this file.
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("vllm") is None, reason="no vllm")]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.skipif(find_spec("vllm") is None, reason="no vllm")]
 
 ROOT = Path(__file__).parents[2]
 GREEDY = Sampling(temperature=0.0, top_p=1.0, stop=(), seed=0)
@@ -348,7 +348,6 @@ def test_more_prompts_than_are_read_at_once(generator: VllmGenerator, tokenizer:
     assert session.num_generated >= len(texts)
 
 
-@pytest.mark.long
 def test_ten_rl_steps_in_bfloat16_of_a_model_with_a_hundred_million_weights(tmp_path: Path) -> None:
     """Qwen2.5's shape at the size of the small scale: bfloat16 on both sides, weights proved after each update."""
     sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
@@ -489,7 +488,6 @@ def _running(pids: set[int]) -> list[int]:
     return found
 
 
-@pytest.mark.long
 def test_untied_embeddings_and_shutdown(tmp_path: Path) -> None:
     """A second engine, because tied and untied heads take different ways through a reload."""
     import psutil

@@ -87,7 +87,7 @@ class Taught:
         self.search = retrieval.open_retriever(folder / "index", data / "corpus.jsonl")
         self.passages: list[Passage] = list(read_passages(data / "corpus.jsonl"))
         train = [q for q in read_questions(data / "questions.jsonl") if q.split == "train" and q.hops <= 2]
-        self.questions: list[Question] = [self._with_inputs(q) for q in train[:6]]
+        self.questions: list[Question] = [self._with_inputs(q) for q in train[:3]]
         self.folder, self.stack = folder, ExitStack()
         self.made: dict[str, tuple[Any, dict[str, torch.Tensor]]] = {}
 
@@ -147,7 +147,7 @@ class Taught:
         examples = renderer.render(questions, plans)
         assert all(any(example.loss_mask) for example in examples)
         fit = Fit(make_learner(model), self.folder / digest(tree), 10_000, 4096, lambda step, metrics: None)
-        fit.run("heart", PhaseConf(250, 12, 4e-3, False, 0.04), lambda step: examples)
+        fit.run("heart", PhaseConf(150, len(examples), 4e-3, False, 0.04), lambda step: examples)
         return tokenizer, {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 

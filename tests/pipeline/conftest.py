@@ -1,13 +1,12 @@
 """A toy clone, and one that has already run."""
 
-import fcntl
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.once import made_once
 from tests.pipeline.toy import Toy
 
 
@@ -29,20 +28,17 @@ class First:
 
 @pytest.fixture(scope="session")
 def first(tmp_path_factory: pytest.TempPathFactory) -> First:
-    """Made once, by the first process of a test run that needs it; nobody changes it."""
-    place = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        place = place.parent
-    folder, printed = place / "finished", place / "finished/printed.txt"
-    with (place / "finished.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not printed.exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            done = Toy(folder / "clone").flow("--no-prefect")
-            assert done.returncode == 0, done.stdout + done.stderr
-            printed.write_text(done.stdout, encoding="utf-8")
+    """Nobody changes it."""
+
+    def make(folder: Path) -> None:
+        done = Toy(folder / "clone").flow("--no-prefect")
+        assert done.returncode == 0, done.stdout + done.stderr
+        (folder / "printed.txt").write_text(done.stdout, encoding="utf-8")
+
+    folder = made_once(tmp_path_factory, "finished", make)
+    printed = (folder / "printed.txt").read_text(encoding="utf-8")
     toy = _toy(folder / "clone")
-    return First(toy, printed.read_text(encoding="utf-8"), toy.counts(), toy.bytes())
+    return First(toy, printed, toy.counts(), toy.bytes())
 
 
 def _toy(root: Path) -> Toy:

@@ -377,18 +377,24 @@ def test_a_lock_file_that_another_stage_is_writing_is_waited_for(
         assert reader.result(60) == []
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["schema: '2.0'\nstages: {report: {outs: 7}}\n", "schema: '9.0'\nstages: {}\n", "[1, 2]\n", "x: " + "[" * 5000],
-)
-def test_a_lock_file_that_dvc_cannot_read_costs_no_result(finished: Toy, text: str) -> None:
+UNREADABLE = "schema: '2.0'\nstages: {report: {outs: 7}}\n"
+
+
+def test_a_lock_file_that_dvc_cannot_read_costs_no_result(finished: Toy) -> None:
     good, before = (finished.root / "dvc.lock").read_text(), finished.bytes()
-    (finished.root / "dvc.lock").write_text(text)
+    (finished.root / "dvc.lock").write_text(UNREADABLE)
     done = finished.flow("--no-prefect")
     assert done.returncode == 0, done.stderr
     assert "after an earlier kill: removed the torn dvc.lock" in done.stdout
     assert (finished.counts(), finished.bytes()) == ([], before)
     assert yaml.safe_load((finished.root / "dvc.lock").read_text()) == yaml.safe_load(good)
+
+
+@pytest.mark.parametrize("text", [UNREADABLE, "schema: '9.0'\nstages: {}\n", "[1, 2]\n", "x: " + "[" * 5000])
+def test_whatever_it_is_that_dvc_cannot_read_is_removed(tmp_path: Path, text: str) -> None:
+    (tmp_path / "dvc.lock").write_text(text)
+    assert dag.repair(tmp_path) == ["removed the torn dvc.lock"]
+    assert not (tmp_path / "dvc.lock").exists()
 
 
 def test_a_run_that_has_just_taken_the_lock_is_named_without_its_number(finished: Toy) -> None:

@@ -15,7 +15,7 @@ from tasks.runner.resume import fingerprint
 from tests.services.completions import Completions, completion, serving
 from tests.stages.clone import PATIENCE, Clone
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 NAME, TRAIN = "train@judged-0", "train --system judged --seed 0"
 JUDGE = """kind: chat_judge

@@ -121,6 +121,7 @@ def test_speed_and_memory_of_training_stand_in_its_ledger_and_on_the_page_alone(
     assert not [path for path in texts if measured.search(path.read_text(encoding="utf-8"))]
 
 
+@pytest.mark.long
 def test_mlflow_keeps_what_the_stages_read_played_and_made(by_flow: tuple[Clone, str]) -> None:
     from mlflow.tracking import MlflowClient
 

@@ -21,6 +21,7 @@ from tasks.data.records import read_passages, read_questions
 from tasks.model import export_folder
 from tasks.types import Question
 from tests.base.small import SMALL
+from tests.once import made_once
 from tests.tiny import PROMPT, make_learner
 
 ROOT = Path(__file__).parents[2]
@@ -55,15 +56,22 @@ def write_summary(folder: Path, grammar: RSearchGrammar) -> None:
 
 @pytest.fixture(scope="session")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Learned:
+    root = made_once(tmp_path_factory, "learned", _learn)
+    return Learned(root / "train", root / "index", root / "corpus.jsonl", _questions(root))
+
+
+def _questions(root: Path) -> list[Question]:
+    return [q for q in read_questions(root / "questions.jsonl") if q.split == "train" and q.hops == 2][:3]
+
+
+def _learn(root: Path) -> None:
     torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("learned")
     world.write_world(SMALL, root)
     corpus, index, folder = root / "corpus.jsonl", root / "index", root / "train"
     retrieval.build(corpus, index, retrieval.load_settings("bm25", ROOT))
     search = retrieval.open_retriever(index, corpus)
-    questions = [q for q in read_questions(root / "questions.jsonl") if q.split == "train" and q.hops == 2][:3]
 
-    plain = RSearchGrammar()
+    plain, questions = RSearchGrammar(), _questions(root)
     plans = [cited(expert_plan(question), max) for question in questions]
     texts = [f" {passage.title} {passage.text}" for passage in read_passages(corpus)]
     texts += [plain.call(turn.think, turn.action) for plan in plans for turn in plan]
@@ -76,4 +84,3 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Learned:
     folder.mkdir()
     export_folder(model.eval(), tokenizer, folder / "policy")
     write_summary(folder, plain)
-    return Learned(folder, index, corpus, questions)

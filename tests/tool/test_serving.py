@@ -28,9 +28,9 @@ SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
-def server(learned: Learned) -> Iterator[ServerProcess]:
+def server(learned: Learned, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     words = ["--policy", str(learned.folder), "--corpus", str(learned.corpus), "--port", "0"]
-    cache = learned.folder.parent / "cache"
+    cache = tmp_path_factory.mktemp("cache")
     with ServerProcess(learned.index, *words, "--set", f"cache_folder={cache}", module="tasks.tool") as running:
         yield running
 
