@@ -94,7 +94,7 @@ def test_two_hosts_train_as_one_and_go_on_after_a_cut_over_a_bad_link(
             expected.append(weights_of(plain[0]))
 
     with two_hosts() as hosts, hosts.on_a():
-        described = spread(hosts, hidden=tmp_path)
+        described = spread(hosts, hidden=tmp_path, silence_s=2 * SILENCE_S)  # Workers that import are slow to answer.
         monkeypatch.setattr(cluster, "load", lambda: described)
         with DeepSpeedEngine(workers=2, stage=3).open(start, TRAINING) as (policy, critic):
             assert len(Hosts.processes(hosts.b)) == 2
@@ -111,11 +111,13 @@ def test_two_hosts_train_as_one_and_go_on_after_a_cut_over_a_bad_link(
 
             began = time.monotonic()
             threading.Timer(0.5, hosts.cut).start()
-            with pytest.raises(CrewError, match=r"^worker 1 on b, in update: no sign of life for [4-9] s\.") as caught:
+            with pytest.raises(
+                CrewError, match=r"^worker 1 on b, in update: no sign of life for ([89]|1\d) s\."
+            ) as caught:
                 go_on()
-            assert time.monotonic() - began < SILENCE_S + 10
+            assert time.monotonic() - began < 2 * SILENCE_S + 10
         assert "\n" not in str(caught.value)
-        assert wait_until(lambda: nothing_left(hosts), 2 * SILENCE_S + 10)
+        assert wait_until(lambda: nothing_left(hosts), 4 * SILENCE_S + 10)
 
     alone = replace(TRAINING, critic=None, needs_reference=False)
     with two_hosts(loss=0.05, delay_s=0.05) as hosts, hosts.on_a():
