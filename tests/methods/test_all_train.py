@@ -1,4 +1,4 @@
-"""Every configuration of `conf/method` trains: ten steps from a taught policy, in its own grammar, with real search.
+"""Every configuration of `conf/method` trains: five steps from a taught policy, in its own grammar, with real search.
 
 The start policy has learned a handful of questions by heart, one time with the right and one time with a wrong
 answer, so that its plays earn and lose.
@@ -182,7 +182,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Taught]:
 
 
 def _trainer(taught: Taught, name: str, scratch: Path, log: Callable[[int, dict[str, float]], None]) -> Trainer:
-    """As the stage `train` puts it together, at the smoke scale and with ten steps.
+    """As the stage `train` puts it together, at the smoke scale and with five steps.
 
     Samples share prefixes where they do at the laptop scale; PiCA and R-Search read the few tokens of the smoke scale
     row by row.
@@ -192,9 +192,9 @@ def _trainer(taught: Taught, name: str, scratch: Path, log: Callable[[int, dict[
     resolved = loader.load(name, "smoke", ROOT, PROMPT)
     model, tokenizer = taught.policy(resolved["grammar"])
     method = methods.build(resolved, tokenizer)
-    ten = {"num_steps": 10, "rollouts_per_step": 15, "validate_every": 5, "checkpoint_every": 10, "collapse": None,
+    few = {"num_steps": 5, "rollouts_per_step": 15, "validate_every": 5, "checkpoint_every": 5, "collapse": None,
            "share_prefixes": shares}  # fmt: skip
-    settings = conf.fill(TrainConf, conf.merge(conf.merge(tree, resolved["train"]), {**ten, "select": "last"}), name)
+    settings = conf.fill(TrainConf, conf.merge(conf.merge(tree, resolved["train"]), {**few, "select": "last"}), name)
     budget = replace(_budget(method.grammar), **resolved["rollout"])
     start = None
     if method.sampler.from_start:
@@ -246,7 +246,7 @@ def _given(trainer: Trainer) -> list[torch.Tensor]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", [name for name in NAMES if not _asks_a_server(name)])
-def test_ten_steps_move_the_weights(taught: Taught, name: str, tmp_path: Path) -> None:
+def test_five_steps_move_the_weights(taught: Taught, name: str, tmp_path: Path) -> None:
     seen: list[dict[str, float]] = []
     trainer = _trainer(taught, name, tmp_path, lambda step, metrics: seen.append(metrics))
     models = [trainer.policy.causal_lm.get_decoder(), *([trainer.critic.decoder] if trainer.critic else [])]  # type: ignore[attr-defined]
@@ -256,7 +256,7 @@ def test_ten_steps_move_the_weights(taught: Taught, name: str, tmp_path: Path) -
     progress = trainer.run()
     assert (len(frozen) > 0) == bool({"reader", "reward_model"} & trainer.method.services.keys())
     assert all(torch.equal(parameter, weights) for parameter, weights in frozen.items()), "a given model was trained"
-    assert (progress.step, progress.stopped) == (10, None)
+    assert (progress.step, progress.stopped) == (5, None)
     after = trainer.policy.trained  # type: ignore[attr-defined]
     moved = max(float((after[key].detach() - tensor).abs().max()) for key, tensor in before.items())
     assert moved > 1e-4, "no weight moved"
@@ -266,8 +266,8 @@ def test_ten_steps_move_the_weights(taught: Taught, name: str, tmp_path: Path) -
     assert all(torch.isfinite(tensor).all() for tensor in after.values())
     trained = [metrics for metrics in seen if "loss" in metrics]
     has_filter = not isinstance(trainer.method.filter, KeepAll)
-    assert len(trained) >= (5 if has_filter else 10)  # A filter may find too little to learn from.
-    assert sum(metrics["grad_norm"] > 0 for metrics in trained) >= 5  # All may earn the same in a step.
+    assert len(trained) >= (2 if has_filter else 5)  # A filter may find too little to learn from.
+    assert sum(metrics["grad_norm"] > 0 for metrics in trained) >= 2  # All may earn the same in a step.
     if name not in ("sft",):  # It plays nothing.
         assert any(metrics["reward_std"] > 0 for metrics in seen if "reward_std" in metrics), "no play earned or lost"
     trainer.export(tmp_path / "policy")
