@@ -348,23 +348,15 @@ def test_more_prompts_than_are_read_at_once(generator: VllmGenerator, tokenizer:
     assert session.num_generated >= len(texts)
 
 
-def test_ten_rl_steps_in_bfloat16_of_an_untied_model_with_a_hundred_million_weights(tmp_path: Path) -> None:
-    """Qwen2.5's shape at the size of the small scale: bfloat16 on both sides, weights proved after each update.
-
-    Its head is not tied, because tied and untied heads take different ways through a reload. No process is left behind.
-    """
-    import psutil
-
+def test_ten_rl_steps_in_bfloat16_of_a_model_with_a_hundred_million_weights(tmp_path: Path) -> None:
+    """Qwen2.5's shape at the size of the small scale: bfloat16 on both sides, weights proved after each update."""
     sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
-    folder = make_policy(tmp_path / "start", 0, False, **sizes, num_key_value_heads=3, initializer_range=0.02)
+    folder = make_policy(tmp_path / "start", 0, True, **sizes, num_key_value_heads=3, initializer_range=0.02)
     model, tokenizer = load_policy(folder)
     assert sum(weight.numel() for weight in model.parameters()) > 100_000_000
     trained = tiny.make_policy(model, tokenizer, conf=tiny.optimizer(lr=1e-4), dtype="auto")
     conf = tiny.train_conf(num_steps=10, rollouts_per_step=4, old_logprobs="sampler", dtype="auto", checkpoint_every=99)
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
     generator = dataclasses.replace(CONF, cpu_kv_cache_gib=0.25).start(folder, "auto", trained)
-    started = {child.pid for child in psutil.Process().children(recursive=True)} - before
-    assert started
     try:
         assert generator.precision == ("bfloat16" if trained.dtype == torch.bfloat16 else "float32")
         budgets = {"max_turns": 1, "max_call_tokens": 6, "max_prompt_tokens": 120, "max_total_tokens": 150}
@@ -382,13 +374,6 @@ def test_ten_rl_steps_in_bfloat16_of_an_untied_model_with_a_hundred_million_weig
         assert generator.parity_gap() <= generator.tolerance
     finally:
         generator.shutdown()
-        generator.shutdown()
-    deadline = time.monotonic() + 30  # vLLM kills a process that lingers; the kernel may need a moment to end it.
-    while _running(started) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not _running(started)
-    with pytest.raises(WeightsError):
-        generator.open([[1, 2]], 1, GREEDY, BUDGET)
 
 
 def test_an_update_without_effect_is_caught(
@@ -501,6 +486,31 @@ def _running(pids: set[int]) -> list[int]:
         except psutil.NoSuchProcess:
             continue
     return found
+
+
+def test_untied_embeddings_and_shutdown(tmp_path: Path) -> None:
+    """A second engine, because tied and untied heads take different ways through a reload."""
+    import psutil
+
+    believed = Believed(make_policy(tmp_path / "policy", seed=2, tied=False))
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    generator = VllmGenerator(believed.folder, CONF, reference=believed)
+    started = {child.pid for child in psutil.Process().children(recursive=True)} - before
+    assert started
+    try:
+        for number in range(2):
+            believed.folder = perturb(believed.folder, tmp_path / f"new-{number}", 0.03)
+            generator.update_weights(weights_of(believed.folder))
+            assert generator.parity_gap() < 1e-4
+    finally:
+        generator.shutdown()
+        generator.shutdown()
+    deadline = time.monotonic() + 30  # vLLM kills a process that lingers; the kernel may need a moment to end it.
+    while _running(started) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not _running(started)
+    with pytest.raises(WeightsError):
+        generator.open([[1, 2]], 1, GREEDY, BUDGET)
 
 
 @pytest.mark.parametrize(

@@ -266,8 +266,8 @@ def test_five_steps_move_the_weights(taught: Taught, name: str, tmp_path: Path) 
     assert all(torch.isfinite(tensor).all() for tensor in after.values())
     trained = [metrics for metrics in seen if "loss" in metrics]
     has_filter = not isinstance(trainer.method.filter, KeepAll)
-    assert len(trained) >= (2 if has_filter else 5)  # A filter may find too little to learn from.
-    assert sum(metrics["grad_norm"] > 0 for metrics in trained) >= 2  # All may earn the same in a step.
+    assert len(trained) >= (3 if has_filter else 5)  # A filter may find too little to learn from.
+    assert sum(metrics["grad_norm"] > 0 for metrics in trained) >= 3  # All may earn the same in a step.
     if name not in ("sft",):  # It plays nothing.
         assert any(metrics["reward_std"] > 0 for metrics in seen if "reward_std" in metrics), "no play earned or lost"
     trainer.export(tmp_path / "policy")

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from tasks import store
 from tasks.data.records import question_row, read_questions
-from tasks.registry import nightly, nights
+from tasks.registry import nights
 from tests.pipeline.test_prefect import Server, _eventually
 from tests.registry.test_registry import Clone as Report
 from tests.registry.test_registry import in_this_process
@@ -185,7 +185,8 @@ def _check_a_changed_weight(clone: Clone) -> None:
     save_file(tensors, weights, {"format": "pt"})
     said = clone.run("tasks.registry.nightly")
     assert (said.returncode, ALARM in said.stderr) == (1, True), said.stdout + said.stderr
-    assert nightly.main(["--accept", "a new policy"], clone.root) == 0
+    said = clone.run("tasks.registry.nightly", "--accept", "a new policy")
+    assert "is what the next one is compared with" in said.stdout, said.stderr
     assert nights.read(clone.root)[-1].is_good
 
 

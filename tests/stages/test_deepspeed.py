@@ -133,8 +133,8 @@ FATAL = [
     Kill(ZERO, 0, "update", 3, delay_s=0.01, kills_stage=True),
 ]
 """Each ends the stage."""
-HARMLESS = Kill(FLEET, 1, "advance", 3, delay_s=0.01)
-"""A generator: the other one plays its rows, and with the next weights another takes its place."""
+HARMLESS = [Kill(FLEET, 1, "advance", 3, delay_s=0.01), Kill(FLEET, 0, "weight", 7)]
+"""A generator: the others play its rows, and with the next weights another takes its place."""
 
 
 def children(root: Path) -> list[int]:
@@ -180,12 +180,16 @@ def test_killed_in_whatever_it_does_training_goes_on_to_the_same_bytes(place: Pl
     assert done.returncode == 0, done.stdout + done.stderr
     assert killed.clone.files(TRAINED) == expected
 
-    killed.forget()
-    forked.place(root, HARMLESS)
-    done = killed.run(*train)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "worker 1 on localhost, in advance: it was ended by signal 9. The others go" in done.stdout
-    assert killed.clone.files(TRAINED) == expected
+    for order in HARMLESS:
+        killed.forget()
+        forked.place(root, order)
+        done = killed.run(*train)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert (
+            f"worker {order.rank} on localhost, in {order.command}: it was ended by signal 9. The others go"
+            in done.stdout
+        )
+        assert killed.clone.files(TRAINED) == expected
 
 
 # Stages that teach -----------------------------------------------------------------------------------------------
