@@ -31,7 +31,7 @@ from tasks.rl.experience import Experience
 from tasks.rl.losses import Normalizer
 from tests.tiny import make_method, make_tokenizer
 
-LIMIT, ROUNDS = 0.2, 5
+LIMIT, ROUNDS = 0.2, 9
 ROWS, TOKENS, EXCHANGED = 32, 256, 2**24
 WIDTH, LAYERS = 384, 6
 OPTIMIZER = OptimizerConf(1e-4, 0, (0.9, 0.95), 0.0, 1e9)
