@@ -224,6 +224,12 @@ def _asks_a_server(name: str) -> bool:
     return "chat" in loader.load(name, "smoke", ROOT)["services"]
 
 
+def _case(name: str) -> Any:
+    """A method; one that is named after the method that it extends is long: `slate_k1` is `slate` with another number."""
+    of = conf.section("method", name, ROOT).get("extends")
+    return pytest.param(name, marks=[pytest.mark.long] if of and name.startswith(of) else [])
+
+
 def _widest(decoder: Any) -> list[int]:
     """Filled while the model is trained: the most samples behind one prefix in each packed row, 0 for others."""
     found: list[int] = []
@@ -245,7 +251,7 @@ def _given(trainer: Trainer) -> list[torch.Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", [name for name in NAMES if not _asks_a_server(name)])
+@pytest.mark.parametrize("name", [_case(name) for name in NAMES if not _asks_a_server(name)])
 def test_five_steps_move_the_weights(taught: Taught, name: str, tmp_path: Path) -> None:
     seen: list[dict[str, float]] = []
     trainer = _trainer(taught, name, tmp_path, lambda step, metrics: seen.append(metrics))
