@@ -225,7 +225,7 @@ def _asks_a_server(name: str) -> bool:
 
 
 def _case(name: str) -> Any:
-    """A method; one that is named after the method that it extends is long: `slate_k1` is `slate` with another number."""
+    """A method; one that is named after the method that it extends is long: `slate_k1` is `slate` but for a number."""
     of = conf.section("method", name, ROOT).get("extends")
     return pytest.param(name, marks=[pytest.mark.long] if of and name.startswith(of) else [])
 
