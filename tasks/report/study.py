@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from tasks.report import breakdown, claims, curves, errors, health, printed, repeats, tool, variance
+from tasks.report import breakdown, claims, curves, errors, health, pairs, printed, repeats, tool, variance
 from tasks.report.table import Results
 from tasks.report.training import read_trainings
 from tasks.tool.gains import Gain
@@ -43,6 +43,7 @@ def complete(
     sections = (
         claims.section(results, trainings, found, repeated),
         breakdown.section(results),
+        pairs.section(results),
         errors.section(results),
         curves.section(results, trainings),
         health.section(results, trainings),

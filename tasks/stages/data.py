@@ -93,6 +93,8 @@ def _about_splits(manifest: Row, counts: dict[str, int], folder: str) -> Iterato
             f"near-duplicates: {near['pairs']:,} pairs of questions, {across:,} across splits; train questions that "
             f"are near an evaluation question: {trained:,}"
         )
+    if left_out := near.get("comparisons_left_out"):
+        yield f"near-duplicates: {left_out:,} comparisons by frequent words were left out, so some pairs may be missing"
 
     train, total = counts["questions_train"], sum(counts[f"questions_{split}"] for split in ("train", "dev", "test"))
     if manifest["kind"] == "folder" and not is_resplit(manifest) and train < min(FEW, int(OWN_SHARE * total)):

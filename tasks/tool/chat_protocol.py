@@ -20,10 +20,13 @@ _FINISH = {"answered": "stop", "open": "length", "overflow": "length"}
 _ONLY: dict[str, tuple[Any, ...]] = {
     "n": (None, 1),
     "tools": (None, []),
+    "tool_choice": (None, "none", "auto"),
     "functions": (None, []),
+    "function_call": (None, "none", "auto"),
     "logprobs": (None, False),
     "response_format": (None, {"type": "text"}),
     "modalities": (None, ["text"]),
+    "audio": (None,),
 }
 """Field -> the only values that can be served."""
 
@@ -76,7 +79,8 @@ def parsed(body: bytes, model: str) -> ChatRequest:
     _check_model(tree.get("model"), model)
     for name, values in _ONLY.items():
         if tree.get(name) not in values:
-            raise ApiError(400, f"{name}: found {conf.shown(tree[name])}, expected {values[1]!r} or nothing.", name)
+            expected = " or ".join([*map(repr, values[1:]), "nothing"])
+            raise ApiError(400, f"{name}: found {conf.shown(tree[name])}, expected {expected}.", name)
 
     streams = _flag(tree.get("stream"), "stream")
     options = tree.get("stream_options")

@@ -164,11 +164,15 @@ def _untrained(folder: Path, name: str) -> Policy:
     record = records.read(folder)
     if record.policy is None:
         raise DataError(f"{folder}: {record.name!r} plays no policy, it asks a server. Name a trained policy.")
-    root = folder.resolve().parents[len(FOLDER.parts)]
-    stage = f"evaluate@{name}"
+    above = folder.resolve().parents
+    if len(above) <= len(FOLDER.parts):
+        raise DataError(
+            f"{folder}: found a start policy outside a clone, expected it in {FOLDER} of one. Name it there."
+        )
+    root, stage = above[len(FOLDER.parts)], f"evaluate@{name}"
     if not (root / planned.path_of(stage)).is_file():
         raise DataError(
-            f"{planned.path_of(stage)}: the file is missing, so nothing says how {name!r} plays: it was not "
+            f"{root / planned.path_of(stage)}: the file is missing, so nothing says how {name!r} plays: it was not "
             "among the systems of the last run. Run once more with it, or name a trained policy."
         )
     settings = planned.read(root, stage).settings

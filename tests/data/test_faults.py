@@ -96,6 +96,32 @@ def test_without_faults_skipping_changes_nothing(make_folder: Make, tmp_path: Pa
     assert fault_lines(strict) == fault_lines(skipped) == []
 
 
+@pytest.mark.parametrize(
+    ("asked", "fault"),
+    [
+        (
+            ["The #1 hit?"],
+            r"'decomposition\[0\]': found 'The #1 hit\?', expected no #k, for #1 is the answer of sub-quest",
+        ),
+        (["a", "#1 #2"], r"'decomposition\[1\]': found '#1 #2', expected at most #1, for #2 is .* write 'number 2' if"),
+        (["a", "#0"], r"'decomposition\[1\]': found '#0', expected at most #1"),
+    ],
+)
+def test_a_sub_question_about_its_own_or_a_later_answer(
+    make_folder: Make, tmp_path: Path, asked: list[str], fault: str
+) -> None:
+    def rows(texts: list[str]) -> list[dict[str, Any]]:
+        hops = [{"question": text, "answer": "X", "support_passage_id": None} for text in texts]
+        return [question(0), question(1, decomposition=hops), question(2, split="test")]
+
+    ingest(make_folder(questions=rows(["The top hit?", "Who sang #1?", "#1 #2"])), tmp_path / "right")
+    folder = make_folder(questions=rows(asked))
+    with pytest.raises(DataError, match=rf"questions\.jsonl: row 2: field {fault}"):
+        ingest(folder, tmp_path / "strict")
+    ingest(folder, tmp_path / "out", SKIP)
+    assert [(one["row"], one["reason"]) for one in _rejected(tmp_path / "out")] == [(2, "bad_field")]
+
+
 @settings(max_examples=40)
 @given(st.lists(st.sampled_from(["good", *(kind for kind in FAULTS if "MB" not in kind)]), max_size=12), st.booleans())
 def test_every_valid_row_is_kept_and_every_other_one_named(

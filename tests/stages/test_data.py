@@ -120,6 +120,16 @@ def test_few_train_rows_name_the_other_split(
     assert (HINT in capsys.readouterr().out) == is_told
 
 
+def test_comparisons_that_were_left_out_are_told() -> None:
+    near = {"pairs": 0, "pairs_across_splits": {}, "train_rows_near_evaluation": 0, "comparisons_left_out": 1200}
+    counts = dict.fromkeys(("questions_train", "questions_dev", "questions_test"), 0)
+    (line,) = data._about_splits({"kind": "folder", "near_duplicates": near}, counts, "given")
+    assert line.startswith("near-duplicates: 1,200 comparisons by frequent words were left out")
+    assert not list(
+        data._about_splits({"kind": "folder", "near_duplicates": near | {"comparisons_left_out": 0}}, counts, "")
+    )
+
+
 def test_a_split_of_our_own_is_told_and_counted(
     context: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

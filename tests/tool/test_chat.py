@@ -182,6 +182,12 @@ USER = {"role": "user", "content": "Who?"}
         ({"model": "m", "messages": [USER], "stream_options": 1}, 400, "stream_options: found a value of type int"),
         ({"model": "m", "messages": [USER], "n": 2}, 400, "n: found 2, expected 1 or nothing"),
         ({"model": "m", "messages": [USER], "tools": [{}]}, 400, "tools: found [{}], expected [] or nothing"),
+        (
+            {"model": "m", "messages": [USER], "tool_choice": "required"},
+            400,
+            "tool_choice: found 'required', expected 'none' or 'auto' or nothing",
+        ),
+        ({"model": "m", "messages": [USER], "audio": {}}, 400, "audio: found {}, expected nothing"),
     ],
 )
 def test_bad_bodies(body: Any, status: int, told: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -58,6 +59,19 @@ def test_a_start_policy_plays_as_in_its_evaluation_also_from_another_clone(clone
         ValueError, match=r"evaluate/base-1\.json: the file is missing, so nothing says how 'base-1' plays"
     ):
         policies.find("base-1", clone)
+
+
+def test_a_start_policy_outside_a_clone_is_named() -> None:
+    folder = Path("/tmp") / f"base-{os.getpid()}"  # With too few folders above it.
+    folder.mkdir()
+    try:
+        systems.write(folder, replace(BASE, seed=os.getpid()))
+        with pytest.raises(
+            DataError, match=f"{folder}: found a start policy outside a clone, expected it in artifacts/"
+        ):
+            policies.find(folder)
+    finally:
+        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize(
