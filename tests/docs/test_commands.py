@@ -88,9 +88,6 @@ RUN_BY = {
     "make run MODEL=smollm2-135m SCALE=small DATA=my-data METHODS=search_r1_grpo SEEDS=0": (
         "tests/stages/test_small_scale.py::test_the_start_policy_is_the_given_model_after_its_lessons"
     ),
-    "make run MODEL=smollm2-135m SCALE=small DATA=my-data METHODS=search_r1_ppo,stepsearch,dspo,slate SEEDS=0": (
-        "tests/stages/test_small_scale.py::test_the_start_policy_is_the_given_model_after_its_lessons"
-    ),
     "make run GENERATOR=vllm": "tests/generate/test_vllm.py::test_three_rl_steps_with_vllm",
     "make run ENGINE=<name>": (
         "tests/stages/test_additions.py::test_the_engine_trained_and_the_generator_took_its_weights"
