@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 
 from tasks.evaluate.statistics import Bounds, bootstrap_means
 from tasks.report.table import Results, Section
+from tasks.types import ALL
 
-ALL, COMPLETE = "all", "gold passages all in the corpus"
+COMPLETE = "gold passages all in the corpus"
 HEADER = (
     "questions", "number", "policy", "EM", "EM - reference", "won", "lost", "right where an answer was shown",
     "right where none was shown",
