@@ -91,17 +91,20 @@ def make_merging_tokenizer() -> Any:
     )  # fmt: skip
 
 
-def make_model(tokenizer: Any, seed: int = 0, kv_heads: int = 4, tied: bool = True, sharpness: float = 4.0) -> Any:
-    """A Qwen2 of two layers, hidden 32, and random weights drawn here, so that no library changes them.
+def make_model(
+    tokenizer: Any, seed: int = 0, kv_heads: int = 4, tied: bool = True, sharpness: float = 4.0, hidden: int = 32
+) -> Any:
+    """A Qwen2 of two layers and random weights drawn here, so that no library changes them.
 
     `sharpness` scales matrices, so that predictions are not all alike.
     """
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     config = Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=kv_heads, intermediate_size=64, max_position_embeddings=512, tie_word_embeddings=tied,
-        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        vocab_size=len(tokenizer), hidden_size=hidden, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=kv_heads, intermediate_size=2 * hidden, max_position_embeddings=512,
+        tie_word_embeddings=tied, bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     model = Qwen2ForCausalLM(config)
     generator = torch.Generator().manual_seed(seed)

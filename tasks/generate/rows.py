@@ -5,10 +5,11 @@ are the same bits. Rows may therefore go on as soon as their own search has retu
 of generators may divide them.
 
 All rows that are to read something are packed into one row of tokens, whatever their number is: several for an
-observation, one for a draw. Matrix products give each token the same bits beside any others, if there are at least
-`FEWEST` tokens and one thread (several divide a product by its number of tokens); attention is computed for each row
-alone, on its own keys and values. A draw is a function of (seed, number of the row among those of its draw, position).
-A fleet of generators uses more processors.
+observation, one for a draw. Libraries choose the kernel of a matrix product by its number of tokens, and kernels round
+their sums otherwise, each processor in its own way. So products with weights are made of `BLOCK` tokens each, the last
+block filled up, on one thread (several would divide a product): one kernel, which gives a token the same bits at each
+place of a block. Attention is computed for each row alone, on its own keys and values. A draw is a function of (seed,
+number of the row among those of its draw, position). A fleet of generators uses more processors.
 """
 
 from __future__ import annotations
@@ -16,20 +17,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tasks.attention import attending, causal_mask_after, grouped_attention
 from tasks.generate import Call, Revived, Sampling, Trainee, not_open, require_prompts
 from tasks.generate.plain import PlainConf, PlainGenerator, completes_stop, draw_tokens
 from tasks.model import Dtype
 
-FEWEST = 4
-"""Fewer tokens take other matrix kernels, whose sums are rounded otherwise."""
+BLOCK = 16
+"""Tokens of a matrix product. The kernels of float32 for AVX2 round differently at the places of 8 or 32 tokens."""
 _NAME = "of_rows"
 """Of this attention among those of transformers."""
 _GROW = 64
@@ -125,7 +127,7 @@ class RowsSession:
         require_prompts(prompts, self.max_total_tokens)
         self.num_prefilled += sum(len(prompt) - 1 for prompt in prompts) + len(prompts) * copies
         heads = [_Row(_Memory(), list(prompt[:-1]), np.empty(0)) for prompt in prompts]
-        with torch.inference_mode(), _one_thread():
+        with torch.inference_mode(), _in_blocks(self.owner.model):
             self._read([head for head in heads if head.pending])
         new = iter(range(self._count, self._count + len(prompts) * copies) if numbers is None else numbers)
         return [
@@ -144,7 +146,7 @@ class RowsSession:
             reading = [row for row in rows if step < len(row.read)]
             for row in reading:
                 self._rows[row.number].pending = list(row.read[step])
-            with _one_thread():
+            with _in_blocks(self.owner.model):
                 self._read([self._rows[row.number] for row in reading])
         for row in rows:
             self._rows[row.number].pending = list(row.pending)
@@ -185,9 +187,9 @@ class RowsSession:
         if not playing:
             return []
         rows = [row for _, row in playing]
-        with _one_thread():
+        with _in_blocks(self.owner.model):
             states = self._read(rows)
-            logits = self._at_least(states, self.owner.model.get_output_embeddings())
+            logits = self.owner.model.get_output_embeddings()(states)
         self.num_generated += len(rows)
         uniforms = np.array([row.uniforms[row.memory.length] for row in rows])
         tokens, logprobs = draw_tokens(logits.float(), self.sampling, uniforms)
@@ -217,9 +219,8 @@ class RowsSession:
             return torch.empty(0, device=model.device)
         sizes = [len(row.pending) for row in rows]
         starts = [row.memory.length for row in rows]
-        missing = max(0, FEWEST - sum(sizes))
-        ids = [token for row in rows for token in row.pending] + [0] * missing
-        positions = [start + i for start, size in zip(starts, sizes, strict=True) for i in range(size)] + [0] * missing
+        ids = [token for row in rows for token in row.pending]
+        positions = [start + i for start, size in zip(starts, sizes, strict=True) for i in range(size)]
         with attending(model.get_decoder(), _NAME, _attend):
             states: Tensor = model.get_decoder()(
                 input_ids=torch.tensor([ids], device=model.device),
@@ -234,15 +235,6 @@ class RowsSession:
             row.pending = []
         ends = np.cumsum(sizes) - 1
         return states[torch.from_numpy(ends).to(states.device)]
-
-    @staticmethod
-    def _at_least(states: Tensor, head: Any) -> Tensor:
-        """The head's output for states [n, d], as it is for `FEWEST` or more of them."""
-        count = len(states)
-        if count < FEWEST:
-            states = torch.cat([states, states[:1].expand(FEWEST - count, -1)])
-        logits: Tensor = head(states)[:count]
-        return logits
 
     def append(self, rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
         """See `Session.append`."""
@@ -266,7 +258,7 @@ class RowsSession:
         newest = parent.pending[-1:]
         if len(parent.pending) > 1:
             del parent.pending[-1:]
-            with _one_thread():
+            with _in_blocks(self.owner.model):
                 self._read([parent])
             parent.pending = list(newest)
         self.num_prefilled += times * len(newest)
@@ -298,16 +290,29 @@ class RowsSession:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    if before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
+def _in_blocks(model: nn.Module) -> Iterator[None]:
+    """Inside it, the linear layers of a model multiply `BLOCK` tokens at a time, on one thread."""
+    threads = torch.get_num_threads()
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if threads > 1:
+        torch.set_num_threads(1)
+    for layer in layers:
+        layer.forward = partial(_multiply, layer)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        for layer in layers:
+            del layer.forward
+        if threads > 1:
+            torch.set_num_threads(threads)
+
+
+def _multiply(layer: nn.Linear, states: Tensor) -> Tensor:
+    """As the layer's `forward`, [..., d] -> [..., n]."""
+    tokens = states.reshape(-1, states.shape[-1])
+    filled = nn.functional.pad(tokens, (0, 0, 0, -len(tokens) % BLOCK))
+    blocks = [nn.functional.linear(block, layer.weight, layer.bias) for block in filled.split(BLOCK)]
+    return torch.cat(blocks)[: len(tokens)].reshape(*states.shape[:-1], -1)
 
 
 def _attend(
