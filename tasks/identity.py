@@ -228,12 +228,13 @@ def modules_of(settings: object) -> set[str]:
     A dataclass that itself loads parts by kind, from settings in a mapping, gives them by a method `loads`.
     """
     found: set[str] = set()
-    waiting, seen = [settings], set[int]()
+    waiting: list[object] = [settings]
+    seen: dict[int, object] = {}  # The values, too: one that were let go would leave its id to another.
     while waiting:
         value = waiting.pop()
         if id(value) in seen:
             continue
-        seen.add(id(value))
+        seen[id(value)] = value
         if isinstance(value, Mapping):
             waiting += value.values()
         elif isinstance(value, list | tuple | set | frozenset):

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,23 @@ def test_modules_of_settings_are_those_of_the_dataclasses_they_hold() -> None:
     circle.append(Part(circle))
     assert identity.modules_of(circle) == {"tasks.rewards.mine"}
     assert identity.modules_of({"a": 1, "b": "tasks.rewards"}) == set()
+
+
+@dataclass(frozen=True)
+class Loading:
+    """A part that loads others."""
+
+    makes: Callable[[], object]
+
+    def loads(self) -> object:
+        return self.makes()
+
+
+def test_modules_of_settings_are_found_where_what_loads_is_made_for_the_question_alone() -> None:
+    """Each is gone after it was looked at, and the next one may lie where it lay."""
+    Part.__module__ = "tasks.rewards.mine"
+    for makers in ([Part, identity_part], [identity_part, Part]):
+        assert identity.modules_of([Loading(make) for make in makers]) == {"tasks.rewards.mine", "tasks.types"}
 
 
 def identity_part() -> object:
