@@ -12,6 +12,7 @@ what is sent needs a tunnel of its own.
 from __future__ import annotations
 
 import contextlib
+import errno
 import faulthandler
 import os
 import pickle
@@ -249,7 +250,7 @@ class Crew:
         """Start a worker in each of these places, by rank, and connect with it."""
         key = secrets.token_bytes(32)
         try:
-            with _listening(self.cluster.address, self.cluster.port) as listener:
+            with _listening(self.cluster) as listener:
                 address = f"{self.cluster.address} {listener.getsockname()[1]} {key.hex()} {self.cluster.silence_s}"
                 for rank, place in places.items():
                     self.members[rank : rank + 1] = [_start(self._module, rank, place, address, self._say)]
@@ -259,7 +260,16 @@ class Crew:
             raise
 
     def _connect(self, listener: socket.socket, key: bytes) -> None:
-        """Accept each worker once, and check that its code and libraries are those of this process."""
+        """Accept each worker once, and check that its code and libraries are those of this process.
+
+        Each newcomer is asked for the key in a thread of its own, so that a silent one keeps nobody waiting.
+        """
+        known: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+
+        def ask(peer: socket.socket) -> None:
+            if (connection := _shake(peer, key, self.cluster.silence_s, is_stage=True)) is not None:
+                known.put(connection)  # Else it is somebody else, or has another key.
+
         deadline = time.monotonic() + self.cluster.start_s
         while missing := [member for member in self.members if member.connection is None and not member.is_lost]:
             if (ended := _ended_within(self.members)) is not None:
@@ -268,20 +278,19 @@ class Crew:
                 self._fail(
                     missing[0], f"it did not connect to {self.cluster.address} within {self.cluster.start_s:g} s"
                 )
-            try:
-                peer, _ = listener.accept()
-            except TimeoutError:
-                continue
-            connection = _shake(peer, key, self.cluster.silence_s, is_stage=True)
-            if connection is None:
-                continue  # Somebody else, or with another key.
-            rank, found = pickle.loads(connection.recv_bytes())
-            member = self.members[rank]
-            member.connection, member.heard = connection, time.monotonic()
-            expected = fingerprint()
-            for what, value in expected.items():
-                if found.get(what) != value:
-                    self._fail(member, f"it has {what} {found.get(what)}, expected {value}, as this host has")
+            with contextlib.suppress(TimeoutError):
+                threading.Thread(target=ask, args=(listener.accept()[0],), daemon=True).start()
+            while not known.empty():
+                self._welcome(known.get())
+
+    def _welcome(self, connection: Connection) -> None:
+        rank, found = pickle.loads(connection.recv_bytes())
+        member = self.members[rank]
+        member.connection, member.heard = connection, time.monotonic()
+        expected = fingerprint()
+        for what, value in expected.items():
+            if found.get(what) != value:
+                self._fail(member, f"it has {what} {found.get(what)}, expected {value}, as this host has")
 
     # Listening.
 
@@ -408,15 +417,22 @@ def _how(member: _Member) -> str:
 
 
 @contextlib.contextmanager
-def _listening(address: str, port: int) -> Iterator[socket.socket]:
-    try:
-        listener = socket.create_server((address, port), backlog=64)
-    except OSError as error:
-        raise CrewError(
-            f"{address}:{port or 'any port'}: workers cannot be awaited there: {error.strerror}. Set address and port "
-            "in conf/cluster to a free one of this host."
-        ) from error
-    listener.settimeout(0.5)
+def _listening(cluster: Cluster) -> Iterator[socket.socket]:
+    """A socket for the stage's workers; a port that another stage listens at for a moment is waited for."""
+    deadline = time.monotonic() + cluster.start_s
+    while True:
+        try:
+            listener = socket.create_server((cluster.address, cluster.port), backlog=64)
+            break
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE and cluster.port and time.monotonic() < deadline:
+                time.sleep(0.1)
+                continue
+            raise CrewError(
+                f"{cluster.address}:{cluster.port or 'any port'}: workers cannot be awaited there: {error.strerror}. "
+                f"Set address and port in {chosen_file()} to a free one of this host."
+            ) from error
+    listener.settimeout(0.1)
     with listener:
         yield listener
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -144,20 +145,20 @@ def test_workers_end_with_their_stage(how: signal.Signals) -> None:
 
 
 def test_somebody_without_the_key_is_cut_off_and_hinders_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that says nothing, one that sends much, one with another key; all before the workers connect."""
+    """Some that say nothing and one that sends much, all before the workers connect."""
     strangers: list[socket.socket] = []
     start = crew._start
 
     def visited(module: str, rank: int, place: cluster.Place, address: str, say: object) -> object:
         host, port, *_ = address.split()
         if not strangers:
-            strangers.extend(socket.create_connection((host, int(port))) for _ in range(2))
+            strangers.extend(socket.create_connection((host, int(port))) for _ in range(4))
             strangers[1].sendall(b"\xff" * 100_000)
         return start(module, rank, place, address, say)  # type: ignore[arg-type]
 
     monkeypatch.setattr(crew, "_start", visited)
-    monkeypatch.setattr(crew, "_SHAKE_S", 2)
-    with Crew(WORKER, 1, HERE) as workers:
+    monkeypatch.setattr(crew, "_SHAKE_S", 12)
+    with Crew(WORKER, 1, replace(HERE, start_s=10)) as workers:
         assert workers.call("add", [(1, 1)]) == [2]
     assert strangers[0].recv(100_000)  # The challenge of the stage,
     assert strangers[0].recv(100) == b""  # and the end.
@@ -185,7 +186,17 @@ def test_a_port_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(CrewError, match=rf"127\.0\.0\.1:{port}: workers cannot be awaited there: Address already"):
-            Crew(WORKER, 1, replace(HERE, port=port))
+            Crew(WORKER, 1, replace(HERE, port=port, start_s=1))
+
+
+def test_two_stages_that_start_at_once_share_a_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        described = replace(HERE, port=taken.getsockname()[1])
+        threading.Timer(2, taken.close).start()
+        began = time.monotonic()
+        with Crew(WORKER, 1, described) as first, Crew(WORKER, 1, described) as second:
+            assert time.monotonic() - began > 1.5
+            assert first.call("add", [(1, 1)]) == second.call("add", [(1, 1)]) == [2]
 
 
 def test_two_workers_with_one_gpu_are_refused() -> None:

@@ -31,6 +31,7 @@ from tasks.generate import (
     fleet_worker,
     handover,
     not_open,
+    policy_folder,
     proof,
     require_prompts,
 )
@@ -49,7 +50,7 @@ class FleetGenerator:
     Args:
         crew: the generators.
         conf: of each generator.
-        folder: of the policy, on every host.
+        folder: of the policy, on this host; other hosts get a copy.
         dtype: of the trainer's forward passes.
         threads: of each generator.
         trainee: the policy under training, if there is one.
@@ -69,8 +70,8 @@ class FleetGenerator:
         self._is_proved, self._sleeps = True, False
 
         # One that takes another's place begins with the folder's weights too.
-        self._begin = (conf, str(folder.absolute()), dtype, threads, self._expected())
-        self.tolerance = max(filter(None, self._call("start", self._begin)))
+        self._folder, self._begin = folder, (conf, dtype, threads, self._expected())
+        self.tolerance = max(filter(None, self._start(crew.there)))
 
     def open(
         self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, max_total_tokens: int
@@ -134,8 +135,12 @@ class FleetGenerator:
                 )
 
     def _replace_lost(self) -> None:
-        new = self.crew.replace_lost()
-        self.crew.call("start", [self._begin if rank in new else None for rank in range(len(self.crew))])
+        self._start(self.crew.replace_lost())
+
+    def _start(self, ranks: Sequence[int]) -> list[Any]:
+        folders = policy_folder.on_hosts(self.crew, ranks, self._folder)
+        given = [(folders[rank], *self._begin) if rank in folders else None for rank in range(len(self.crew))]
+        return self.crew.call("start", given)
 
     def _call(self, command: str, given: tuple[Any, ...] = ()) -> list[Any]:
         """Results of all generators; None of one that is lost."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from tasks import crew
 from tasks.generate import Adapters, Call, GeneratorConf, Sampling, WeightsError, proof
+from tasks.generate.policy_folder import Kept
 from tasks.model import Dtype
 
 Orders = Sequence[tuple[str, tuple[Any, ...]]]
@@ -39,11 +40,12 @@ class Worker:
     """What a fleet may ask for; see `FleetGenerator` and `FleetSession`.
 
     Args:
-        number: of this generator among those of its host.
+        stage: that asks.
     """
 
-    def __init__(self, number: int) -> None:
-        self._number = number
+    def __init__(self, stage: crew.Stage) -> None:
+        self._stage = stage
+        self._kept = Kept()
         self._generator: Any = None
         self._sessions: dict[int, Any] = {}
         self._weights: list[tuple[str, Any]] = []
@@ -52,6 +54,8 @@ class Worker:
     def commands(self) -> dict[str, Callable[..., Any]]:
         """By name."""
         names = (
+            "find_folder",
+            "take_folder",
             "start",
             "open",
             "advance",
@@ -78,19 +82,27 @@ class Worker:
 
         return run
 
-    def start(self, conf: GeneratorConf, folder: str, dtype: Dtype, threads: int, expected: Logprobs | None) -> float:
+    def find_folder(self, name: str) -> str | None:
+        """See `Kept.find`."""
+        return self._kept.find(name)
+
+    def take_folder(self, name: str) -> str:
+        """See `Kept.take`."""
+        return self._kept.take(name, self._stage.taken())
+
+    def start(self, folder: str, conf: GeneratorConf, dtype: Dtype, threads: int, expected: Logprobs | None) -> float:
         """Load the policy in a folder of this host; returns how far its logprobs may be from the policy's.
 
         Args:
-            conf: of the generator.
             folder: with weights and tokenizer.
+            conf: of the generator.
             dtype: of the trainer's forward passes.
             threads: of this process.
             expected: what the policy under training computes for the probes; None where there is none.
         """
         from tasks.device import take_turn, use_threads
 
-        take_turn(self._number, getattr(conf, "tensor_parallel_size", 1))
+        take_turn(self._stage.number, getattr(conf, "tensor_parallel_size", 1))
         use_threads(threads)
         self._policy = None if expected is None else _Told(Path(folder), expected)
         self._generator = conf.start(Path(folder), dtype, self._policy)
@@ -155,4 +167,4 @@ class Worker:
 
 
 if __name__ == "__main__":
-    crew.work(lambda stage: Worker(stage.number).commands())
+    crew.work(lambda stage: Worker(stage).commands())

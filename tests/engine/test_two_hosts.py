@@ -193,7 +193,11 @@ def test_what_keeps_a_host_from_joining_is_named() -> None:
         refused(no_address, address=hosts.address_b)
         with socket.create_server((hosts.address_a, 0)) as taken:
             port = taken.getsockname()[1]
-            refused(rf"^{hosts.address_a}:{port}: workers cannot be awaited there: Address already in use", port=port)
+            refused(
+                rf"^{hosts.address_a}:{port}: workers cannot be awaited there: Address already in use",
+                port=port,
+                start_s=2,
+            )
 
         hosts.cut()  # A worker that looks for the other host gives up after 3 s itself: no route.
         refused(r"^worker 1 on b, in start: it did not connect to \S+ within 2 s", start_s=2)
