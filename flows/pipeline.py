@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from flows import STOPPED, dag
 from flows.child import Outcome, Say, Stopper, execute
-from tasks import conf, planned
+from tasks import cluster, conf, planned
 from tasks.params import edit, places
 from tasks.report.terminal import TABLE, headline, times
 from tasks.runner import ledger, record
@@ -208,6 +208,10 @@ def prepared(root: Path, answers: dict[str, Any], once: bool = False, name: str 
             for change in changes:
                 print(f"params.yaml{', for this run only' if once else ''}: {change}", flush=True)
             graph = dag.read(root, how.get("force", ()))
+            if graph.stale and os.environ.get(cluster.CLUSTER_VARIABLE):
+                # No stage depends on hosts as it does on files: the first one asks them before others run.
+                how["force"] = (*how.get("force", ()), next(iter(graph.needs)))
+                graph = dag.read(root, how["force"])
             if name:
                 os.environ["BREADCRUMB_NAME"] = name  # Tracking takes it, too.
             title = name or record.title(conf.read_yaml(root / conf.PARAMS))

