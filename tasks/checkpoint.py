@@ -106,12 +106,19 @@ def _names(path: Path) -> list[str]:
     return sorted(name for name in names if name != _MANIFEST)
 
 
-def write_state(folder: Path, tensors: Mapping[str, Tensor], values: Any) -> None:
-    """Write tensors by flat names, and JSON-ready values beside them, into `folder` (made where it is missing)."""
+def write_state(folder: Path, tensors: Mapping[str, Tensor], values: Any, are_copies: bool = False) -> None:
+    """Write tensors by flat names, and JSON-ready values beside them, into `folder` (made where it is missing).
+
+    Args:
+        folder: for the files.
+        tensors: by flat names.
+        values: JSON-ready.
+        are_copies: the tensors lie on the CPU, each in memory of its own, so that no further copies are made.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    # Copies, because safetensors refuses shared memory; on the CPU, because a GPU may lack memory for two.
-    copies = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-    save_file(copies, folder / _TENSORS)
+    if not are_copies:  # safetensors refuses shared memory, and a GPU may lack memory for two.
+        tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
+    save_file(dict(tensors), folder / _TENSORS)
     write_json(folder / _VALUES, values)
 
 

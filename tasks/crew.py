@@ -28,6 +28,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
 from pathlib import Path
@@ -120,6 +121,7 @@ class Crew:
         self.members: list[_Member] = []
         self._module, self._may_lose, self._say = module, may_lose, say
         self._reports = {kind.__name__: kind for kind in reports}
+        self._threads = ThreadPoolExecutor(size)
         self._launch(dict(enumerate(cluster.places(size))))
 
     def __enter__(self) -> Crew:
@@ -153,8 +155,7 @@ class Crew:
     def stream(self, command: str, given: Sequence[Any], parts: Iterator[Any] | None = None) -> Iterator[Any]:
         """As `call`, with what workers hand over on the way; the results, a list, come last."""
         told = [rank for rank, arguments in enumerate(given) if arguments is not None]
-        for rank in told:
-            self.tell(rank, command, given[rank])
+        self._tell_at_once(command, {rank: given[rank] for rank in told})
         results: dict[int, Any] = {}
         while any(rank not in results and not self.members[rank].is_lost for rank in told):
             for member, (kind, content) in self._received():
@@ -194,6 +195,18 @@ class Crew:
         member = self.members[rank]
         member.phase, member.heard = command, time.monotonic()
         self._send(member, (command, arguments))
+
+    def _tell_at_once(self, command: str, given: Mapping[int, Any]) -> None:
+        """Tell several workers; what they all get, such as a weight, is pickled once and sent to all in parallel."""
+        pickled: dict[int, bytes] = {}
+        for rank, arguments in given.items():
+            self.members[rank].phase, self.members[rank].heard = command, time.monotonic()
+            if id(arguments) not in pickled:
+                pickled[id(arguments)] = _pickled((command, arguments))
+        are_sent = self._threads.map(lambda rank: _is_sent(self.members[rank], pickled[id(given[rank])]), given)
+        for rank, is_sent in zip(given, list(are_sent), strict=True):
+            if not is_sent:
+                self._lose(self.members[rank])
 
     def hear(self) -> list[tuple[int, Any]]:
         """Results of workers that were told something, by rank, as they come; none if a second passes.
@@ -242,6 +255,7 @@ class Crew:
                 member.process.wait()
             if member.thread is not None:
                 member.thread.join(1)
+        self._threads.shutdown()
         self.members = []
 
     # Starting.
@@ -314,12 +328,7 @@ class Crew:
                 self._lose(member, f"no sign of life for {silent:.0f} s")
 
     def _send(self, member: _Member, message: Any) -> None:
-        if member.is_lost:
-            return
-        assert member.connection is not None
-        try:
-            member.connection.send_bytes(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
-        except (OSError, ValueError):
+        if not _is_sent(member, _pickled(message)):
             self._lose(member)
 
     def _lose(self, member: _Member, what: str = "") -> None:
@@ -349,6 +358,22 @@ class Crew:
         self.close()
         again = f"If it is a mistake of {chosen_file()}, mend it. " if member.is_early else ""
         raise CrewError(f"{member.name}, in {phase}: {what.rstrip('.')}.{tail} {again}Start again: the run continues.")
+
+
+def _pickled(message: Any) -> bytes:
+    return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def _is_sent(member: _Member, content: bytes) -> bool:
+    """Whether a worker is there to get this; one that was lost before needs nothing."""
+    if member.is_lost:
+        return True
+    assert member.connection is not None
+    try:
+        member.connection.send_bytes(content)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def footprints(parts: Iterable[object]) -> list[Footprint]:
@@ -524,7 +549,7 @@ class Stage:
 
     def send(self, message: Any) -> None:
         """Send a message; a stage that is gone ends this process."""
-        content = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        content = _pickled(message)
         try:
             with self._lock:
                 self._connection.send_bytes(content)

@@ -49,7 +49,7 @@ class _Divided:
     def save(self, folder: Path) -> None:
         """See `Policy.save`."""
         *tensors, (values, *_) = self.crew.stream("save", [(self.name,)] * len(self.crew))
-        checkpoint.write_state(folder, dict(tensors), values)
+        checkpoint.write_state(folder, dict(tensors), values, are_copies=True)  # Workers have sent them.
 
     def load(self, folder: Path) -> None:
         """See `Policy.load`."""

@@ -97,7 +97,7 @@ class Served:
     """A generator in processes of its own, vLLM.
 
     Attributes:
-        gpu_share: of the GPU's memory that it takes, weights included.
+        gpu_share: of a GPU's memory that those on it take, weights included.
         cpu_cache: bytes of its keys and values where it runs on a CPU.
     """
 
@@ -168,6 +168,7 @@ class Demand:
         learner: of the method; None where nothing is trained.
         teaching: of the start policy; None where it is taken as it comes.
         vllm: the generator in processes of its own; None for the plain generator.
+        generators: of a fleet, the most on one host; 0 without a fleet.
         division: the workers that train; None where this process does.
         others: reward models and readers that are trained for services.
     """
@@ -182,6 +183,7 @@ class Demand:
     vllm: Served | None
     division: Division | None = None
     others: tuple[Taught, ...] = ()
+    generators: int = 0
 
     @property
     def place(self) -> Place:
@@ -227,7 +229,7 @@ def phases(demand: Demand) -> list[Phase]:
 
 def _process(demand: Demand, on_gpu: bool = True) -> Iterator[Item]:
     workers = demand.division.on_host if demand.division else 0
-    yield Item("Python and its libraries", PROCESS * (1 + workers), "memory")
+    yield Item("Python and its libraries", PROCESS * (1 + workers + demand.generators), "memory")
     if on_gpu and demand.place == "GPU":
         yield Item("CUDA", GPU_PROCESS, "GPU")
 
@@ -309,6 +311,8 @@ def _held(demand: Demand, learner: Learner) -> Iterator[Item]:
         yield from _generator(demand, "start policy that plays")
     if demand.vllm is not None and demand.place == "memory":
         yield from _generator(demand, "vLLM")
+    if demand.vllm is None and demand.generators:
+        yield from _generator(demand, "generators")
 
 
 def _divided(demand: Demand, learner: Learner, division: Division) -> Iterator[Item]:
@@ -379,16 +383,17 @@ def _gradients(division: Division | None, place: Place, learned: int) -> int:
 
 
 def _generator(demand: Demand, name: str) -> Iterator[Item]:
-    """A generator with weights of its own."""
+    """A generator with weights of its own, or a fleet of them."""
+    times = max(1, demand.generators)
     weights = demand.bytes_of * demand.model.num_weights
     if demand.vllm is None:
-        yield Item(f"{name}: weights", weights, demand.place)
+        yield Item(f"{name}: weights", times * weights, demand.place)
     elif demand.machine.gpu is not None:
         yield Item(name, int(demand.vllm.gpu_share * demand.machine.gpu.size), "GPU")
     else:
-        yield Item(f"{name}: weights", weights, "memory")
-        yield Item(f"{name}: keys and values", demand.vllm.cpu_cache, "memory")
-        yield Item(f"{name}: its process", VLLM_PROCESS, "memory")
+        yield Item(f"{name}: weights", times * weights, "memory")
+        yield Item(f"{name}: keys and values", times * demand.vllm.cpu_cache, "memory")
+        yield Item(f"{name}: its process", times * VLLM_PROCESS, "memory")
 
 
 def _playing(demand: Demand, rows: int) -> Iterator[Item]:
@@ -424,7 +429,10 @@ def _updating(demand: Demand, learner: Learner) -> Iterator[Item]:
     chunk = LOGIT_CHUNK["cuda" if place == "GPU" else "cpu"] // model.vocab
     yield Item("logits", times * min(tokens, max(1, chunk)) * model.vocab * (size + 4 * FLOAT), place)
     if demand.vllm is not None and place == "GPU":
-        yield Item("vLLM, asleep", GPU_PROCESS, place)
+        if train.play_ahead:
+            yield from _generator(demand, "vLLM, which plays ahead")
+        else:
+            yield Item("vLLM, asleep", GPU_PROCESS, place)
 
 
 def _scores(demand: Demand) -> int:
@@ -467,8 +475,9 @@ def _saving(demand: Demand, learner: Learner) -> Iterator[Item]:
 
 
 def _evaluating(demand: Demand) -> Iterator[Item]:
-    """The generator's weights; vLLM on a GPU has them within its share."""
+    """The generators' weights; vLLM on a GPU has them within its share."""
     if demand.vllm is None or demand.place == "memory":
         yield from _generator(demand, "vLLM" if demand.vllm else "policy")
     if demand.vllm is not None:  # It is compared with transformers in float32.
-        yield Item("comparison with float32", FLOAT * demand.model.num_weights, "memory")
+        compared = max(1, demand.generators) * FLOAT * demand.model.num_weights
+        yield Item("comparison with float32", compared, "memory")

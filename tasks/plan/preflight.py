@@ -83,7 +83,11 @@ def systems_of(run: RunSettings, model: ModelSize, machine: Machine) -> Systems:
 
     lora, division = run.model.lora, _division(run)
     others = (*_reward_models(run, model), *_readers(run))
-    plain = Demand(model, machine, run.training(), run.rollout(), lora, None, teaching, _served(run), division, others)
+    generators = _generators(run)
+    served = _served(run, generators, machine.num_gpus)
+    plain = Demand(
+        model, machine, run.training(), run.rollout(), lora, None, teaching, served, division, others, generators
+    )
     trained = [(name, _learning(run, name, plain)) for name in run.params.systems if run.is_method(name)]
     return trained or [(run.params.systems[0], plain)]
 
@@ -126,13 +130,22 @@ def _division(run: RunSettings) -> Division | None:
     return Division(tree["workers"], max(used.values()), tree["stage"], tree["offload"], tree["bucket"])
 
 
-def _served(run: RunSettings) -> Served | None:
-    """The run's generator if it takes a share of memory for itself."""
+def _served(run: RunSettings, generators: int, num_gpus: int) -> Served | None:
+    """The run's generator, or the fleet's on one host, if it takes a share of memory for itself."""
     tree = run.generator()
     tree = tree.get("of", tree)  # Of a fleet.
     if "gpu_memory_utilization" not in tree:
         return None
-    return Served(tree["gpu_memory_utilization"], int(tree["cpu_kv_cache_gib"] * 2**30))
+    on_one = -(-max(1, generators) * tree["tensor_parallel_size"] // num_gpus)
+    return Served(on_one * tree["gpu_memory_utilization"], int(tree["cpu_kv_cache_gib"] * 2**30))
+
+
+def _generators(run: RunSettings) -> int:
+    """Processes of the run's fleet, the most on one host; 0 without a fleet."""
+    counts = hosts.divided(run)
+    if "generator" not in counts:
+        return 0
+    return max(Counter(place.host for place in cluster.load(root=run.root).places(*counts["generator"])).values())
 
 
 def _learning(run: RunSettings, system: str, plain: Demand) -> Demand:

@@ -22,7 +22,7 @@ class Speeds:
         learned: tokens of a forward and a backward pass of a worker.
         exchanged: bytes that each worker exchanges with the others within a host.
         exchanged_between: likewise between hosts.
-        handed: bytes of weights that reach the generators.
+        handed: bytes of weights that pass a socket.
         search_s: seconds of one round of searches of all rows.
     """
 
@@ -68,7 +68,8 @@ def step_seconds(speeds: Speeds, work: Work, devices: int, per_host: int = 8) ->
 
     The exchange is that of DeepSpeed's ZeRO-1 and 2, with 4 bytes a number. Gradients are added up by an all-reduce, a
     ring in which a worker sends 2 (W - 1) / W of the bytes, and ZeRO-2 does so after each of its micro-batches, since
-    no worker keeps all of them. Changed weights are put together by an all-gather, (W - 1) / W of the bytes.
+    no worker keeps all of them. Changed weights are put together by an all-gather, (W - 1) / W of the bytes. Several
+    workers hand them to the stage, which sends them to all generators at once.
     """
     hosts = math.ceil(devices / per_host)
     link = speeds.exchanged if hosts == 1 else min(speeds.exchanged, speeds.exchanged_between)
@@ -81,7 +82,7 @@ def step_seconds(speeds: Speeds, work: Work, devices: int, per_host: int = 8) ->
         "logprobs": work.passes / speeds.passed / devices,
         "learn": work.learned / speeds.learned / devices,
         "exchange": sent / link,
-        "hand_over": work.handed / speeds.handed,
+        "hand_over": work.handed * (1 + (devices > 1)) / speeds.handed,
     }
 
 

@@ -1,4 +1,4 @@
-"""One GPU does what the processor does: `make gpu` on a machine that has one. Random weights, nothing is downloaded.
+"""One GPU does what the processor does: `make test ARGS="tests/gpu -s"` where there is one. Nothing is downloaded.
 
 Each test compares the GPU with the same computation on the processor, with another way on the GPU, or with what the
 project says of it before a run. docs/model.md says what the suite prints and where it ran.

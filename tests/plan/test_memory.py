@@ -122,6 +122,28 @@ def test_a_start_policy_that_plays_is_a_second_generator() -> None:
     assert _items(twice, "update")["start policy that plays"] == 42.8
 
 
+def test_a_generator_that_plays_while_a_step_is_learned_is_awake() -> None:
+    assert _items(replace(GRPO, train=replace(TRAIN, play_ahead=True)), "update")["vLLM, which plays ahead"] == 42.8
+
+
+@pytest.mark.parametrize("vllm", [VLLM, None])
+def test_each_generator_of_a_fleet_has_weights_and_a_process(vllm: Served | None) -> None:
+    here = replace(GRPO, machine=Machine(Memory(10**12, "memory"), host_has_bfloat16=True), vllm=vllm)
+
+    def of(demand: Demand, phase: str) -> int:
+        (found,) = (one for one in phases(demand) if one.name == phase)
+        return found.size("memory")
+
+    weights, process, compared = 2 * QWEN_3B.num_weights, 700_000_000, 4 * QWEN_3B.num_weights
+    if vllm is None:  # The plain generator has the weights of the policy; each of a fleet has its own.
+        assert of(replace(here, generators=4), "play") - of(here, "play") == 4 * (weights + process)
+        return
+    one, four = replace(here, generators=1), replace(here, generators=4)
+    each = weights + 2**30 + 2_000_000_000 + process
+    assert of(four, "play") - of(one, "play") == 3 * each
+    assert of(four, "evaluation") - of(one, "evaluation") == 3 * (each + compared)
+
+
 TINY = Qwen2Config(
     vocab_size=500,
     hidden_size=64,

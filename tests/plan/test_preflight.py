@@ -223,6 +223,15 @@ def test_a_gpu_that_is_too_small_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert "`lora: {rank: 16}` in conf/model" in str(caught.value)
 
 
+def test_a_fleet_of_more_generators_than_fit_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    path = tmp_path / "conf/generator/fleet.yaml"
+    path.write_text(path.read_text(encoding="utf-8").replace("generators: 2", "generators: 64"), encoding="utf-8")
+    run = RunSettings(tmp_path, replace(params.read(ROOT), generator="fleet"))
+    with pytest.raises(ValueError, match=r"of memory .* and there are 11\.0 GB"):
+        preflight.check(run, lambda: _here(11 * 10**9))
+
+
 def test_a_plan_that_does_not_fit_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         preflight,

@@ -23,7 +23,9 @@ def test_parts_by_hand() -> None:
     # Each of two workers has three micro-batches, after which it sends half of 4,000 bytes twice (all-reduce), and two
     # updates, after which it sends half of them once (all-gather).
     exchange = (3 * 4000 + 2 * 2000) / 8000
-    assert step_seconds(SPEEDS, WORK, 2) == {**alone, "play": 6, "logprobs": 1, "learn": 8, "exchange": exchange}
+    # The stage gets 2,000 bytes of weights, and sends them.
+    two = {**alone, "play": 6, "logprobs": 1, "learn": 8, "exchange": exchange, "hand_over": 8}
+    assert step_seconds(SPEEDS, WORK, 2) == two
 
 
 def test_gradients_that_nobody_divides_are_exchanged_once_an_update() -> None:
@@ -46,11 +48,12 @@ def test_what_is_not_divided_limits() -> None:
 
 
 H100 = Speeds(
-    written=8_000, read=60_000, passed=64_000, learned=16_000, exchanged=200e9, exchanged_between=25e9, handed=50e9,
+    written=8_000, read=60_000, passed=64_000, learned=16_000, exchanged=200e9, exchanged_between=25e9, handed=0.35e9,
     search_s=3.0,
 )  # fmt: skip
-"""Assumed for 3 billion weights, none of them measured: learning at 40% of 989 TFLOP/s with layers computed again (8
-FLOP a weight and token), forward passes at a quarter of that work, NVLink and one 200 Gbit/s link a GPU."""
+"""Assumed for 3 billion weights: learning at 40% of 989 TFLOP/s with layers computed again (8
+FLOP a weight and token), forward passes at a quarter of that work, NVLink and one 200 Gbit/s link a GPU, and a core
+for each socket through which weights go. One socket's bytes a second alone were measured, here."""
 GRPO_3B = Work(
     written=640_000,
     read=3_600_000,
