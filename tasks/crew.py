@@ -255,7 +255,7 @@ class Crew:
                 member.process.wait()
             if member.thread is not None:
                 member.thread.join(1)
-        self._threads.shutdown()
+        self._threads.shutdown(wait=False)
         self.members = []
 
     # Starting.
