@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from flows import STOPPED, dag
 from flows.child import Outcome, Say, Stopper, execute
-from tasks import cluster, conf, planned
+from tasks import conf, planned
 from tasks.params import edit, places
 from tasks.report.terminal import TABLE, headline, times
 from tasks.runner import ledger, record
@@ -203,12 +203,12 @@ def prepared(root: Path, answers: dict[str, Any], once: bool = False, name: str 
     with _alone(root):
         for line in [*edit.restore(root), *dag.repair(root)]:
             print(f"after an earlier kill: {line}", flush=True)
-        places.check_cluster(answers, root)
+        names_hosts = places.check_cluster(answers, root)
         with edit.applied(answers, root, once) as changes:
             for change in changes:
                 print(f"params.yaml{', for this run only' if once else ''}: {change}", flush=True)
             graph = dag.read(root, how.get("force", ()))
-            if graph.stale and os.environ.get(cluster.CLUSTER_VARIABLE):
+            if graph.stale and names_hosts:
                 # No stage depends on hosts as it does on files: the first one asks them before others run.
                 how["force"] = (*how.get("force", ()), next(iter(graph.needs)))
                 graph = dag.read(root, how["force"])

@@ -192,9 +192,7 @@ class Crew:
 
     def tell(self, rank: int, command: str, arguments: Any) -> None:
         """Tell one worker to do this; `hear` has its result."""
-        member = self.members[rank]
-        member.phase, member.heard = command, time.monotonic()
-        self._send(member, (command, arguments))
+        self._tell_at_once(command, {rank: arguments})
 
     def _tell_at_once(self, command: str, given: Mapping[int, Any]) -> None:
         """Tell several workers; what they all get, such as a weight, is pickled once and sent to all in parallel."""
@@ -279,21 +277,16 @@ class Crew:
         Each newcomer is asked for the key in a thread of its own, so that a silent one keeps nobody waiting.
         """
         known: queue.SimpleQueue[Connection] = queue.SimpleQueue()
-
-        def ask(peer: socket.socket) -> None:
-            if (connection := _shake(peer, key, self.cluster.silence_s, is_stage=True)) is not None:
-                known.put(connection)  # Else it is somebody else, or has another key.
-
         deadline = time.monotonic() + self.cluster.start_s
+        late = f"it did not connect to {self.cluster.address} within {self.cluster.start_s:g} s"
         while missing := [member for member in self.members if member.connection is None and not member.is_lost]:
             if (ended := _ended_within(self.members)) is not None:
                 self._fail(ended, _how(ended))
             if time.monotonic() > deadline:
-                self._fail(
-                    missing[0], f"it did not connect to {self.cluster.address} within {self.cluster.start_s:g} s"
-                )
+                self._fail(missing[0], late)
             with contextlib.suppress(TimeoutError):
-                threading.Thread(target=ask, args=(listener.accept()[0],), daemon=True).start()
+                asked = (listener.accept()[0], key, self.cluster.silence_s, known)
+                threading.Thread(target=_ask_for_key, args=asked, daemon=True).start()
             while not known.empty():
                 self._welcome(known.get())
 
@@ -301,10 +294,8 @@ class Crew:
         rank, found = pickle.loads(connection.recv_bytes())
         member = self.members[rank]
         member.connection, member.heard = connection, time.monotonic()
-        expected = fingerprint()
-        for what, value in expected.items():
-            if found.get(what) != value:
-                self._fail(member, f"it has {what} {found.get(what)}, expected {value}, as this host has")
+        if told := _unlike(found):
+            self._fail(member, told)
 
     # Listening.
 
@@ -348,16 +339,21 @@ class Crew:
 
     def _fail(self, member: _Member, what: str, phase: str = "") -> None:
         """End the crew and raise its error."""
-        phase = phase or member.phase
-        if member.thread is not None and member.process.poll() is not None:
-            member.thread.join(1)
-        last = next((line for line in reversed(member.lines) if line.strip()), "")
-        tail = f" Its last line: {last.rstrip('.')}." if last else ""
-        if member.connection is None and member.place.start:
-            tail += f" What starts it there: `{shlex.join(member.place.start)}`."
+        error = CrewError(_sentence(member, what, phase or member.phase))
         self.close()
-        again = f"If it is a mistake of {chosen_file()}, mend it. " if member.is_early else ""
-        raise CrewError(f"{member.name}, in {phase}: {what.rstrip('.')}.{tail} {again}Start again: the run continues.")
+        raise error
+
+
+def _sentence(member: _Member, what: str, phase: str) -> str:
+    """What became of a worker, and what to do."""
+    if member.thread is not None and member.process.poll() is not None:
+        member.thread.join(1)
+    last = next((line for line in reversed(member.lines) if line.strip()), "")
+    tail = f" Its last line: {last.rstrip('.')}." if last else ""
+    if member.connection is None and member.place.start:
+        tail += f" What starts it there: `{shlex.join(member.place.start)}`."
+    again = f"If it is a mistake of {chosen_file()}, mend it. " if member.is_early else ""
+    return f"{member.name}, in {phase}: {what.rstrip('.')}.{tail} {again}Start again: the run continues."
 
 
 def _pickled(message: Any) -> bytes:
@@ -480,6 +476,12 @@ def _shake(peer: socket.socket, key: bytes, silence_s: float, is_stage: bool) ->
     return connection
 
 
+def _ask_for_key(peer: socket.socket, key: bytes, silence_s: float, known: queue.SimpleQueue[Connection]) -> None:
+    """Put a connection whose other side knows the key among the known ones."""
+    if (connection := _shake(peer, key, silence_s, is_stage=True)) is not None:
+        known.put(connection)
+
+
 def _watch(peer: socket.socket, silence_s: float) -> None:
     """Let the kernel end a connection whose other host has not answered for twice as long.
 
@@ -509,6 +511,14 @@ def fingerprint() -> dict[str, str]:
     code = digest([[path.relative_to(ROOT).as_posix(), sha256(path)] for path in sources])[:12]
     python = ".".join(map(str, sys.version_info[:3]))
     return {"code": code, "Python": python} | recorded()
+
+
+def _unlike(found: Mapping[str, str]) -> str:
+    """What a host has otherwise, such as a library, by its fingerprint."""
+    differing = [(what, value) for what, value in fingerprint().items() if found.get(what) != value]
+    return "".join(
+        f"it has {what} {found.get(what)}, expected {value}, as this host has" for what, value in differing[:1]
+    )
 
 
 # The side of a worker.

@@ -21,19 +21,22 @@ DIVIDED = {"engine": "workers", "generator": "generators"}
 _SMI_S = 30
 
 
-def check_cluster(answers: Mapping[str, Any], root: Path) -> None:
+def check_cluster(answers: Mapping[str, Any], root: Path) -> bool:
     """Read the cluster file that the environment names, if it does.
 
     Args:
         answers: settings that will stand in `params.yaml`.
         root: root of the clone.
 
+    Returns:
+        whether it does.
+
     Raises:
         ValueError: there is no such file, it is wrong, or the run starts no process that it would place.
     """
     name = os.environ.get(cluster.CLUSTER_VARIABLE)
     if not name:
-        return
+        return False
     cluster.load(name, root)
     used = {folder: _chosen(folder, answers, root) for folder in DIVIDED}
     if name != cluster.LOCAL and not any(_processes(*one, root) for one in used.items()):
@@ -42,6 +45,7 @@ def check_cluster(answers: Mapping[str, Any], root: Path) -> None:
             "this host, so it would have no effect. Add ENGINE=deepspeed, which trains on its hosts, or leave CLUSTER "
             "out."
         )
+    return True
 
 
 def check_preset(words: Sequence[str], answers: Mapping[str, Any], root: Path) -> None:
