@@ -252,8 +252,10 @@ def test_a_folder_that_was_made_before_content_was_noted_is_taken(tmp_path: Path
     made = read_json(tmp_path / FOLDER / "source.json")
     del made["content"]
     (tmp_path / FOLDER / "source.json").write_text(json.dumps(made))
+    weights = (tmp_path / FOLDER / "model.safetensors").read_bytes()
     write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q4_0)
     ensure(tmp_path, FOLDER, Source(gguf="tiny.gguf"))
+    assert (tmp_path / FOLDER / "model.safetensors").read_bytes() == weights
 
 
 def test_a_disk_that_is_full_and_a_place_that_may_not_be_written_are_told_apart(tmp_path: Path):
