@@ -23,6 +23,7 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 MADE_FROM = "source.json"
 """Beside a model that a run has made: where it came from."""
 SAVED = "what save_pretrained writes, all of one model; copy or save the folder again"
+NO_MEMORY = "Cannot allocate memory"
 FOREIGN = (
     "it needs Python code that comes with the model (`auto_map`), which is never run here, because such code can do "
     "anything on this machine. Expected an architecture that transformers has itself, such as Qwen2 or Llama. Name "
@@ -238,6 +239,8 @@ def loaded(folder: Path, what: str, load: Callable[[], T], expected: str = SAVED
         if "trust_remote_code" in str(error):
             raise DataError(f"{folder}: transformers cannot load {what}: {FOREIGN}.") from None
         reason = " ".join(str(error).split())[:300].rstrip(".") or "no reason given"
+        if NO_MEMORY in reason:
+            raise DataError(f"{folder}: too little memory to load {what}: {reason}. Free some and run again.") from None
         raise DataError(
             f"{folder}: transformers cannot load {what}: {type(error).__name__}: {reason}. Expected {expected}."
         ) from error

@@ -91,9 +91,10 @@ def ensure(root: Path, folder: str, source: Source | None, memory: int | None = 
     if source is None:
         return
     if path.exists() and not path.is_dir():
+        other = path.with_suffix("") if path.suffix else path.with_name(f"{path.name}-model")
         raise DataError(
             f"{path}: found a file, expected the folder of a model, or nothing. Name a folder that the model may be "
-            f"made in, such as models/{path.stem}, in conf/model (`pretrained: folder`)."
+            f"made in, such as models/{other.name}, in conf/model (`pretrained: folder`)."
         )
     if path.is_dir():
         _check_made(root, path, source)
@@ -258,7 +259,8 @@ def _unpacked(wheel: Path, name: str, work: Path) -> Path:
 def _check(file: Path, source: Source) -> str:
     """The sha256 of a GGUF file that is there, is the named one, and has the form of one."""
     if not file.is_file():
-        raise DataError(f"{file}: the GGUF file is missing. Put it there, or name another one in conf/model.")
+        what = "found a folder, expected a GGUF file" if file.is_dir() else "the GGUF file is missing"
+        raise DataError(f"{file}: {what}. Put it there, or name another one in conf/model.")
     found = sha256(file)
     if source.sha256 and found != source.sha256:
         where = f"{source.package}: {source.file}" if source.package else str(file)
@@ -299,7 +301,8 @@ def _convert(file: Path, out: Path) -> None:
     del read.config.quantization_config  # They are not quantised any more, and transformers would refuse to save them.
     with torch.device("meta"):
         model = type(read)(read.config)
-    model.load_state_dict(read.state_dict(), assign=True)
+    # A damaged header may name other sizes than the weights have.
+    loaded(file, "the weights", lambda: model.load_state_dict(read.state_dict(), assign=True), READABLE)
     model.tie_weights()
     model.generation_config = read.generation_config
     export_folder(model, tokenizer, out)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tasks import model
-from tasks.model import computes_in, export_folder, load_policy, load_tokenizer
+from tasks.model import computes_in, export_folder, load_policy, load_tokenizer, loaded
 from tasks.store import DataError
 from tests.tiny import make_model, make_tokenizer
 
@@ -33,6 +33,14 @@ def test_folders_that_are_no_policy(tmp_path: Path, gone: str, what: str) -> Non
         load_policy(tmp_path / "absent")
     with pytest.raises(DataError, match=f"no {what} found"):
         load_tokenizer(tmp_path)
+
+
+def test_too_little_memory_is_no_damage(tmp_path: Path) -> None:
+    def load() -> None:
+        raise RuntimeError("unable to mmap 538090408 bytes from file <model.safetensors>: Cannot allocate memory (12)")
+
+    with pytest.raises(DataError, match=r"too little memory to load the weights: unable to mmap .* Free some and run"):
+        loaded(tmp_path, "the weights", load)
 
 
 def test_a_folder_that_cannot_be_read(tmp_path: Path) -> None:

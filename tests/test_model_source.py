@@ -246,6 +246,19 @@ def test_a_file_that_has_changed_since_its_folder_was_made_is_said(tmp_path: Pat
     ensure(tmp_path, FOLDER, source)
 
 
+def test_a_header_that_names_another_size_is_said_and_leaves_nothing(tmp_path: Path):
+    file, name = tmp_path / "tiny.gguf", b"blk.0.ffn_up.weight"
+    write_gguf(file, gguf.GGMLQuantizationType.F32)
+    content = bytearray(file.read_bytes())
+    content[content.index(name) + len(name) + 4] ^= 1  # The number of dimensions stands before the sizes.
+    file.write_bytes(content)
+    with pytest.raises(
+        DataError, match=r"tiny.gguf: transformers cannot load the weights: .* size mismatch .* Expected a"
+    ):
+        ensure(tmp_path, FOLDER, Source(gguf="tiny.gguf"))
+    assert not (tmp_path / FOLDER).exists()
+
+
 def test_a_folder_that_was_made_before_content_was_noted_is_taken(tmp_path: Path):
     write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q8_0)
     ensure(tmp_path, FOLDER, Source(gguf="tiny.gguf"))
@@ -283,7 +296,8 @@ def test_what_stands_where_the_folder_belongs_is_left_as_it_is(tmp_path: Path, f
     write_gguf(file, gguf.GGMLQuantizationType.Q8_0)
     content = file.read_bytes()
     with pytest.raises(
-        DataError, match=r"(found a file, expected the folder|no config.json).* Name .* such as models/"
+        DataError,
+        match=r"(found a file, expected the folder|no config.json).* Name .* such as models/(tiny\b|downloads-)",
     ):
         ensure(tmp_path, folder, Source(gguf=str(file.relative_to(tmp_path))))
     assert file.read_bytes() == content

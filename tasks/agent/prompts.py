@@ -72,7 +72,7 @@ def prompt_ids(tokenizer: Any, prompt: Prompt, question: Question, grammar: Sear
 
     Raises:
         DataError: more than `limit` tokens; a prompt is never cut, because the policy would answer another question.
-            Or the chat template does not take the messages.
+            Or the chat template does not take the messages, or leaves the question out.
     """
     text = render_prompt(prompt.user, question.question, grammar)
     if not getattr(tokenizer, "chat_template", None):
@@ -104,4 +104,9 @@ def _in_template(tokenizer: Any, messages: Sequence[Mapping[str, str]], grammar:
             "chat_template.jinja in the model's folder, or name a prompt without `system` in its file of conf/model "
             "(`prompt:`)."
         ) from None
+    if messages[-1]["content"].strip() not in text:
+        raise DataError(
+            f"{tokenizer.name_or_path}: its chat template leaves out the user's message, so the model would not see "
+            f"the question. Found {str(text)[:60]!r}. Mend chat_template.jinja in the model's folder."
+        )
     return str(text)

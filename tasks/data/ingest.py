@@ -25,7 +25,7 @@ import numpy as np
 
 from tasks.conf import require
 from tasks.data import near
-from tasks.data.decomposition import REFERENCE
+from tasks.data.decomposition import REFERENCE, hops_of
 from tasks.data.defaults import PASSAGE, QUESTION, Defaults
 from tasks.data.records import UnscorableError, passage_row, question_row, to_passage, to_question, wrong_field
 from tasks.data.resplit import NOTE, Resplit, assign, moves
@@ -189,6 +189,7 @@ class _Rejected:
     file: IO[bytes] | None = None
     counts: Counter[str] = field(default_factory=Counter)
     lost_tails: list[Row] = field(default_factory=list)
+    first: str = ""
 
     def add(
         self, path: Path, row: int | None, error: DataError, name: object = None, outcome: str = "left out"
@@ -218,6 +219,7 @@ class _Rejected:
         }
         self.file.write(dump(entry).encode() + b"\n")
         self.counts[error.reason] += 1
+        self.first = self.first or str(error).rstrip(".")
 
     def of(self, path: Path) -> OnFault | None:
         """The function that is called for unreadable rows of a file; None if they are errors."""
@@ -230,6 +232,12 @@ class _Rejected:
         self.file.truncate()
         self.counts.clear()
         self.lost_tails.clear()
+        self.first = ""
+
+    def told(self) -> str:
+        """For a message that too few rows are left; empty where there was no fault."""
+        count = self.counts.total()
+        return f" ({count:,} faulty rows were left out, the first: {self.first})" if count else ""
 
 
 def _is_text(name: str) -> bool:
@@ -252,6 +260,7 @@ class _Seen:
     hops: int
     text_key: bytes
     gold_keys: tuple[int, ...]
+    hop_keys: tuple[int, ...]  # Of each sub-question with its answer; of the question itself where it has none.
     dataset: str
     counted: tuple[str, ...]
     position: int = 0
@@ -310,8 +319,7 @@ class _Survey:
             yield passage
 
         if not keys:
-            left = f" is left after {self.rejected.counts.total()} faulty rows" if self.rejected.counts else " in it"
-            raise DataError(f"{path}: no passage{left}, expected at least one. Add the corpus.")
+            raise DataError(f"{path}: no passage in it{self.rejected.told()}, expected at least one. Add the corpus.")
 
         self.keys = np.frombuffer(keys, np.uint64).copy()
         self.keys.sort()
@@ -419,11 +427,12 @@ class _Survey:
                 self.leaked.append(one.id)
         files = ", ".join(map(str, paths))
         if not kept:
-            raise DataError(f"{files}: no train row{_dropped_as_leaked(self.leaked)}. Add questions with split train.")
+            left_out = f"{_dropped_as_leaked(self.leaked)}{self.rejected.told()}"
+            raise DataError(f"{files}: no train row{left_out}. Add questions with split train.")
         if not evaluated:
             raise DataError(
-                f"{files}: no dev or test row, so nothing can be evaluated. Add some, or write `split` into the rows: "
-                "where it is missing it is drawn by a hash of the question, 8 to 1 to 1."
+                f"{files}: no dev or test row{self.rejected.told()}, so nothing can be evaluated. Add some, or write "
+                "`split` into the rows: where it is missing it is drawn by a hash of the question, 8 to 1 to 1."
             )
         self.kept = sorted([*kept, *evaluated], key=lambda one: one.id)
 
@@ -434,16 +443,18 @@ class _Survey:
         for name in conf.shares:
             if name not in splits:
                 files = ", ".join(map(str, paths))
+                help = f"Add questions, or raise the share of {name}" if seen else "Add questions"
                 raise DataError(
                     f"{files}: resplit={conf.shares}: found no {name} question among {len(seen):,}{self._left_out()}, "
-                    f"expected one or more. Add questions, or raise the share of {name}."
+                    f"expected one or more. {help}."
                 )
         self.moves = moves((one.dataset, one.split, new) for one, new in zip(seen, splits, strict=True))
         return [replace(one, split=new) for one, new in zip(seen, splits, strict=True)]
 
     def _left_out(self) -> str:
         count = len(self.unscorable)
-        return f" ({count:,} more were left out, because none of their answers survives normalisation)" * bool(count)
+        more = f" ({count:,} more were left out, because none of their answers survives normalisation)" * bool(count)
+        return more + self.rejected.told()
 
     def _unrepeated(self, side: list[_Seen]) -> list[_Seen]:
         """The questions of one side without those that repeat an id; each of them is a fault."""
@@ -498,6 +509,7 @@ def _see(question: Question, path: Path, row: int, position: int = 0) -> _Seen:
         hops=question.hops,
         text_key=hashlib.blake2b(normalize(question.question).encode(), digest_size=16).digest(),
         gold_keys=tuple(map(key_of, question.gold_passage_ids)),
+        hop_keys=tuple(key_of(f"{normalize(hop.question)}\n{normalize(hop.answer)}") for hop in hops_of(question)),
         dataset=question.dataset,
         counted=_counted(question),
         position=position,
@@ -637,6 +649,7 @@ def _finish(survey: _Survey, work: Path, kind: str) -> Row:
     }
     if kind == "folder":  # Questions of a generator share their templates.
         manifest["near_duplicates"] = _near_duplicates(survey)
+        manifest["sub_questions"] = _shared_hops(survey.kept)
     if survey.moves is not None and survey.conf.resplit is not None:
         manifest["resplit"] = {"shares": survey.conf.resplit.shares, "published": survey.moves}
     if any(survey.filled.values()):  # Rows that say everything have the manifest that they always had.
@@ -653,6 +666,20 @@ def _near_duplicates(survey: _Survey) -> Row:
     return {**found, "comparisons_left_out": survey.texts.num_left_out}
 
 
+def _shared_hops(kept: Sequence[_Seen]) -> Row:
+    """Evaluation questions with a decomposition, and how many of them share sub-questions, with answers, with training.
+
+    A train question without a decomposition is its own sub-question.
+    """
+    trained = {key for one in kept if one.is_train for key in one.hop_keys}
+    evaluated = [one.hop_keys for one in kept if not one.is_train and "with_decomposition" in one.counted]
+    return {
+        "evaluation_rows": len(evaluated),
+        "last_in_training": sum(keys[-1] in trained for keys in evaluated),
+        "all_in_training": sum(trained.issuperset(keys) for keys in evaluated),
+    }
+
+
 def is_resplit(manifest: Any) -> bool:
     """Whether the questions are in splits of our own."""
     return isinstance(manifest, dict) and "resplit" in manifest
@@ -667,7 +694,22 @@ def notes(manifest: Any) -> list[str]:
     found = manifest.get("near_duplicates", {}) if isinstance(manifest, dict) else {}
     count = found.get("train_rows_near_evaluation", 0)
     close = f"Train questions that are near-duplicates of evaluation questions: {count:,}."
-    return [*[NOTE] * is_resplit(manifest), *[close] * bool(count)]
+    return [*[NOTE] * is_resplit(manifest), *[close] * bool(count), *shared_hops(manifest)]
+
+
+def shared_hops(manifest: Any) -> list[str]:
+    """A sentence on sub-questions that training and evaluation share; nothing where they share none.
+
+    >>> shared_hops({"sub_questions": {"evaluation_rows": 9, "last_in_training": 4, "all_in_training": 1}})
+    ['Of 9 evaluation questions with sub-questions, 4 have their last one, with its answer, in training, and 1 all.']
+    """
+    found = manifest.get("sub_questions", {}) if isinstance(manifest, dict) else {}
+    if not (last := found.get("last_in_training", 0)):
+        return []
+    return [
+        f"Of {found['evaluation_rows']:,} evaluation questions with sub-questions, {last:,} have their last one, with "
+        f"its answer, in training, and {found['all_in_training']:,} all."
+    ]
 
 
 def fault_lines(manifest: Any) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.data.ingest import MANIFEST, REJECTED, FolderConf, fault_lines, ingest, is_resplit, publish
+from tasks.data.ingest import MANIFEST, REJECTED, FolderConf, fault_lines, ingest, is_resplit, publish, shared_hops
 from tasks.data.resplit import NOTE
 from tasks.data.world import WorldConf, write_world
 from tasks.runner import Context, main
@@ -82,10 +82,12 @@ def _print(counts: dict[str, int], manifest: Row) -> None:
 def _about_splits(manifest: Row, counts: dict[str, int], folder: str) -> Iterator[str]:
     """Who decided on the splits of real data, near-duplicates across them, and another split where few train."""
     if is_resplit(manifest):
+        shares = ", ".join(f"{name} {share:g}" for name, share in manifest["resplit"]["shares"].items())
         yield (
-            f"{NOTE} Published splits: {OUT / MANIFEST}; `resplit: null` in conf/data, where it stands for this scale, "
-            "keeps them"
+            f"{NOTE} Shares: {shares}. Published splits: {OUT / MANIFEST}; `resplit: null` in conf/data, where it "
+            "stands for this scale, keeps them"
         )
+    yield from shared_hops(manifest)
     near = manifest.get("near_duplicates", {})
     if near.get("pairs"):
         across, trained = sum(near["pairs_across_splits"].values()), near["train_rows_near_evaluation"]

@@ -9,6 +9,7 @@ import json
 import tracemalloc
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from tasks.data.ingest import FolderConf, fault_lines, ingest
 from tasks.data.records import read_passages, read_questions, to_passage
+from tasks.data.resplit import Resplit
 from tasks.store import DataError, read_jsonl
 from tests.data.rows import Row, lines, passage, question
 
@@ -164,7 +166,8 @@ def test_a_damaged_gzip_tail(make_folder: Make, tmp_path: Path, damage: str, sha
     with pytest.raises(DataError, match=r"corpus\.jsonl\.gz: row \d+: "):
         ingest(folder, tmp_path / "strict")
     if damage == "not gzip":
-        with pytest.raises(DataError, match=r"corpus\.jsonl\.gz: no passage is left after 1 faulty rows, expected"):
+        told = r"corpus\.jsonl\.gz: no passage in it \(1 faulty rows were left out, the first: .*corpus.*\), expected"
+        with pytest.raises(DataError, match=told):
             ingest(folder, tmp_path / "out", SKIP)
         assert not (tmp_path / "out").exists()
         return
@@ -216,6 +219,20 @@ def test_faulty_questions_and_a_torn_file_of_them(make_folder: Make, tmp_path: P
     ]
     assert kept == {*(f"d/{n}" for n in range(4)), *(f"d/{n}" for n in range(10, 9 + tail["from_row"]) if n != 50)}
     assert len(kept) > 1000
+
+
+def test_questions_that_are_all_faulty_name_the_first(make_folder: Make, tmp_path: Path) -> None:
+    folder = make_folder()
+    _put(folder, "questions.jsonl", [b'{"id": "d/9"', _json(question(8, hops="2"))])
+    told = r"\(2 faulty rows were left out, the first: .*questions\.jsonl: row 1: column 13: not JSON.*\)"
+    with pytest.raises(DataError, match=rf"questions\.jsonl: no train row {told}\. Add"):
+        ingest(folder, tmp_path / "out", SKIP)
+    resplit = replace(SKIP, resplit=Resplit(0.6, 0.1, 0.3))
+    with pytest.raises(
+        DataError, match=rf"found no train question among 0 {told}, expected one or more\. Add questions\."
+    ):
+        ingest(folder, tmp_path / "out", resplit)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_question_whose_gold_passage_was_rejected_is_not_complete(make_folder: Make, tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tasks.data import near
-from tasks.data.ingest import FolderConf, ingest
+from tasks.data.ingest import FolderConf, ingest, notes
 from tasks.data.near import LIKENESS, Texts
 from tasks.text import normalize
 from tasks.types import Question
@@ -140,3 +141,27 @@ def test_near_duplicates_are_counted_and_stay_where_they_were_published(
             "comparisons_left_out": 0,
         }
         assert sum(row["rows"] for row in manifest["questions"].values()) == len(rows)
+
+
+def _hops(*texts: str) -> list[dict[str, Any]]:
+    return [{"question": text, "answer": f"Answer {n}", "support_passage_id": None} for n, text in enumerate(texts, 1)]
+
+
+def test_sub_questions_that_training_and_evaluation_share_are_counted(
+    make_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    first, last = "Who made the clock?", "Where was #1 born?"
+    rows = [
+        question(0, decomposition=_hops(first, last), split="train"),
+        question(1, question="Who built it?", answers=["Answer 1"], split="train"),  # Its own sub-question.
+        question(2, decomposition=_hops(first, "Where was ANSWER 1 born"), split="test"),  # All.
+        question(3, decomposition=_hops("Who wound the clock?", last), split="dev"),  # The last one.
+        question(4, decomposition=_hops("Who built it?", "When did #1 die?"), split="test"),  # Not the last one.
+        question(5, decomposition=_hops("Who is he?", first), split="test"),  # With another answer.
+        question(6, split="test"),
+    ]
+    manifest = ingest(make_folder(rows), tmp_path / "out")
+    assert manifest["sub_questions"] == {"evaluation_rows": 4, "last_in_training": 2, "all_in_training": 1}
+    (told,) = notes(manifest)
+    assert told.startswith("Of 4 evaluation questions with sub-questions, 2 have their last one, ")
+    assert notes(ingest(make_folder(rows[4:] + rows[:1]), tmp_path / "other")) == []

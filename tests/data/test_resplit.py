@@ -204,3 +204,4 @@ def test_real_data_is_split_in_its_shares(tmp_path: Path) -> None:
         assert abs(sum(row[split] for row in counts.values()) - share * total) < 12  # Of 12 strata.
     assert manifest["near_duplicates"]["pairs"] > 100
     assert manifest["near_duplicates"]["pairs_across_splits"] == {}
+    assert 0 < manifest["sub_questions"]["all_in_training"] < manifest["sub_questions"]["last_in_training"]

@@ -99,6 +99,7 @@ LAYER = "model.layers.1.mlp.up_proj.weight"
         (_larger_tokenizer, r"the tokenizer has token ids up to \d+, and the model embeds ids below \d+"),
         (_file("chat_template.jinja", NO_SYSTEM.encode()), r"base.yaml: prompt: .* of system and user: no"),
         (_file("chat_template.jinja", b"{{ messages | nothing }}"), "does not take messages of system and user: "),
+        (_file("chat_template.jinja", b"Hello."), "leaves out the user's message, so the model would not see the que"),
         (_file("chat_template.jinja", b"{% for"), "does not take messages of system and user: "),
     ],
 )  # fmt: skip

@@ -139,8 +139,9 @@ def test_a_split_of_our_own_is_told_and_counted(
     _validate(ctx)
     assert capsys.readouterr().out.splitlines()[:2] == [
         "1 passages, 12 questions train, 2 questions dev, 6 questions test",
-        "Our own split of published rows; not comparable with papers. Published splits: artifacts/data/manifest.json; "
-        "`resplit: null` in conf/data, where it stands for this scale, keeps them",
+        "Our own split of published rows; not comparable with papers. Shares: train 0.6, dev 0.1, test 0.3. "
+        "Published splits: artifacts/data/manifest.json; `resplit: null` in conf/data, where it stands for this "
+        "scale, keeps them",
     ]
     assert "resplit" in read_json(ctx.root / "artifacts" / "data" / "manifest.json")
 
