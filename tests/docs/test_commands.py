@@ -83,10 +83,10 @@ RUN_BY = {
     "make run DATA=/path/to/folder COMPARE_RETRIEVERS=bm25,dense,hybrid": RETRIEVERS,
     "make run DATA=<folder> MAX_QUESTIONS=700": REAL,
     "make run AUGMENT=openai": "tests/stages/test_augment.py::test_a_model_killed_in_a_clone_and_asked_for_the_rest",
-    "make smoke MODEL=smollm2-135m": "tests/test_model_source.py::test_the_model_of_the_package",
+    "make smoke MODEL=smollm2-135m": "tests/stages/test_smollm2.py::test_teaching_and_training_change_the_weights",
     "make run MODEL=my-model SCALE=paper": GIVEN_MODEL,
     "make run MODEL=smollm2-135m SCALE=small DATA=my-data METHODS=search_r1_grpo SEEDS=0": (
-        "tests/stages/test_small_scale.py::test_the_start_policy_is_the_given_model_after_its_lessons"
+        "tests/stages/test_smollm2.py::test_teaching_and_training_change_the_weights"
     ),
     "make run GENERATOR=vllm": "tests/generate/test_vllm.py::test_three_rl_steps_with_vllm",
     "make run ENGINE=<name>": (
