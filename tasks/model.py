@@ -239,6 +239,8 @@ def loaded(folder: Path, what: str, load: Callable[[], T], expected: str = SAVED
         if "trust_remote_code" in str(error):
             raise DataError(f"{folder}: transformers cannot load {what}: {FOREIGN}.") from None
         reason = " ".join(str(error).split())[:300].rstrip(".") or "no reason given"
+        if (Path(folder) / MADE_FROM).is_file():
+            expected = f"what a run made of {Path(folder) / MADE_FROM}; delete the folder, the next run makes it again"
         if NO_MEMORY in reason:
             raise DataError(f"{folder}: too little memory to load {what}: {reason}. Free some and run again.") from None
         raise DataError(

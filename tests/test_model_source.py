@@ -259,6 +259,15 @@ def test_a_header_that_names_another_size_is_said_and_leaves_nothing(tmp_path: P
     assert not (tmp_path / FOLDER).exists()
 
 
+def test_a_made_folder_whose_weights_are_cut_is_to_be_made_again(tmp_path: Path):
+    write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.F32)
+    ensure(tmp_path, FOLDER, Source(gguf="tiny.gguf"))
+    weights = tmp_path / FOLDER / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(DataError, match=r"cannot load .* delete the folder, the next run makes it again\."):
+        load_policy(tmp_path / FOLDER)
+
+
 def test_a_folder_that_was_made_before_content_was_noted_is_taken(tmp_path: Path):
     write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q8_0)
     ensure(tmp_path, FOLDER, Source(gguf="tiny.gguf"))

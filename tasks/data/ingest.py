@@ -130,7 +130,10 @@ def publish(write: Callable[[Path], None], out: Path, kind: str) -> Row:
 def find_corpus(folder: Path) -> Path:
     """The corpus file of a folder; a DataError if there is none or if there are two."""
     if not folder.is_dir():
-        raise DataError(f"{folder}: not a folder. Set data_folder to a folder with {CORPUS} and {QUESTIONS}.")
+        raise DataError(
+            f"{folder}: not a folder. Name one with {CORPUS} and {QUESTIONS}: `make run DATA=/path/to/folder`, or "
+            "data_folder in params.yaml."
+        )
     found = _either(folder / CORPUS)
     if found is None:
         raise DataError(f"{folder}: no {CORPUS} or {CORPUS}.gz. {_expected(folder)} Add the passages.")

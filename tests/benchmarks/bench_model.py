@@ -252,7 +252,7 @@ def training_table(found: dict[str, Any]) -> str:
     lines.append(["tokens with a loss", *(f"{found['trained']:,}" for _ in both)])
     lines.append(["positions read", *(f"{side['positions']:,}" for side in both)])
     lines.append(["seconds, two runs", *(" and ".join(f"{s:.2f}" for s in side["seconds"]) for side in both)])
-    lines.append(["trained tokens/s, slower run", *(f"{found['tokens'] / s:,.0f}" for s in slow)])
+    lines.append(["tokens of rollouts/s, slower run", *(f"{found['tokens'] / s:,.0f}" for s in slow)])
     lines.append(["seconds of the matrix products alone", *(f"{side['limit']:.2f}" for side in both)])
     shares = [side["limit"] / seconds for side, seconds in zip(both, slow, strict=True)]
     lines.append(["share of that limit", *(f"{share:.0%}" for share in shares)])

@@ -150,7 +150,7 @@ def test_damaged_gzip(make_folder: Make, tmp_path: Path, damage: str) -> None:
 
 
 def test_missing_folder_and_files(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere: not a folder\. Set data_folder"):
+    with pytest.raises(DataError, match=r"nowhere: not a folder\. Name one .* DATA=/path"):
         ingest(tmp_path / "nowhere", tmp_path / "out")
     (tmp_path / "in").mkdir()
     both = r"expected corpus\.jsonl with the passages and questions\.jsonl with the questions, one JSON object a line"

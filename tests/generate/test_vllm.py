@@ -355,6 +355,7 @@ def test_ten_rl_steps_in_bfloat16_of_a_model_with_a_hundred_million_weights(tmp_
     model, tokenizer = load_policy(folder)
     assert sum(weight.numel() for weight in model.parameters()) > 100_000_000
     trained = tiny.make_policy(model, tokenizer, conf=tiny.optimizer(lr=1e-4), dtype="auto")
+    before = {name: weight.detach().clone() for name, weight in trained.trained.items()}
     conf = tiny.train_conf(num_steps=10, rollouts_per_step=4, old_logprobs="sampler", dtype="auto", checkpoint_every=99)
     generator = dataclasses.replace(CONF, cpu_kv_cache_gib=0.25).start(folder, "auto", trained)
     try:
@@ -370,6 +371,7 @@ def test_ten_rl_steps_in_bfloat16_of_a_model_with_a_hundred_million_weights(tmp_
         )  # fmt: skip
         history = [row["metrics"] for row in trainer.run().history]
         assert len(history) == 10
+        assert not any(torch.equal(weight, before[name]) for name, weight in trained.trained.items())
         assert max(row["logprob_gap_mean"] for row in history) < 0.02
         assert generator.parity_gap() <= generator.tolerance
     finally:
