@@ -174,6 +174,7 @@ RUN_BY = {
     "make bench": "tests/benchmarks/test_bench.py::test_our_side_runs",
     "make bench MODEL=smollm2-135m": MEASURED_MODEL,
     'make bench MODEL=smollm2-135m ARGS="--parts decode,training"': MEASURED_MODEL,
+    'make bench MODEL=smollm2-135m ARGS="--parts decode,vllm"': MEASURED_MODEL,
     "make bench MODEL=smollm2-135m ARGS=--quick": MEASURED_MODEL,
     "python -m tests.benchmarks.bench_trl --smallest": PEER,
     "python -m tests.benchmarks.bench_trl --separate-prefixes": PEER,
