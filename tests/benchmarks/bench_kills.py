@@ -225,7 +225,9 @@ def main() -> int:
         print(f"undisturbed: {seconds:.0f} s, {len(wanted)} files", flush=True)
 
         runs.forget()
-        kills = (runs.one_killed if given.one else runs.all_killed)(rng, 2 * seconds / given.kills)
+        longest = 2 * seconds / given.kills
+        # A run needs half a minute until a stage learns, and is to come further than its first one.
+        kills = runs.one_killed(rng, max(60.0, longest)) if given.one else runs.all_killed(rng, longest)
         for number, said in zip(range(1, given.kills + 1), kills, strict=False):
             print(f"kill {number:2}: {said}", flush=True)
         kills.close()
