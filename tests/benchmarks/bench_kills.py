@@ -1,6 +1,6 @@
 """Kills a run at random moments, lets the next one end it, and compares every byte with an undisturbed run.
 
-    python -m tests.benchmarks.bench_kills [--kills 10] [--seed 0] [--folder FOLDER] [--cut] [--one] NAME=value ...
+    python -m tests.benchmarks.bench_kills [--kills 10] [--seed 0] [--folder FOLDER] [--cut] [--one base,train] NAME=value
 
 The variables are those of `make run`, such as MODEL=smollm2-135m SCALE=small METHODS=search_r1_grpo SEEDS=0. A clone
 is run once undisturbed. Then all results, caches and resume folders are taken away and the run begins anew. At a random
@@ -8,9 +8,9 @@ moment every process that works in the clone gets signal 9, and the next run goe
 work were killed that many times; a run that ends before begins anew. `--cut` makes the steps of `conf/scale/small.yaml`
 few, so that a run takes minutes.
 
-With `--one` a single process is killed at each moment: the process of a stage that learns, one of its workers or one of
-its generators, drawn at random. All of that stage must then be gone within 15 seconds, unless it was a generator,
-which others may replace.
+With `--one base,train` a single process is killed at each moment: the process of one of these stages, one of its
+workers or one of its generators, drawn at random. All of that stage must then be gone within 15 seconds, unless it was
+a generator, which others may replace.
 
 Exit 1 unless the last run ends well and gives the bytes of the undisturbed one.
 """
@@ -117,8 +117,8 @@ class Runs:
                 print("all is made, so the run begins anew", flush=True)
                 self.forget()
 
-    def one_killed(self, rng: random.Random, longest: float) -> Iterator[str]:
-        """Kill one process that takes part in learning at random moments, again and again, likewise."""
+    def one_killed(self, rng: random.Random, longest: float, stages: list[str]) -> Iterator[str]:
+        """Kill one process of those that learn in these stages at random moments, again and again, likewise."""
         made = self.start()
         try:
             while True:
@@ -129,7 +129,7 @@ class Runs:
                     self.forget()
                     made = self.start()
                     continue
-                family = self._learning(rng)
+                family = self._learning(rng, stages)
                 if not family:
                     continue
                 victim = rng.choice(sorted(family))
@@ -152,13 +152,13 @@ class Runs:
         """What workers did when they were lost, as the runs have told it."""
         return re.findall(r"] \S+ +\| error: worker \d+ on \S+, in ([^:]+):", self.said.read_text(encoding="utf-8"))
 
-    def _learning(self, rng: random.Random) -> dict[int, str]:
-        """The process of a stage that learns, its workers and its generators, by module; empty if none is at work."""
+    def _learning(self, rng: random.Random, stages: list[str]) -> dict[int, str]:
+        """The process of one of these stages, its workers and its generators, by module; empty if none is at work."""
         found = self._by_module()
-        stages = sorted(pid for pid, module in found.items() if module.startswith("tasks.stages"))
-        if not stages:
+        working = sorted(pid for pid, module in found.items() if module in [f"tasks.stages.{name}" for name in stages])
+        if not working:
             return {}
-        stage = rng.choice(stages)
+        stage = rng.choice(working)
         with contextlib.suppress(psutil.NoSuchProcess):
             below = {process.pid for process in psutil.Process(stage).children()}
             return {pid: module for pid, module in found.items() if pid in below | {stage}}
@@ -209,7 +209,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--folder", type=Path, help="keep the clone here")
     parser.add_argument("--cut", action="store_true", help="few steps, at SCALE=small")
-    parser.add_argument("--one", action="store_true", help="kill a single process that takes part in learning")
+    parser.add_argument("--one", choices=("base", "train", "base,train"), help="kill single processes")
     parser.add_argument("words", nargs="*", metavar="NAME=value")
     given = parser.parse_args()
     rng = random.Random(given.seed)
@@ -227,7 +227,8 @@ def main() -> int:
         runs.forget()
         longest = 2 * seconds / given.kills
         # A run needs half a minute until a stage learns, and is to come further than its first one.
-        kills = runs.one_killed(rng, max(60.0, longest)) if given.one else runs.all_killed(rng, longest)
+        single = (given.one or "").split(",")
+        kills = runs.one_killed(rng, max(60.0, longest), single) if given.one else runs.all_killed(rng, longest)
         for number, said in zip(range(1, given.kills + 1), kills, strict=False):
             print(f"kill {number:2}: {said}", flush=True)
         kills.close()
