@@ -1,6 +1,6 @@
 """Kills a run at random moments, lets the next one end it, and compares every byte with an undisturbed run.
 
-    python -m tests.benchmarks.bench_kills [--kills 10] [--seed 0] [--folder F] [--cut] [--one base,train] NAME=value ...
+    python -m tests.benchmarks.bench_kills [--kills 10] [--seed 0] [--folder F] [--cut] [--one base,train] [NAME=value]
 
 The variables are those of `make run`, such as MODEL=smollm2-135m SCALE=small METHODS=search_r1_grpo SEEDS=0. A clone
 is run once undisturbed. Then all results, caches and resume folders are taken away and the run begins anew. At a random
