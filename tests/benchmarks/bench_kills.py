@@ -34,7 +34,7 @@ from pathlib import Path
 import psutil
 
 from tests.benchmarks.bench_stops import differing, hashes_of, processes_in
-from tests.stages.clone import Clone
+from tests.stages.clone import Clone, cut
 
 PATIENCE_S, LIMIT_S = 3 * 3600.0, 15.0
 CUT = {
@@ -194,15 +194,6 @@ class Runs:
         return stages
 
 
-def _cut(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    for key, value in CUT.items():
-        text, count = re.subn(rf"\b{key}: [^,}}\n]+", f"{key}: {value}", text)
-        if not count:
-            raise ValueError(f"{path}: found no {key} to cut")
-    path.write_text(text, encoding="utf-8")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=10)
@@ -218,7 +209,7 @@ def main() -> int:
         runs = Runs(Clone.make(folder / "clone", smoke=False), given.words)
         subprocess.run(["git", "init", "-q", str(runs.clone.root)], check=True)
         if given.cut:
-            _cut(runs.clone.root / "conf/scale/small.yaml")
+            cut(runs.clone.root / "conf/scale/small.yaml", CUT)
         runs.forget()
         seconds = runs.finish()
         wanted = hashes_of(runs.clone)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -81,6 +81,20 @@ server.sendall(json.dumps([os.getpid(), dict(os.environ), *sys.argv[1:]]).encode
 sys.exit(int(server.makefile().readline()))
 """
 """First in the PATH of `dvc repro`, before the real `python`: asks for a forked process and ends with its exit code."""
+
+
+def cut(path: Path, values: Mapping[str, str]) -> None:
+    """Give these keys other values wherever a YAML file has them.
+
+    Raises:
+        ValueError: it lacks one.
+    """
+    text = path.read_text(encoding="utf-8")
+    for key, value in values.items():
+        text, count = re.subn(rf"\b{key}: [^,}}\n]+", f"{key}: {value}", text)
+        if not count:
+            raise ValueError(f"{path}: found no {key} to cut")
+    path.write_text(text, encoding="utf-8")
 
 
 def _run_module(root: Path, env: dict[str, str], module: str, words: list[str], outputs: tuple[str, str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from tasks.retrieval import open_retriever
 from tasks.text import normalize
-from tests.stages.clone import Clone
+from tests.stages.clone import Clone, cut
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -36,14 +35,6 @@ CUT = {
 }
 
 
-def _cut(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    for key, value in CUT.items():
-        text, count = re.subn(rf"\b{key}: [^,}}\n]+", f"{key}: {value}", text)
-        assert count, f"{path.name} has no {key}"
-    path.write_text(text, encoding="utf-8")
-
-
 def _rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
@@ -54,7 +45,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Clone:
     clone.must("data", "validate", "index", "base --seed 0")
     shutil.copytree(clone.root / "artifacts/base/0/policy", clone.root / "given")
     (clone.root / "conf/model/mine.yaml").write_text(MODEL, encoding="utf-8")
-    _cut(clone.root / "conf/scale/small.yaml")
+    cut(clone.root / "conf/scale/small.yaml", CUT)
     for key, value in (("model", "mine"), ("scale", "small"), ("systems", f"[{', '.join(SYSTEMS)}]"), ("top_k", "0")):
         clone.set(key, value)
     clone.must(

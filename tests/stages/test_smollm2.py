@@ -6,13 +6,12 @@ It learns nothing of use in so few steps: the plays are text of a real model tha
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.stages.clone import Clone
+from tests.stages.clone import Clone, cut
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -64,12 +63,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Clone:
     clone = Clone.make(tmp_path_factory.mktemp("smollm2") / "clone")
-    scale = clone.root / "conf/scale/small.yaml"
-    text = scale.read_text(encoding="utf-8")
-    for key, value in CUT.items():
-        text, count = re.subn(rf"\b{key}: [^,}}\n]+", f"{key}: {value}", text)
-        assert count, key
-    scale.write_text(text, encoding="utf-8")
+    cut(clone.root / "conf/scale/small.yaml", CUT)
     clone.change("conf/model/smollm2-135m.yaml", "512, max_total_tokens: 2048", "256, max_total_tokens: 1024")
     (clone.root / "tasks/rewards/odd.py").write_text(REWARD, encoding="utf-8")
     (clone.root / "conf/method/odd.yaml").write_text(METHOD, encoding="utf-8")
