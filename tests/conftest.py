@@ -19,6 +19,7 @@ from tests import skips
 hypothesis.settings.register_profile("house", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("house")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["BREADCRUMB_PARTS"] = "conf/parts/none.txt"  # Not those of whoever runs the tests.
 gc.set_threshold(50_000)  # Thousands of tests and their libraries stay in memory; looking through them takes long.
 
 

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks import parts
 from tasks.agent import grammars
 from tasks.agent.grammars.research import boxed
 from tasks.agent.grammars.search_r1 import SearchR1Grammar
 from tasks.agent.grammars.tool_call import ToolCallGrammar
 from tasks.types import Action, Hit, Trajectory
+from tests import shipped
 from tests.tiny import Shelf, make_grammar, play_script
 
 SEARCH = "<think> so </think> <search> Hask </search>"
 ANSWER = "<think> so </think> <answer> Bristow </answer>"
 HITS = [Hit("a", 1.0, "Hask", "Farrow rules Hask ."), Hit("b", 1.0, "Elvane", "Hask\nrules Elvane .")]
-KINDS = parts.kinds("agent.grammars")
+KINDS = shipped.kinds("agent.grammars")
 LAST = "<warning>No search is left. I must give the final answer now.</warning>\n\n"
 
 

@@ -53,9 +53,9 @@ class Document:
 
 
 def documents() -> list[Document]:
-    """Every Markdown file that git tracks or would track, but for the log and the changelog, which tell of the past."""
+    """Every Markdown file that git tracks, but for the log and the changelog, which tell of the past."""
     listed = subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard", "*.md"],
+        ["git", "-C", str(ROOT), "ls-files", "*.md"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     paths = sorted(Path(line) for line in listed.stdout.splitlines() if (ROOT / line).is_file())

@@ -16,6 +16,7 @@ from tasks.data import ingest
 from tasks.methods import loader
 from tasks.runner import Context
 from tasks.stages import retrievers
+from tests import shipped
 from tests.docs.documents import LINK, ROOT, Document, documents
 from tests.systems import asked_model
 
@@ -86,7 +87,7 @@ def test_a_name_in_a_file_is_in_that_file(document: Document) -> None:
 def test_every_page_that_code_and_settings_name_exists() -> None:
     wrong = []
     for folder in ("tasks", "flows", "conf", "infra", "tests"):
-        for path in (path for path in (ROOT / folder).rglob("*.*") if path.suffix in (".py", ".yaml")):
+        for path in (path for path in shipped.files(folder, "*.*") if path.suffix in (".py", ".yaml")):
             pages = set(re.findall(r"docs/[\w/-]+\.md", path.read_text(encoding="utf-8")))
             wrong += [f"{path.relative_to(ROOT)}: {page}" for page in pages if not (ROOT / page).is_file()]
     assert not wrong, "\n".join(wrong)
@@ -104,13 +105,13 @@ def test_sizes_and_titles() -> None:
 def test_the_index_lists_every_page() -> None:
     index = next(document for document in DOCUMENTS if document.path == Path("docs/README.md"))
     linked = {Path(link).name for link in LINK.findall(index.prose)}
-    assert {path.name for path in (ROOT / "docs").glob("*.md")} - linked <= {"README.md"}
+    assert {path.name for path in (ROOT / "docs").glob("*.md") if shipped.is_shipped(path)} - linked <= {"README.md"}
 
 
 def test_the_tree_of_folders_names_every_room() -> None:
     page = next(document for document in DOCUMENTS if document.path == Path("docs/path.md"))
     tree = next(block for block in page.blocks("text") if "\n  rewards/" in block)
-    rooms = {path.name for path in (ROOT / "tasks").iterdir() if any(path.glob("*.py"))}
+    rooms = {path.parent.name for path in shipped.files("tasks", "*/*.py")}
     named = set(re.findall(r"([\w-]+)/", tree))
     assert rooms <= named, rooms - named
     assert all(any(ROOT.glob(f"{path}")) or any(ROOT.glob(f"*/{path}")) for path in named), named

@@ -9,6 +9,7 @@ from pathlib import Path
 import networkx
 
 from tasks.identity import Sources
+from tests import shipped
 
 ROOT = Path(__file__).parents[2]
 MEDIAN, P95, LONGEST = 7, 26, 70  # Lines of a function, its signature and docstring included.
@@ -17,7 +18,7 @@ WALL, TABLE = 20, 10  # Lines without a pause; a longer statement is a table or 
 
 
 def _files() -> list[Path]:
-    return sorted(path for folder in ("tasks", "flows") for path in (ROOT / folder).rglob("*.py"))
+    return [path for folder in ("tasks", "flows") for path in shipped.files(folder, "*.py")]
 
 
 def _sizes(*kinds: type[ast.AST]) -> Iterator[tuple[int, str]]:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import shipped
+
 ROOT = Path(__file__).parents[2]
 TESTS = {
     "test_marked.py": """
@@ -69,7 +71,7 @@ def test_every_reason_in_a_test_file_is_one_of_the_list() -> None:
     """A new `skip` with a reason of its own fails in CI only on a machine that lacks something: say so here."""
     found = [
         f"{path.relative_to(ROOT)}: {call[0]}"
-        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for path in shipped.files("tests", "*.py")
         if path.name not in ("test_skips.py", "skips.py")
         for call in re.finditer(r"(?:pytest\.skip\(|skipif\(.*reason=)f?[\"']([^\"']*)", path.read_text())
         if not call[1].startswith("no ")

@@ -46,13 +46,14 @@ from tasks.train.loop import Trainer
 from tasks.train.settings import TrainConf
 from tasks.trained import Trained
 from tasks.types import Action, Passage, Question
+from tests import shipped
 from tests.base.small import SMALL
 from tests.reward_model.small import stored
 from tests.skips import SHARED, needs_shared
 from tests.tiny import PROMPT, make_learner
 
 ROOT = Path(__file__).parents[2]
-NAMES = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
+NAMES = shipped.names("method")
 PRINTED = SHARED / "papers" / "results.csv"
 # Systems of other families, trained and prompted ones: each has its own work and its own test.
 OTHERS = {

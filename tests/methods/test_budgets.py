@@ -15,10 +15,11 @@ from tasks.rl.losses.policy_clip import PolicyClip
 from tasks.rl.losses.reference_kl import ReferenceKl
 from tasks.rl.value_losses.clipped_value import ClippedValueLoss
 from tasks.train.settings import TrainConf
+from tests import shipped
 from tests.papers import PAGES, clip_range, tables
 
 ROOT = Path(__file__).parents[2]
-NAMES = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
+NAMES = shipped.names("method")
 
 
 def rows(heading: str) -> list[dict[str, str]]:

@@ -24,10 +24,11 @@ from tasks.rl.losses.policy_clip import PolicyClip
 from tasks.rl.losses.reference_kl import ReferenceKl
 from tasks.rl.method import Method
 from tasks.rl.value_losses.clipped_value import ClippedValueLoss
+from tests import shipped
 from tests.tiny import PROMPT, load_method, make_tokenizer
 
 ROOT = Path(__file__).parents[2]
-NAMES = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
+NAMES = shipped.names("method")
 
 
 @pytest.fixture

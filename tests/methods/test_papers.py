@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests import shipped
 from tests.papers import PAGES, ROOT, Citation, citations, tables
 
 NAMES = sorted(path.stem for path in PAGES.glob("*.md"))
 METHOD_PAGES = [name for name in NAMES if name not in ("README", "decisions", "printed")]
 CITING = sorted(
-    path
-    for folder in ("tasks", "conf")
-    for path in (ROOT / folder).rglob("*")
-    if path.suffix in (".py", ".yaml", ".md") and "__pycache__" not in path.parts
+    path for folder in ("tasks", "conf") for path in shipped.files(folder) if path.suffix in (".py", ".yaml", ".md")
 )
 # Readers of the report see these texts, so they name papers and tables and no page of this repository.
 SHOWN = {"tasks/report/claims.py"}
@@ -81,7 +79,7 @@ def test_papers_are_cited_in_one_form(path: Path) -> None:
 
 
 def test_nothing_outside_the_repository_is_cited() -> None:
-    files = [*CITING, *(path for folder in ("flows", "tests", "docs") for path in (ROOT / folder).rglob("*.*"))]
+    files = [*CITING, *(path for folder in ("flows", "tests", "docs") for path in shipped.files(folder, "*.*"))]
     wrong = [
         f"{path.relative_to(ROOT)}: {match[0]!r}"
         for path in files
@@ -107,7 +105,7 @@ def test_every_method_cites_its_paper_itself_or_by_the_file_it_extends() -> None
         extended = re.search(r"^extends: (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
         return bool(cited(path)) or bool(extended and cites(path.with_stem(extended[1])))
 
-    assert all(cites(path) for path in (ROOT / "conf" / "method").glob("*.yaml"))
+    assert all(cites(path) for path in shipped.files("conf/method", "*.yaml"))
 
 
 def test_the_index_links_every_page() -> None:

@@ -38,6 +38,7 @@ from tasks.rl.losses.reference_kl import ReferenceKl
 from tasks.rl.search.index import IndexSearch
 from tasks.rl.search.simulated import SimulatedSearch
 from tasks.rl.value_losses.clipped_value import ClippedValueLoss
+from tests import shipped
 from tests.tiny import make_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -143,7 +144,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
 
 
 def test_every_configuration_is_written_down() -> None:
-    assert set(SYSTEMS) == {path.stem for path in (ROOT / "conf" / "method").glob("*.yaml")}
+    assert set(SYSTEMS) == set(shipped.names("method"))
 
 
 def test_no_two_configurations_are_the_same_system() -> None:

@@ -17,6 +17,7 @@ from tasks.methods import loader
 from tasks.model_source import Source
 from tasks.params import edit
 from tasks.params.form import form_of
+from tests import shipped
 from tests.pipeline.toy import CONF, HOUSE, PARAMS_YAML
 
 
@@ -296,7 +297,7 @@ def _pays_outcomes(method: dict[str, Any]) -> bool:
 def test_the_comparisons_of_this_repository_name_methods_it_has() -> None:
     for name, seeds in (("main", [0, 1, 2]), ("family", [0]), ("learned", [0, 1, 2])):
         assert edit.compare_answers(name, HOUSE)["seeds"] == seeds
-    named = {path.stem: loader.load(path.stem, "laptop", HOUSE) for path in (HOUSE / "conf" / "method").glob("*.yaml")}
+    named = {name: loader.load(name, "laptop", HOUSE) for name in shipped.names("method")}
     learned = set(edit.compare_answers("learned", HOUSE)["systems"])  # And what they are compared with.
     every = {name for name, method in named.items() if _pays_outcomes(method)} - learned
     assert edit.compare_answers("family", HOUSE)["systems"][0] == "base"
@@ -338,6 +339,7 @@ def test_settings_for_one_run_are_put_back(root: Path, is_killed: bool) -> None:
 import os, sys
 from pathlib import Path
 from tasks.params import edit
+from tests import shipped
 with edit.applied({{"evaluate.top_k": 9}}, Path({str(root)!r}), once=True):
     os._exit(9)
 """

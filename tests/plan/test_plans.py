@@ -23,11 +23,12 @@ from tasks.reached import REACHED_BY
 from tasks.services.endpoint import Endpoint
 from tasks.stages.plan import stages
 from tasks.stages.train import _check_budgets
+from tests import shipped
 from tests.tiny import make_model, make_tokenizer
 
 ROOT = Path(__file__).parents[2]
 SOURCES = identity.Sources(identity.ROOT)  # Each file is read once.
-METHODS = tuple(sorted(path.stem for path in (ROOT / "conf/method").glob("*.yaml")))
+METHODS = tuple(shipped.names("method"))
 
 
 def _planned(*names: str, **changes: Any) -> dict[str, Plan]:

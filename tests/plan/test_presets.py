@@ -10,13 +10,14 @@ import pytest
 from tasks import conf, engine, generate, parts
 from tasks.agent.rollout import RolloutConf
 from tasks.model import LoraConf
-from tasks.params.edit import PRESET, names_of, parse, preset_answers
+from tasks.params.edit import PRESET, parse, preset_answers
 from tasks.params.scale import Scale
 from tasks.plan.machine import Machine, Memory
 from tasks.plan.memory import Demand, Division, Learner, Served, phases
 from tasks.plan.model_size import ModelSize
 from tasks.plan.preflight import CLOSE
 from tasks.train.settings import TrainConf
+from tests import shipped
 
 HOUSE = Path(__file__).resolve().parents[2]
 PAGE = HOUSE / "docs/cluster.md"
@@ -27,7 +28,7 @@ SIZES = {
 GB = 10**9
 
 
-@pytest.mark.parametrize("preset", names_of(["preset"], HOUSE))
+@pytest.mark.parametrize("preset", shipped.names("preset"))
 def test_a_preset_names_files_that_exist(preset: str) -> None:
     answers = preset_answers(preset, HOUSE)
     assert set(answers) == set(PRESET)
@@ -98,7 +99,7 @@ def _row(preset: str) -> str:
 
 def test_the_table_of_presets_is_what_the_sums_say() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    for preset in names_of(["preset"], HOUSE):
+    for preset in shipped.names("preset"):
         assert _row(preset) in page, _row(preset)
 
 

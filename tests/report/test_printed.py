@@ -14,6 +14,7 @@ from tasks.report.claims import CLAIMS
 from tasks.report.study import complete
 from tasks.report.table import Results, build, markdown
 from tasks.store import DataError, read_json, write_json
+from tests import shipped
 from tests.papers import golden
 from tests.skips import SHARED, needs_shared
 
@@ -114,7 +115,7 @@ def test_every_average_is_that_of_its_row():
 
 
 def test_the_methods_with_printed_numbers_and_no_others_name_their_rows_of_the_papers():
-    rows = {path.stem: conf.read_yaml(path).get("paper_rows", []) for path in METHODS.glob("*.yaml")}
+    rows = {path.stem: conf.read_yaml(path).get("paper_rows", []) for path in shipped.files("conf/method", "*.yaml")}
     claims = {(method, variant, name) for name, pairs in rows.items() for method, variant in pairs}
     without_cells = {
         ("Search-R1", "main", "search_r1_grpo"),  # PPO and GRPO runs are printed under one name.
@@ -150,12 +151,9 @@ def test_numbers_known_by_heart():
     assert value("ppo_f1", "3", "Qwen2.5-3B-Base", "HotpotQA", "em") == [0.228]
 
 
-METHODS = ROOT / "conf" / "method"
-
-
 def test_every_policy_that_is_spoken_of_is_a_method():
     named = {row.policy for row in printed.read(FILE)} | {name for one in CLAIMS for name in one.systems}
-    assert named <= {path.stem for path in METHODS.glob("*.yaml")}
+    assert named <= set(shipped.names("method"))
 
 
 HEADER = ",".join(printed.COLUMNS)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
-from tests import prefect_database
+from tests import prefect_database, shipped
 
 HOUSE = Path(__file__).resolve().parents[2]
 SMOKE = {
@@ -29,6 +29,7 @@ SMOKE = {
     "seeds": "[0]",
     "top_k": "3",
     "num_bootstrap": "100",
+    "parts": "conf/parts/none.txt",
 }
 # Importing these takes most of a short stage's time: a server process has them, stages are forked from it.
 LIBRARIES = [
@@ -163,7 +164,13 @@ class Clone:
         root.mkdir(parents=True)
         # What Python and numba compiled is taken along: it belongs to a file's time and size, which a copy keeps. Not
         # what another process is writing at this moment.
-        ignore = shutil.ignore_patterns("*.pyc.*", "*.tmp.*", "cache", "tmp", "config.local")
+        patterns = shutil.ignore_patterns("*.pyc.*", "*.tmp.*", "cache", "tmp", "config.local")
+
+        def ignore(folder: str, names: list[str]) -> set[str]:
+            """What no copy needs, and parts that a user has added to this clone."""
+            added = {name for name in names if Path(name).suffix in (".py", ".yaml")}
+            return {*patterns(folder, names), *(one for one in added if not shipped.is_shipped(Path(folder, one)))}
+
         for name in ("tasks", "flows", "conf", "requirements", ".dvc"):
             shutil.copytree(HOUSE / name, root / name, ignore=ignore)
         for name in ("dvc.yaml", "params.yaml", ".dvcignore", ".gitignore"):
