@@ -11,6 +11,7 @@
 #   make ui                     Prefect, MLflow and the form of a run on this machine (PORT_PREFECT=4200 PORT_MLFLOW=5000)
 #   make serve                  schedules the nightly evaluation of registered policies on that Prefect (conf/nightly)
 #   make nightly                plays such a night now (ACCEPT="why" takes the last night for good in spite of its alarms)
+#   make score                  METHOD=mine FILE=trajectories.jsonl: what its rewards give to recorded trajectories, and why
 #   make ask                    POLICY=search_r1_grpo-0 plays QUESTION="..." before your eyes; without one it reads a line each
 #   make chat-server            the same policy behind OpenAI's chat completions, on PORT=8000
 #   make search-server          INDEX=artifacts/index over HTTP on PORT=8000, for RETRIEVER=remote and Search-R1's clients
@@ -27,6 +28,7 @@
 #   make bench MODEL=smollm2-135m  a real language model on the CPU, beside transformers, vLLM and TRL
 #   make setup | clean | help   .venv alone | remove what can be made again | this text
 #
+# PARTS=folder has methods, rewards and other parts of your own, outside the clone (docs/methods-of-yours.md).
 # PRESET=3b-1gpu sets model, scale, engine and generator for GPUs (conf/preset). METHODS=a,b trains these and sets them beside the system they are compared with, PARALLEL=2 runs so many stages at once,
 # RUN_NAME="first try" is the name of the run on the pages of Prefect and MLflow. CLUSTER=mine names the hosts of
 # ENGINE=deepspeed (conf/cluster). REQUIREMENTS=requirements/cpu.txt decides
@@ -47,13 +49,14 @@ override TAKES_compare := PARALLEL RUN_NAME CLUSTER STUDY
 override TAKES_nightly := ACCEPT
 override TAKES_serve := NIGHTLY_WEBHOOK
 override TAKES_ui := PORT_PREFECT PORT_MLFLOW
-override TAKES_ask := QUESTION POLICY INDEX RETRIEVER ARGS
-override TAKES_chat-server := POLICY INDEX RETRIEVER PORT ARGS
-override TAKES_search-server := INDEX PORT ARGS
-override TAKES_evidence-server := POLICY INDEX PORT ARGS
-override TAKES_mcp-server := POLICY INDEX PORT ARGS
-override TAKES_measure-tool := POLICY READER INDEX ARGS
-override TAKES_evaluate := CHAMPION ARGS
+override TAKES_score := METHOD FILE PARTS ARGS
+override TAKES_ask := QUESTION POLICY INDEX RETRIEVER PARTS ARGS
+override TAKES_chat-server := POLICY INDEX RETRIEVER PORT PARTS ARGS
+override TAKES_search-server := INDEX PORT PARTS ARGS
+override TAKES_evidence-server := POLICY INDEX PORT PARTS ARGS
+override TAKES_mcp-server := POLICY INDEX PORT PARTS ARGS
+override TAKES_measure-tool := POLICY READER INDEX PARTS ARGS
+override TAKES_evaluate := CHAMPION PARTS ARGS
 override TAKES_experiments := ARGS
 override TAKES_test := LONG ARGS
 override TAKES_check := ARGS
@@ -106,7 +109,11 @@ export INDEX ?= artifacts/index
 export POLICY ?= $(if $(filter ask chat-server,$(GOALS)),search_r1_grpo-0,artifacts/train/r_search-0)
 export READER ?= artifacts/models/tiny_llama-1
 export CHAMPION ?= champion
+export METHOD ?= search_r1_grpo
 export BREADCRUMB_CLUSTER := $(value CLUSTER)
+ifneq ($(filter PARTS,$(GIVEN)),)
+export BREADCRUMB_PARTS := $(value PARTS)
+endif
 
 # A file of tests stays in one process: its fixtures are made once. Long files come first (tests/conftest.py). Two
 # processes more than processors (nproc heeds OMP_NUM_THREADS), because many tests wait for what they have started.
@@ -139,7 +146,7 @@ endef
 export WITH_ARGS
 override RUN_WITH_ARGS := $(BIN)/python -c "$$WITH_ARGS"
 
-.PHONY: help setup run smoke compare test lint check format bench bench-retrieval bench-slate ui serve nightly ask chat-server search-server evidence-server mcp-server measure-tool report experiments upload register evaluate clean
+.PHONY: help setup run smoke compare test lint check format bench bench-retrieval bench-slate ui serve nightly score ask chat-server search-server evidence-server mcp-server measure-tool report experiments upload register evaluate clean
 
 help:
 	@sed --quiet -e '/^$$/q' -e 's/^# \{0,1\}//p' Makefile
@@ -241,6 +248,9 @@ serve: $(STAMP)
 
 nightly: $(STAMP)
 	@exec $(BIN)/python -m tasks.registry.nightly $${ACCEPT:+--accept "$$ACCEPT"}
+
+score: $(STAMP)
+	@exec $(RUN_WITH_ARGS) tasks.score --method "$$METHOD" $${FILE:+--file "$$FILE"}
 
 # An empty question is one that was given, and is refused.
 ask: $(STAMP)

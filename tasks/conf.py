@@ -26,6 +26,8 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from tasks import own
+
 T = TypeVar("T")
 Tree = dict[str, Any]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -85,8 +87,17 @@ def known(names: Sequence[str]) -> str:
 
 
 def path_of(kind: str, name: str, root: Path = Path("."), where: str = str(PARAMS)) -> Path:
-    """`conf/<kind>/<name>.yaml`. The ValueError for an unknown name begins with `where` and lists the known ones."""
-    return root / CONF / kind_of((kind,), name, root, where) / f"{name}.yaml"
+    """`conf/<kind>/<name>.yaml`, of the clone or of one's own folder (`tasks.own`).
+
+    The ValueError for an unknown name begins with `where` and lists the known ones.
+    """
+    file = Path(kind_of((kind,), name, root, where), f"{name}.yaml")
+    return next(place / file for place in own.settings(root) if (place / file).is_file())
+
+
+def names(kind: str, root: Path = Path(".")) -> list[str]:
+    """Names of the files `conf/<kind>/*.yaml`, one's own included."""
+    return sorted({path.stem for place in own.settings(root) for path in (place / kind).glob("*.yaml")})
 
 
 def kind_of(kinds: Sequence[str], name: str, root: Path = Path("."), where: str = str(PARAMS)) -> str:
@@ -95,15 +106,15 @@ def kind_of(kinds: Sequence[str], name: str, root: Path = Path("."), where: str 
     Raises:
         ValueError: none of them has, or more than one, or the name does not fit; the message begins with `where`.
     """
-    names = {kind: [path.stem for path in (root / CONF / kind).glob("*.yaml")] for kind in kinds}
-    having = [kind for kind in kinds if name in names[kind]]
+    known_names = {kind: names(kind, root) for kind in kinds}
+    having = [kind for kind in kinds if name in known_names[kind]]
     if having and having[0] in IN_COMMANDS and not PLAIN.fullmatch(name):
         raise ValueError(
             f"{where}: {name!r}: found a name that commands cannot hold, expected ASCII letters, digits and _, no "
             f"digit first. Rename {CONF}/{having[0]}/{name}.yaml."
         )
     if not having:
-        all_names = sorted({one for each in names.values() for one in each})
+        all_names = sorted({one for each in known_names.values() for one in each})
         hint = _did_you_mean(name, all_names)
         raise ValueError(f"{where}: unknown {kinds[0]} {name!r}.{hint} {known(all_names)}")
     if len(having) > 1:

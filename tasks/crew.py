@@ -504,11 +504,13 @@ def _watch(peer: socket.socket, silence_s: float) -> None:
 
 def fingerprint() -> dict[str, str]:
     """What must be equal on all hosts."""
+    from tasks import own
     from tasks.identity import PACKAGE, recorded
     from tasks.store import digest, sha256
 
-    sources = sorted((ROOT / PACKAGE).rglob("*.py"))
-    code = digest([[path.relative_to(ROOT).as_posix(), sha256(path)] for path in sources])[:12]
+    places = [ROOT] if (mine := own.folder()) is None else [ROOT, mine]
+    sources = [(path.relative_to(place), path) for place in places for path in sorted((place / PACKAGE).rglob("*.py"))]
+    code = digest([[name.as_posix(), sha256(path)] for name, path in sources])[:12]
     python = ".".join(map(str, sys.version_info[:3]))
     return {"code": code, "Python": python} | recorded()
 

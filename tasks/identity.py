@@ -23,13 +23,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks import store
+from tasks import own, store
 
 PACKAGE = "tasks"
 ROOT = Path(__file__).resolve().parents[1]
 """Root of the clone whose code this process runs."""
-FRAME = ("tasks/__init__.py", "tasks/stages/__init__.py", "tasks/identity.py", "tasks/planned.py", "tasks/runner/")
-"""Files and folders that start, guard and record a stage and never change what it writes: no stage uses them."""
+FRAME = (
+    "tasks/__init__.py",
+    "tasks/own.py",
+    "tasks/stages/__init__.py",
+    "tasks/identity.py",
+    "tasks/planned.py",
+    "tasks/runner/",
+)
+"""Files and folders that find, start, guard and record a stage and never change what it writes: no stage uses them."""
 BY_KIND = "# Loads parts by kind."
 """Ends a line that imports a module whose name is computed; `modules_of` must find what such a line can load."""
 REQUIREMENTS = Path("requirements")
@@ -50,7 +57,10 @@ _PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)(\[[^\]]*\])?\s*==\s*([^\s;\\]+)")
 
 
 class Sources:
-    """The source files of one clone; each is read once, so an object is for one short computation.
+    """The source files of one clone, and of the folder of one's own that it uses (`tasks.own`).
+
+    Each is read once, so an object is for one short computation. A file of that folder goes by its path there, which
+    the clone does not have.
 
     Args:
         root: root of the clone.
@@ -58,6 +68,8 @@ class Sources:
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
+        own_folder = own.folder(self.root)
+        self._places = [self.root] if own_folder is None else [self.root, own_folder]
         self._imported: dict[Path, set[Path]] = {}
         self._closures: dict[str, set[Path]] = {}
         self._data_files: dict[Path, list[Path]] = {}
@@ -68,7 +80,7 @@ class Sources:
 
     def hashes(self, modules: Iterable[str]) -> dict[str, str]:
         """The closure of these modules, sorted, each path with the hash of its file; see `closure` and `hash_of`."""
-        return {path: self.hash_of(self.root / path) for path in sorted(self.closure(modules))}
+        return {path: self.hash_of(self.path_of(path)) for path in sorted(self.closure(modules))}
 
     def used(self, modules: Iterable[str]) -> dict[str, str]:
         """Files that can change what these modules compute, with their hashes: the closure without the frame.
@@ -91,14 +103,33 @@ class Sources:
         """
         sources = set[Path]().union(*map(self._closure_of, modules))
         beside = {file for folder in {path.parent for path in sources} for file in self._beside(folder)}
-        return {path.relative_to(self.root).as_posix() for path in sources | beside}
+        return {self.name_of(path) for path in sources | beside}
+
+    def path_of(self, name: str) -> Path:
+        """The file that `name_of` names: the clone's, else one's own."""
+        return next((place / name for place in self._places if (place / name).is_file()), self.root / name)
+
+    def name_of(self, path: Path) -> str:
+        """The path of a source file in the clone, or in the folder of one's own.
+
+        Raises:
+            ValueError: it lies in neither.
+        """
+        names = [path.relative_to(place) for place in self._places if path.is_relative_to(place)]
+        in_package = [name for name in names if name.parts[:1] == (PACKAGE,)] or names
+        if not in_package:
+            raise ValueError(f"{path}: found a file outside {self.root}, expected a source file of it.")
+        return in_package[0].as_posix()
 
     def files_of(self, name: str) -> list[Path]:
         """The files Python runs for `import name`: the packages on the way, and the module itself."""
         parts = name.split(".")
-        places = [self.root.joinpath(*parts[:end]) for end in range(1, len(parts) + 1)]
-        files = [path for place in places for path in (place / "__init__.py", place.with_suffix(".py"))]
-        return [path for path in files if path.is_file()]
+        found = []
+        for end in range(1, len(parts) + 1):
+            bases = [place.joinpath(*parts[:end]) for place in self._places]
+            files = [path for base in bases for path in (base / "__init__.py", base.with_suffix(".py"))]
+            found += [path for path in files if path.is_file()][:1]
+        return found
 
     def imports(self, path: Path) -> list[tuple[str, int]]:
         """Dotted name and line of every import in a file, except those that only type checkers follow.
@@ -120,7 +151,8 @@ class Sources:
 
     def changed(self, path: str, digits: str) -> bool:
         """Whether a file, given relative to the root, is gone or has another hash."""
-        return not (self.root / path).is_file() or self.hash_of(self.root / path) != digits
+        file = self.path_of(path)
+        return not file.is_file() or self.hash_of(file) != digits
 
     def _closure_of(self, module: str) -> set[Path]:
         """The Python files of `closure` for one module: plans ask for the same modules again and again."""
@@ -143,9 +175,9 @@ class Sources:
         return self._data_files[folder]
 
     def _required(self, module: str) -> list[Path]:
-        place = self.root.joinpath(*module.split("."))
-        if not (place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()):
-            raise ValueError(f"{module}: {place.with_suffix('.py')} is missing. Name a module of this clone.")
+        bases = [place.joinpath(*module.split(".")) for place in self._places]
+        if not any(base.with_suffix(".py").is_file() or (base / "__init__.py").is_file() for base in bases):
+            raise ValueError(f"{module}: {bases[0].with_suffix('.py')} is missing. Name a module of this clone.")
         return self.files_of(module)
 
     def _loads(self, path: Path) -> set[Path]:
@@ -161,7 +193,7 @@ class Sources:
         return self._imported[path]
 
     def _checked(self, path: Path, name: str, line: int) -> str:
-        where = f"{path.relative_to(self.root)}:{line}"
+        where = f"{self.name_of(path)}:{line}"
         if not name and BY_KIND not in path.read_text("utf-8").splitlines()[line - 1]:
             raise ValueError(
                 f"{where}: imports a module whose name is computed, so nobody can tell which files a stage uses. "
@@ -174,7 +206,7 @@ class Sources:
     def _read(self, path: Path) -> dict[str, Any]:
         """Hash and imports of a Python file, read from the memo if it knows these bytes."""
         if path not in self._facts:
-            source, place = path.read_bytes(), path.relative_to(self.root)
+            source, place = path.read_bytes(), Path(self.name_of(path))
             key = hashlib.sha256(place.as_posix().encode() + b"\0" + source).hexdigest()
             facts = self._remembered.get(key) or self._parsed(source, place)
             self._facts[path] = self._used[key] = facts
@@ -251,8 +283,9 @@ def loaded(root: Path = ROOT) -> set[str]:
     """Files of the package that this process has imported, the frame left out, as paths relative to `root`."""
     modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == PACKAGE]
     paths = [Path(str(module.__file__)).resolve() for module in modules if getattr(module, "__file__", None)]
-    place = root.resolve()
-    files = {path.relative_to(place).as_posix() for path in paths if path.is_relative_to(place)}
+    places = [place for place in (root.resolve(), own.folder(root)) if place is not None]
+    names = [path.relative_to(place) for path in paths for place in places if path.is_relative_to(place)]
+    files = {name.as_posix() for name in names if name.parts[0] == PACKAGE}
     return {path for path in files if not path.startswith(FRAME)}
 
 

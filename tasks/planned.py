@@ -200,7 +200,7 @@ class _Guard(importlib.abc.MetaPathFinder):
         """Raise the ValueError for a module of this package that the plan does not list."""
         if fullname.partition(".")[0] == identity.PACKAGE:
             for file in self._sources.files_of(fullname):
-                self.check(file.relative_to(self._sources.root).as_posix())
+                self.check(self._sources.name_of(file))
 
     def check(self, path: str) -> None:
         """Raise the ValueError for a file that the plan does not list, unless it is one of the frame."""

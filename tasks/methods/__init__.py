@@ -16,11 +16,27 @@ from tasks import conf, parts
 from tasks.agent import grammars
 from tasks.agent.prompts import Prompt
 from tasks.conf import Tree
-from tasks.rl.losses import LossSum
+from tasks.rewards import Reward
+from tasks.rl.advantages import Advantage
+from tasks.rl.filters import Filter
+from tasks.rl.losses import LossSum, LossTerm
 from tasks.rl.method import Method
+from tasks.rl.samplers import Sampler
+from tasks.rl.search import Search
+from tasks.rl.value_losses import ValueLoss
 
 OWN = ("title", "paper_rows")
 """Keys that describe the file itself: a file that extends it does not inherit them, and no result depends on them."""
+PROTOCOLS: dict[str, type] = {
+    "rewards": Reward,
+    "sampler": Sampler,
+    "filter": Filter,
+    "advantage": Advantage,
+    "losses": LossTerm,
+    "value_loss": ValueLoss,
+    "search": Search,
+}
+"""What each part must have; without this check a stage would find out after minutes."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +86,10 @@ def build(tree: Mapping[str, Any], tokenizer: Any, where: str = "the resolved me
         },
     }
     terms = tuple(parts.make("rl.losses", term, f"{where}: losses") for term in found.losses)
+    for name, protocol in PROTOCOLS.items():
+        made_of = {"rewards": made["rewards"], "losses": terms}.get(name) or (made.get(name),)
+        for part in (one for one in made_of if one is not None):
+            parts.check_members(part, protocol, f"{where}: {name}")
     try:
         return Method(loss=LossSum(terms), temperature=found.sampling.temperature, top_p=found.sampling.top_p, **made)
     except ValueError as error:

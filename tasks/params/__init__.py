@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 from pydantic.fields import FieldInfo
 
-from tasks import conf, extends
+from tasks import conf, extends, own
 from tasks.conf import CONF, PARAMS, require
 
 SYSTEMS = ("system", "method")
@@ -110,6 +110,7 @@ class Params:
     tools: Annotated[
         tuple[str, ...], FileOf(("method",)), Field(description="likewise: systems whose evidence another model reads")
     ] = ()
+    parts: Annotated[str, Field(description="folder with parts of your own (docs/methods-of-yours.md)")] = own.NONE
 
     def __post_init__(self) -> None:
         lists = ("systems", "compare_retrievers", *TRAINED.values(), TOOLS)
@@ -195,15 +196,24 @@ def read(root: Path = Path(".")) -> Params:
 def check(tree: Mapping[str, Any], root: Path = Path("."), where: str = str(PARAMS)) -> Params:
     """The settings of a `params.yaml` with this content; ValueErrors are those of reading the file `where`."""
     result = conf.fill(Params, tree, where)
+    try:
+        own.check(result.parts, root)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    with own.using(result.parts):
+        _check_names(result, root, where)
+    return result
+
+
+def _check_names(result: Params, root: Path, where: str) -> None:
     for setting in (setting for setting in settings_of() if setting.kinds):
         value: Any = getattr(result, setting.key)
         if value != setting.default:
             for name in value if setting.is_list else [value]:
-                is_known = (root / CONF / "model" / f"{name}.yaml").is_file()
+                is_known = name in conf.names("model", root)
                 if setting.key == "model" and not is_known and (told := how_to_take(name, root)):
                     raise ValueError(f"{where}: model={name!r}: {told}")
                 conf.kind_of(setting.kinds, name, root, where)
-    return result
 
 
 def models_of(system: str, scale: str, root: Path = Path(".")) -> list[tuple[str, str]]:

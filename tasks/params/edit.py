@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from tasks import conf, extends, params
+from tasks import conf, extends, own, params
 from tasks.params.scale import Scale
 
 NO_FOLDER = conf.CONF / "data/none.txt"
@@ -43,7 +43,7 @@ VARIABLES = {key.rpartition(".")[2].upper(): key for key in SETTINGS}
 
 def names_of(kinds: Sequence[str], root: Path = Path(".")) -> list[str]:
     """Names of the files `conf/<kind>/*.yaml` of all these kinds."""
-    return sorted(path.stem for kind in kinds for path in (root / conf.CONF / kind).glob("*.yaml"))
+    return sorted(name for kind in kinds for name in conf.names(kind, root))
 
 
 def help_text(root: Path) -> str:
@@ -112,7 +112,8 @@ def apply(answers: dict[str, Any], root: Path) -> list[str]:
         raise _no_data(f"{conf.PARAMS}: data_folder={checked.data_folder}", root)
 
     if answers.keys() & {"systems", "scale"}:  # From them follows which models are trained for services.
-        models = params.models_of_all(checked.systems, checked.scale, root)
+        with own.using(checked.parts):
+            models = params.models_of_all(checked.systems, checked.scale, root)
         text, more = _edited(text, {key: list(names) for key, names in models.items()})
         params.check(conf.parse(text, str(conf.PARAMS)), root)
         changes += more

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from tasks import conf, identity, params, planned, store
+from tasks import conf, identity, own, params, planned, store
 from tasks.data.records import question_row, read_questions
 from tasks.data.sample import choose
 from tasks.registry import nights
@@ -74,6 +74,9 @@ def _copy(root: Path, folder: Path, settings: dict[str, Any]) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
         # With what Python compiled, but for what another process is writing at this moment.
         shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("*.pyc.*"))
+        mine = own.folder(root)
+        if mine is not None and (mine / name).is_dir():  # A policy may have been trained with parts of it.
+            shutil.copytree(mine / name, folder / name, dirs_exist_ok=True)
     shutil.copyfile(root / "dvc.yaml", folder / "dvc.yaml")
     (folder / conf.PARAMS).write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
-import importlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
-from tasks import conf, store
+from tasks import conf, parts, store
 from tasks.retrieval import manifest as manifests
 from tasks.types import Hit
 
@@ -175,10 +173,9 @@ def check_request(queries: list[str], top_k: int) -> None:
             raise ValueError(f"queries[{index}]: found {type(query).__name__}, expected text.")
 
 
-@functools.cache
 def _backends() -> tuple[str, ...]:
-    """Names of the files in this folder that define `Settings` and `open_index`: a new backend is listed nowhere."""
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in conf.modules(Path(__file__).parent)}
+    """Names of the files in this room that define `Settings` and `open_index`: a new backend is listed nowhere."""
+    texts = {path.stem: path.read_text("utf-8", errors="replace") for path in parts.modules("retrieval")}
     return tuple(name for name, text in texts.items() if "\nclass Settings" in text and "\ndef open_index(" in text)
 
 
@@ -186,4 +183,4 @@ def _module(backend: object, where: str) -> ModuleType:
     known = _backends()
     if backend not in known:
         raise ValueError(f"{where}: backend={backend!r}: expected one of {', '.join(known)}.")
-    return importlib.import_module(f"tasks.retrieval.{backend}")  # Loads parts by kind.
+    return parts.imported("retrieval", str(backend), where)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tasks.agent.rollout import Player
-from tasks.conf import is_trainable, require
+from tasks.conf import require
 from tasks.generate import Sampling
 from tasks.parts import kind_of
 from tasks.records.work import Work
@@ -20,6 +20,7 @@ from tasks.rl.samplers import Draw
 from tasks.services import Services
 from tasks.train.health import answer_metrics, rollout_metrics
 from tasks.train.resume import Progress
+from tasks.train.scoring import scores_by_reward
 from tasks.train.settings import TrainConf
 from tasks.types import Question, Sample, Scores, Trajectory
 
@@ -200,18 +201,8 @@ class Refill:
     def score(self, trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> list[Scores]:
         """The method's rewards, added up; see `tasks.rl.samplers.Score`."""
         with self.player.clock("score"):
-            by_reward = [reward(trajectories, questions, self.services) for reward in self.method.rewards]
-        for reward, scores in zip(self.method.rewards, by_reward, strict=True):
-            _require_numbers(f"rewards: {kind_of(reward)}", scores, questions)
+            by_reward = scores_by_reward(self.method.rewards, trajectories, questions, self.services)
         return [total(scores) for scores in zip(*by_reward, strict=True)]
-
-
-def _require_numbers(where: str, scores: Sequence[Scores], questions: Sequence[Question]) -> None:
-    """Raise the ValueError for a reward that does not give a finite score for each trajectory."""
-    require(len(scores) == len(questions), f"{where}: number of scores", len(scores), f"{len(questions)}, one each")
-    for score, question in zip(scores, questions, strict=True):
-        for value in (score.outcome, *(value for _, value in score.placed), *score.components.values()):
-            require(is_trainable(value), f"{where}: score for question {question.id!r}", value, "a finite number")
 
 
 def _require_components(draw: Draw, filter_: Filter) -> None:

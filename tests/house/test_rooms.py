@@ -17,6 +17,7 @@ import yaml
 
 from tasks import planned
 from tasks.identity import Sources
+from tests import shipped
 
 ROOT = Path(__file__).parents[2]
 TASKS = ROOT / "tasks"
@@ -25,6 +26,7 @@ TASKS = ROOT / "tasks"
 ORDER = (
     "lifetime",
     "types",
+    "own",
     "conf",
     "reached",
     "parts",
@@ -78,6 +80,7 @@ ORDER = (
     "runner",
     "params",
     "plan",
+    "score",
     "stages",
     "registry",
 )
@@ -96,7 +99,7 @@ SOURCES = Sources(ROOT)
 
 
 def _sources(folder: str = "tasks") -> list[Path]:
-    return sorted(path for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts)
+    return shipped.files(folder, "*.py")
 
 
 def _room(path: Path) -> str:
@@ -200,9 +203,9 @@ def test_the_core_can_be_imported_where_orchestration_is_blocked() -> None:
 
 
 def test_dvc_knows_every_stage() -> None:
-    entries = {path.stem for path in (TASKS / "stages").glob("*.py")} - {"__init__"}
+    entries = {path.stem for path in shipped.files("tasks/stages", "*.py")} - {"__init__"}
     assert _stages().keys() == entries
-    assert _stages()["plan"]["deps"] == ["tasks", "conf", "params.yaml", "requirements"]
+    assert _stages()["plan"]["deps"] == ["tasks", "conf", "params.yaml", "requirements", "${parts}"]
 
 
 @pytest.mark.parametrize("group", sorted(_stages().keys() - {"plan"}))
@@ -237,9 +240,7 @@ def test_a_stage_loads_nothing_that_resolves_settings(group: str) -> None:
 
 def test_every_file_that_is_no_python_is_a_document_or_a_source() -> None:
     """Code that reads a file of another kind would give other results unseen; `tasks.identity.DATA` must have it."""
-    listed = ["git", "-C", str(ROOT), "ls-files", "tasks"]
-    names = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split("\n")
-    tracked = [Path(name) for name in names if name and Path(name).suffix not in (".py", ".md")]
+    tracked = [path.relative_to(ROOT) for path in shipped.files("tasks") if path.suffix not in (".py", ".md")]
     assert len(tracked) >= 3
     uncounted = [str(path) for path in tracked if str(path) not in SOURCES.closure([".".join(path.parent.parts)])]
     assert not uncounted

@@ -1,0 +1,66 @@
+"""What the rewards of a method give to trajectories: each reward is called once, and what it returns is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tasks import parts
+from tasks.conf import is_trainable, require
+from tasks.rewards import Reward
+from tasks.services import ServiceError, Services
+from tasks.store import DataError
+from tasks.types import Question, Scores, Trajectory
+
+
+def scores_by_reward(
+    rewards: Sequence[Reward], trajectories: Sequence[Trajectory], questions: Sequence[Question], services: Services
+) -> list[list[Scores]]:
+    """The scores of each reward, in order, one a trajectory.
+
+    Raises:
+        ValueError: a reward broke off, or returned something else than finite scores on tokens of the trajectories;
+            names the reward, its file and the line where its code broke off.
+    """
+    given = []
+    for reward in rewards:
+        where = f"rewards: {parts.kind_of(reward)}"
+        scores = _called(reward, where, trajectories, questions, services)
+        _require_scores(where, parts.file_of(type(reward)), scores, trajectories, questions)
+        given.append(scores)
+    return given
+
+
+def _called(
+    reward: Reward, where: str, trajectories: Sequence[Trajectory], questions: Sequence[Question], services: Services
+) -> list[Scores]:
+    try:
+        return reward(trajectories, questions, services)
+    except (ServiceError, DataError, OSError):
+        raise
+    except Exception as error:
+        place = parts.place_of(error, type(reward))
+        if isinstance(error, ValueError | RuntimeError) and not parts.arose_in(error, type(reward)):
+            raise  # Of a model or a service, in its own words.
+        raise ValueError(f"{where}: {place}: {type(error).__name__}: {error}. Mend that file.") from error
+
+
+def _require_scores(
+    where: str, file: str, scores: object, trajectories: Sequence[Trajectory], questions: Sequence[Question]
+) -> None:
+    """Raise the ValueError for a reward that does not give finite scores on tokens, one for each trajectory."""
+    mend = f"; mend {file}"
+    require(isinstance(scores, list | tuple), f"{where}: scores", scores, f"a list of Scores, one a trajectory{mend}")
+    assert isinstance(scores, list | tuple)
+    require(
+        len(scores) == len(questions), f"{where}: number of scores", len(scores), f"{len(questions)}, one each{mend}"
+    )
+
+    for score, trajectory, question in zip(scores, trajectories, questions, strict=True):
+        place, size = f"{where}: score for question {question.id!r}", len(trajectory.response_ids)
+        is_score = isinstance(score, Scores)
+        require(is_score, place, score, f"Scores, such as on_last_token(trajectory, 1.0) returns{mend}")
+        for value in (score.outcome, *(value for _, value in score.placed), *score.components.values()):
+            require(is_trainable(value), place, value, f"a finite number{mend}")
+        for position, _ in score.placed:
+            is_token = isinstance(position, int) and 0 <= position < size
+            require(is_token, f"{place}: token", position, f"0 to {size - 1}, a token of the trajectory{mend}")
