@@ -16,12 +16,11 @@ from safetensors import safe_open
 
 from tasks import device
 from tasks.conf import LearningRate, require
-from tasks.store import DataError, digest, sha256
+from tasks.model_files import MADE_FROM, check_files, lacking, weight_files
+from tasks.store import DataError
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 """Dtype of forward passes; `auto` is bfloat16 on GPUs and processors that have it."""
-MADE_FROM = "source.json"
-"""Beside a model that a run has made: where it came from."""
 SAVED = "what save_pretrained writes, all of one model; copy or save the folder again"
 NO_MEMORY = "Cannot allocate memory"
 FOREIGN = (
@@ -166,7 +165,7 @@ def _try(folder: Path, model: Any) -> None:
 def stored_weights(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Dtype, as safetensors spells it (`F32`, `BF16`), and shape of every weight in the files of a model folder."""
     weights: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_files(folder):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
                 piece = file.get_slice(name)
@@ -176,7 +175,7 @@ def stored_weights(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 def read_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Name and tensor of every weight in the files of a model folder, one at a time."""
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_files(folder):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
                 yield name, file.get_tensor(name)
@@ -188,7 +187,7 @@ def stored_dtype(folder: Path) -> torch.dtype:
     Raises:
         DataError: as `load_policy`.
     """
-    _check_folder(folder)
+    check_folder(folder)
     found = loaded(folder, "the weights", lambda: {dtype for dtype, _ in stored_weights(folder).values()})
     halves = {"BF16": torch.bfloat16, "F16": torch.float16}
     return halves.get(found.pop(), torch.float32) if len(found) == 1 else torch.float32
@@ -202,12 +201,17 @@ def load_tokenizer(folder: Path) -> Any:
     """
     from tasks.pretrained import AutoTokenizer
 
-    _check_folder(folder)
+    check_folder(folder)
     options = {"local_files_only": True, "trust_remote_code": False}
     return loaded(folder, "the tokenizer", lambda: AutoTokenizer.from_pretrained(folder, **options))
 
 
-def _check_folder(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
+    """Refuse a folder without a model, and one of which a loader would read what no hash covers.
+
+    Raises:
+        DataError: as `load_policy` and `check_files`.
+    """
     if not folder.is_dir():
         raise DataError(f"{folder}: the model folder is missing. Name an existing folder in conf/model.")
     if lacks := lacking(folder):
@@ -215,18 +219,7 @@ def _check_folder(folder: Path) -> None:
             f"{folder}: no {lacks}. Save the model with save_pretrained and its tokenizer with "
             "tokenizer.save_pretrained into the same folder."
         )
-
-
-def lacking(folder: Path) -> str:
-    """What a model needs and a folder does not have, with the files that were expected; empty for a whole folder."""
-    for what, patterns in (
-        ("model configuration", ("config.json",)),
-        ("safetensors weights", ("*.safetensors",)),
-        ("tokenizer", ("tokenizer.json", "vocab.json", "tokenizer.model")),
-    ):
-        if not any(any(folder.glob(pattern)) for pattern in patterns):
-            return f"{what} found (expected {' or '.join(patterns)})"
-    return ""
+    check_files(folder)
 
 
 def loaded(folder: Path, what: str, load: Callable[[], T], expected: str = SAVED) -> T:
@@ -254,28 +247,3 @@ def export_folder(model: Any, tokenizer: Any, folder: Path) -> None:
     model.save_pretrained(folder, safe_serialization=True)
     tokenizer.save_pretrained(folder)
     shutil.rmtree(folder / ".cache", ignore_errors=True)
-
-
-def weights_sha256(folder: Path) -> str:
-    """Hash of a policy's weights: the file's own, or one over the shards'."""
-    files = sorted(folder.glob("*.safetensors"))
-    return sha256(files[0]) if len(files) == 1 else digest([[file.name, sha256(file)] for file in files])
-
-
-def content_sha256(folder: Path) -> str:
-    """Hash of all files of a model folder but `source.json`, which says where they came from."""
-    files = sorted(file for file in folder.iterdir() if file.is_file() and file.name != MADE_FROM)
-    return digest([[file.name, sha256(file)] for file in files])
-
-
-def require_content(folder: Path, expected: str | None) -> None:
-    """Refuse a model folder whose files are not those that the plan was made with; None, a folder made since, is any.
-
-    Raises:
-        DataError: they are others.
-    """
-    if expected is not None and content_sha256(folder) != expected:
-        raise DataError(
-            f"{folder}: found other files than when the run was planned. Plan anew: python -m flows.reproduce "
-            "--force plan."
-        )

@@ -24,7 +24,8 @@ from typing import Any
 
 from tasks import gguf_file, hub
 from tasks.conf import require
-from tasks.model import MADE_FROM, export_folder, lacking, loaded, require_whole
+from tasks.model import export_folder, loaded, require_whole
+from tasks.model_files import MADE_FROM, lacking
 from tasks.store import DataError, OutageError, read_json, replacing_folder, sha256, write_json
 
 PINNED = re.compile(r"([\w.-]+)==([\w.]+)", re.ASCII)

@@ -39,7 +39,7 @@ from tasks.generate import (
 )
 from tasks.generate.adapters import merged, shapes_of
 from tasks.lifetime import killed_after_us
-from tasks.model import Dtype, computes_in, pick_device
+from tasks.model import Dtype, check_folder, computes_in, pick_device
 from tasks.store import read_json
 
 Reference = Callable[[Sequence[Sequence[int]]], Sequence[Sequence[float]]]
@@ -148,7 +148,7 @@ class VllmGenerator:
         reference: Reference | None = None,
         probes: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        _require_model(folder)
+        check_folder(folder)
         self.conf, self.folder = conf, folder
         self.precision = precision
         self._reference = reference or partial(folder_logprobs, folder)
@@ -568,14 +568,6 @@ def _release(core: Any, ended: threading.Event) -> None:
 
 def _is_dead(llm: Any) -> bool:
     return bool(llm.llm_engine.engine_core.resources.engine_dead)
-
-
-def _require_model(folder: Path) -> None:
-    for pattern in ("config.json", "*.safetensors"):
-        if not any(folder.glob(pattern)):
-            raise ValueError(f"{folder}: {pattern} is missing, expected a model folder written by save_pretrained.")
-    if not any(folder.glob("tokenizer*")):
-        raise ValueError(f"{folder}: no tokenizer files found, expected tokenizer.json. Save the tokenizer there.")
 
 
 def _row_seed(seed: int, row: int, call: int) -> int:

@@ -19,7 +19,7 @@ from tasks.base.settings import ModelConf, StartConf
 from tasks.conf import Tree, require
 from tasks.data.settings import DataConf
 from tasks.methods import loader
-from tasks.model import content_sha256
+from tasks.model_files import content_sha256
 from tasks.params import (
     SYSTEMS,
     Params,

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from tasks import store
 from tasks.conf import require
+from tasks.model_files import check_modules
 from tasks.store import DataError
 from tasks.types import Passage
 
@@ -121,6 +122,7 @@ def folder_sha256(folder: Path) -> str:
     Raises:
         DataError: there is no model in it.
     """
+    check_modules(folder)
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix in _CONTENT)
     if not any(path.suffix in {".safetensors", ".bin"} for path in files):
         raise DataError(f"{folder}: no model weights here. Name a folder that sentence-transformers can load.")

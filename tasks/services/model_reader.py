@@ -11,7 +11,8 @@ from typing import ClassVar
 from pydantic import PositiveInt
 
 from tasks.conf import require
-from tasks.model import Dtype, weights_sha256
+from tasks.model import Dtype
+from tasks.model_files import weights_sha256
 from tasks.reader.reading import Habits, check_prompt, open_folder
 from tasks.services import Resources, Role
 from tasks.services.read_answers import KeptAnswers

@@ -121,7 +121,8 @@ def body(ctx: Context[Settings]) -> None:
     """Train the tiny policy, teach a given model, or copy it."""
     import torch
 
-    from tasks.model import export_folder, load_policy, require_content, stored_dtype
+    from tasks.model import export_folder, load_policy, stored_dtype
+    from tasks.model_files import require_content
 
     history: list[Row] = []
     record = None

@@ -176,7 +176,7 @@ def describe(ctx: Context[Settings]) -> None:
 
     Its prompts are checked now, because its evaluation may wait until all methods are trained.
     """
-    from tasks.model import require_content, weights_sha256
+    from tasks.model_files import require_content, weights_sha256
 
     settings = ctx.settings
     policy, made_by = BASE / str(settings.seed) / "policy", f"base@{settings.seed}"
@@ -336,7 +336,7 @@ def _models(ctx: Context[Settings], start: Path, learning: Learning, loaded: Loa
 
 def _publish(ctx: Context[Settings], trainer: Trainer, used: dict[str, Any], missing: Mapping[str, int]) -> None:
     """Write policy, metrics, trajectories and summary of a run that has ended."""
-    from tasks.model import weights_sha256
+    from tasks.model_files import weights_sha256
 
     name, seed = ctx.settings.system, ctx.settings.seed
     folder, progress = OUT / f"{name}-{seed}", trainer.progress

@@ -11,7 +11,7 @@ from typing import cast
 
 from tasks import generate, parts, retrieval, store, systems
 from tasks.generate import Generator
-from tasks.model import weights_sha256
+from tasks.model_files import weights_sha256
 from tasks.retrieval import RetrievalError, Retriever
 from tasks.rewards.blocks import evidence_of, is_verbatim
 from tasks.store import DataError

@@ -45,6 +45,7 @@ ORDER = (
     "records",
     "checkpoint",
     "pretrained",
+    "model_files",
     "attention",
     "shared_prefix",
     "passes",
