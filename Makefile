@@ -2,8 +2,8 @@
 #
 #   make run                    everything that is out of date, then the result table
 #   make run SEEDS=0,1 METHODS=search_r1_grpo DATA=folder
-#                               the same, after writing these settings into params.yaml
-#   make smoke                  the whole pipeline at its smallest size; params.yaml stays as it is
+#                               the same with these settings, for this run alone; KEEP=1 writes them into params.yaml
+#   make smoke                  the whole pipeline at its smallest size
 #   make compare                the methods and seeds of conf/compare/main.yaml (STUDY=main) at laptop scale; the report
 #                               judges the papers' claims on them
 #   make report                 the result table of the last run
@@ -43,9 +43,9 @@ override .SHELLFLAGS := -o pipefail -c
 # What the command line may set for which target. Besides, run, smoke and compare take every setting of params.yaml, DATA
 # and METHODS; flows.reproduce knows them.
 override TAKES := VENV REQUIREMENTS UV PYTEST DO_NOT_TRACK HF_HUB_OFFLINE OMP_NUM_THREADS UV_LINK_MODE PIP_FIND_LINKS PIP_INDEX_URL
-override TAKES_run := PARALLEL RUN_NAME CLUSTER
-override TAKES_smoke := PARALLEL RUN_NAME CLUSTER
-override TAKES_compare := PARALLEL RUN_NAME CLUSTER STUDY
+override TAKES_run := PARALLEL RUN_NAME CLUSTER KEEP
+override TAKES_smoke := PARALLEL RUN_NAME CLUSTER KEEP
+override TAKES_compare := PARALLEL RUN_NAME CLUSTER KEEP STUDY
 override TAKES_nightly := ACCEPT
 override TAKES_serve := NIGHTLY_WEBHOOK
 override TAKES_ui := PORT_PREFECT PORT_MLFLOW
@@ -132,7 +132,11 @@ unexport PYTHONDONTWRITEBYTECODE
 # Settings of the command line; an empty one is none.
 override GIVEN_SETTINGS := $(foreach name,$(UNKNOWN),$(if $(value $(name)),$(name)))
 override SETTINGS := $(foreach name,$(GIVEN_SETTINGS),--set "$(name)=$$$(name)") $(if $(value PARALLEL),--max-parallel "$$PARALLEL") \
-  $(if $(value RUN_NAME),--name="$$RUN_NAME")
+  $(if $(value RUN_NAME),--name="$$RUN_NAME") $(if $(filter KEEP,$(GIVEN)),$(if $(filter 1,$(value KEEP)),--keep))
+
+ifneq ($(if $(filter KEEP,$(GIVEN)),$(filter-out 0 1,$(value KEEP))),)
+$(error KEEP: expected 1, which writes the settings of this run into params.yaml, or nothing)
+endif
 
 # Starts a module with these words and those of ARGS, which are split as a shell would, and run by none.
 override define WITH_ARGS
@@ -198,7 +202,7 @@ run: $(STAMP)
 
 smoke: $(STAMP)
 	@$(NOTE_INSTALLED)
-	@$(BIN)/python -m flows.reproduce --once --set scale=smoke $(if $(filter DATA,$(GIVEN_SETTINGS)),,--set data=smoke) $(SETTINGS)
+	@$(BIN)/python -m flows.reproduce --set scale=smoke $(if $(filter DATA,$(GIVEN_SETTINGS)),,--set data=smoke) $(SETTINGS)
 
 compare: $(STAMP)
 	@$(NOTE_INSTALLED)

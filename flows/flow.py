@@ -78,7 +78,7 @@ def _prepared(form: Any) -> Iterator[Run]:
     name = runtime.flow_run.name or ""
     name = "" if GIVEN_BY_PREFECT.fullmatch(name) else name
     how = {"force": tuple(form.force), "max_parallel": form.max_parallel}
-    with prepared(Path.cwd(), form.answers(), not form.keep, name, **how) as run:
+    with prepared(Path.cwd(), form.answers(), form.keep, name, **how) as run:
         yield run
 
 

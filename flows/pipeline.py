@@ -15,14 +15,14 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
 from flows import STOPPED, dag
 from flows.child import Outcome, Say, Stopper, execute
 from tasks import conf, planned
-from tasks.params import edit, places
+from tasks.params import edit, lent, places
 from tasks.report.terminal import TABLE, headline, times
 from tasks.runner import ledger, record
 from tasks.runner.lock import BUSY, HOLDER, PIPELINE, pipeline_pid
@@ -44,7 +44,8 @@ class Run:
         graph: stages and which of them are out of date.
         force: stages, or groups of them, that run even if nothing changed.
         max_parallel: independent stages at once.
-        changes: what was changed in `params.yaml` for good.
+        changes: what differs from `params.yaml` as it was.
+        keeps: whether it stays so after the run.
         outcomes: stage -> how it ended, filled as stages end.
         ended: set when no stage will run any more.
     """
@@ -56,6 +57,7 @@ class Run:
     force: tuple[str, ...] = ()
     max_parallel: int = 2
     changes: list[str] = field(default_factory=list)
+    keeps: bool = False
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     stopper: Stopper = field(default_factory=Stopper)
     started: float = field(default_factory=time.monotonic)
@@ -168,9 +170,9 @@ class Run:
         if self.problems:
             for problem in self.problems:
                 print(f"error: {problem.name}: {problem.message}", file=sys.stderr)
-            print(
-                "Finished stages are kept. Mend the cause and run again; the run goes on from there.", file=sys.stderr
-            )
+            finished = "Finished stages are kept. Mend the cause and run again; the run goes on from there."
+            print(finished, file=sys.stderr)
+            self._say_changes(sys.stderr)
             return 1
 
         if text := headline(self.root):
@@ -180,20 +182,23 @@ class Run:
             print(f"Report:  {REPORT} (open it in a browser; it needs no server)")
         elif text:
             print(f"Report:  {REPORT} was made on another machine; --force report makes it here")
-        if self.changes:
-            print("Changed: params.yaml; git checkout params.yaml returns to the committed settings")
+        self._say_changes(sys.stdout)
         print("Runs:    make ui    (Prefect and MLflow on this machine; prints their addresses)", flush=True)
         return 0
 
+    def _say_changes(self, stream: IO[str]) -> None:
+        if self.keeps and self.changes:
+            print("Changed: params.yaml; git checkout params.yaml returns to the committed settings", file=stream)
+
 
 @contextlib.contextmanager
-def prepared(root: Path, answers: dict[str, Any], once: bool = False, name: str = "", **how: Any) -> Iterator[Run]:
+def prepared(root: Path, answers: dict[str, Any], keep: bool = False, name: str = "", **how: Any) -> Iterator[Run]:
     """Take the clone's lock, repair the files of a killed run, write the settings, read the graph.
 
     Args:
         root: root of the clone.
         answers: settings to write into `params.yaml`, by dotted key.
-        once: put `params.yaml` back at the end; after a kill the next run does it.
+        keep: leave them there; without it `params.yaml` is put back at the end, after a kill by the next run.
         name: the name its user gave to the run.
         how: `force` and `max_parallel` of the run.
 
@@ -201,12 +206,12 @@ def prepared(root: Path, answers: dict[str, Any], once: bool = False, name: str 
         ValueError: another run is at work in the clone, or a setting is wrong; nothing was changed.
     """
     with _alone(root):
-        for line in [*edit.restore(root), *dag.repair(root)]:
+        for line in [*lent.restore(root), *dag.repair(root)]:
             print(f"after an earlier kill: {line}", flush=True)
         names_hosts = places.check_cluster(answers, root)
-        with edit.applied(answers, root, once) as changes:
+        with edit.applied(answers, root, keep) as changes:
             for change in changes:
-                print(f"params.yaml{', for this run only' if once else ''}: {change}", flush=True)
+                print(f"params.yaml{'' if keep else ', for this run only'}: {change}", flush=True)
             graph = dag.read(root, how.get("force", ()))
             if graph.stale and names_hosts:
                 # No stage depends on hosts as it does on files: the first one asks them before others run.
@@ -216,7 +221,7 @@ def prepared(root: Path, answers: dict[str, Any], once: bool = False, name: str 
                 os.environ["BREADCRUMB_NAME"] = name  # Tracking takes it, too.
             title = name or record.title(conf.read_yaml(root / conf.PARAMS))
             key = f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
-            yield Run(root, key, title, graph, changes=[] if once else changes, **how)
+            yield Run(root, key, title, graph, changes=changes, keeps=keep, **how)
 
 
 @contextlib.contextmanager

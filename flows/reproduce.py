@@ -41,7 +41,7 @@ def _run(words: list[str] | None) -> int:
     from flows.pipeline import prepared
 
     how = {"force": tuple(given.force), "max_parallel": max(1, given.max_parallel)}
-    with prepared(root, answers, given.once, given.name, **how) as run:
+    with prepared(root, answers, given.keep, given.name, **how) as run:
         # Where nothing has to run, Prefect would cost more than the rest.
         has_ended = not run.graph.stale or given.no_prefect or _follow(run)
         with stopped_by_signals(run.stopper):
@@ -80,8 +80,8 @@ def _parser(epilog: str) -> argparse.ArgumentParser:
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="write into params.yaml, run")
-    parser.add_argument("--once", action="store_true", help="put params.yaml back at the end")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of this run")
+    parser.add_argument("--keep", action="store_true", help="write the settings into params.yaml for good")
     parser.add_argument("--compare", metavar="NAME", help="methods and seeds of conf/compare/NAME.yaml")
     parser.add_argument("--force", action="append", default=[], metavar="STAGE", help="run it even if unchanged")
     parser.add_argument("--max-parallel", type=int, default=2, help="independent stages at once (2)")

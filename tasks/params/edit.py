@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import os
-import shutil
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,12 +15,11 @@ from typing import Any
 import yaml
 
 from tasks import conf, extends, own, params
+from tasks.params import lent
 from tasks.params.scale import Scale
 
 NO_FOLDER = conf.CONF / "data/none.txt"
 """Stands as `data_folder` where data is generated. Settings would not do: a comment in them would run stage `data`."""
-KEPT = Path(".scratch/params.kept.yaml")
-"""What `params.yaml` was before a run that changed it for itself only."""
 PRESET = ("model", "scale", "engine", "generator")
 """Settings that a file of `conf/preset/` may have."""
 AS_IT_COMES = "as_it_comes"
@@ -60,53 +57,45 @@ def help_text(root: Path) -> str:
 
 
 @contextlib.contextmanager
-def applied(answers: dict[str, Any], root: Path, once: bool = False) -> Iterator[list[str]]:
-    """Change `params.yaml` for a run, and with `once` put it back at the end.
+def applied(answers: dict[str, Any], root: Path, keep: bool = False) -> Iterator[list[str]]:
+    """Change `params.yaml` for a run, and put it back at the end, unless its user keeps the change.
 
-    After a kill the next run puts it back, see `restore`. Renaming needs no space, so a full disk changes nothing.
+    After a kill the next run puts it back, see `lent.restore`.
 
     Yields:
         `key: old -> new` for each change.
 
     Raises:
-        ValueError: see `apply`.
+        ValueError: see `edited`, or `params.yaml` cannot be written.
     """
-    path, kept = root / conf.PARAMS, root / KEPT
-    if once and path.is_file():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, kept)
-    written = None
+    content, changes = edited(answers, root)
+    if changes:
+        (lent.write if keep else lent.lend)(root, content)
     try:
-        changes = apply(answers, root)
-        written = path.read_bytes()
         yield changes
     finally:
-        if once and written is not None and path.read_bytes() != written:
-            old = kept.rename(kept.with_suffix(".old.yaml"))
-            print(f"warning: {conf.PARAMS} was edited during the run and stays so; {old} is what it was.", flush=True)
-        restore(root)
-
-
-def restore(root: Path) -> list[str]:
-    """Put `params.yaml` back as it was before a run that changed it for itself only; one line if there was one."""
-    with contextlib.suppress(FileNotFoundError):
-        os.replace(root / KEPT, root / conf.PARAMS)
-        return [f"put {conf.PARAMS} back as it was before that run"]
-    return []
+        for line in lent.restore(root):
+            if line != lent.PUT_BACK:
+                print(f"warning: {line}", flush=True)
 
 
 def apply(answers: dict[str, Any], root: Path) -> list[str]:
-    """Write answers into `params.yaml`, keeping its comments; returns `key: old -> new` for each real change.
+    """Write answers into `params.yaml` for good; returns `key: old -> new` for each real change; see `edited`."""
+    content, changes = edited(answers, root)
+    if changes:
+        lent.write(root, content)
+    return changes
 
-    All are written or none: the result is checked first, and replaces the file in one step.
+
+def edited(answers: dict[str, Any], root: Path) -> tuple[bytes, list[str]]:
+    """`params.yaml` with these answers and its comments, and `key: old -> new` for each real change.
 
     Raises:
         ValueError: a value that `tasks.conf` refuses.
     """
     path = root / conf.PARAMS
     conf.read_yaml(path)  # Names the file if it is missing or wrong.
-    with path.open(encoding="utf-8", newline="") as file:  # Line ends stay as they are.
-        text, changes = _edited(file.read(), answers)
+    text, changes = _edited(path.read_bytes().decode(), answers)  # Line ends stay as they are.
     checked = params.check(conf.parse(text, str(conf.PARAMS)), root)
     if not (root / checked.data_folder).exists():
         raise _no_data(f"{conf.PARAMS}: data_folder={checked.data_folder}", root)
@@ -117,12 +106,7 @@ def apply(answers: dict[str, Any], root: Path) -> list[str]:
         text, more = _edited(text, {key: list(names) for key, names in models.items()})
         params.check(conf.parse(text, str(conf.PARAMS)), root)
         changes += more
-
-    if changes:
-        new = path.with_name(f".{path.name}.new")
-        new.write_text(text, encoding="utf-8", newline="")
-        os.replace(new, path)
-    return changes
+    return text.encode(), changes
 
 
 def _edited(text: str, answers: dict[str, Any]) -> tuple[str, list[str]]:

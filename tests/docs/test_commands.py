@@ -68,6 +68,7 @@ RUN_BY = {
     "make run SEEDS=0,1,2 METHODS=stepsearch,dspo": TRAINED,
     "make run METHODS=stepsearch,dspo": TRAINED,
     "make run RETRIEVER=dense MAX_QUESTIONS=1000": SETTINGS,
+    "make run SEEDS=0,1,2 KEEP=1": PARAMS,
     "make run RETRIEVER=dense": "tests/retrieval/test_dense.py::test_the_embedded_encoder",
     "OMP_NUM_THREADS=16 make run RETRIEVER=dense": "tests/retrieval/test_dense.py::test_the_embedded_encoder",
     "make run RETRIEVER=elasticsearch": "tests/retrieval/test_elasticsearch.py::test_the_stages_search_the_server",
@@ -182,7 +183,7 @@ RUN_BY = {
     "make bench-retrieval": "tests/benchmarks/test_bench_retrieval.py::test_the_overhead_is_measured",
     'make bench-retrieval ARGS="--memory-minutes 10"': SERVER,
     "python -m flows.reproduce --help": "tests/params/test_edit.py::test_the_command_line_names_every_setting",
-    "python -m flows.reproduce --once --set scale=smoke --set evaluate.top_k=2": (
+    "python -m flows.reproduce --set scale=smoke --set evaluate.top_k=2": (
         "tests/pipeline/test_flow.py::test_a_setting_re_executes_what_depends_on_it_and_one_for_this_run_only_is_put_back"
     ),
     "python -m flows.reproduce --no-prefect": PIPELINE,
@@ -283,7 +284,7 @@ def test_targets_and_variables_are_those_of_the_makefile(command: str) -> None:
 def test_a_dry_run_calls_the_module_that_the_tests_run() -> None:
     """`make` hands a command on; that module is what the tests of `RUN_BY` start."""
     calls = {
-        "run": "flows.reproduce", "smoke": "flows.reproduce --once --set scale=smoke", "ui": "flows.ui",
+        "run": "flows.reproduce", "smoke": "flows.reproduce --set scale=smoke", "ui": "flows.ui",
         "compare": 'flows.reproduce --compare "${STUDY:-main}"', "serve": "flows.serve nightly",
         "search-server": "tasks.server --index", "evidence-server": "tasks.tool --policy",
         "ask": "tasks.tool.ask --policy", "chat-server": "tasks.tool.chat_server --policy",

@@ -155,10 +155,17 @@ def test_settings_are_handed_on_and_nothing_of_makes_own(told: Path) -> None:
     words, _ = _handed_on(told, "run", *given, MODEL="of the environment", STUDY="of the environment")
     assert sorted(words[1::2]) == ["3", "DATA=my folder", "SEDES=1", "SEEDS=0,1"]
     assert sorted(words[::2]) == ["--max-parallel", "--set", "--set", "--set"]
-    assert _handed_on(told, "smoke")[0] == ["--once", "--set", "scale=smoke", "--set", "data=smoke"]
+    assert _handed_on(told, "smoke")[0] == ["--set", "scale=smoke", "--set", "data=smoke"]
     assert _handed_on(told, "smoke", "DATA=a b")[0][-2:] == ["--set", "DATA=a b"]
     assert _handed_on(told, "compare")[0] == ["--compare", "main", "--set", "scale=laptop"]
     assert _handed_on(told, "compare", "SCALE=smoke", "STUDY=b")[0] == ["--compare", "b", "--set", "SCALE=smoke"]
+    for target in ("run", "smoke", "compare"):
+        plain = _handed_on(told, target, KEEP="1")[0]  # Of the environment: a setting is none.
+        assert "--keep" not in plain
+        assert _handed_on(told, target, "KEEP=1")[0] == [*plain, "--keep"]
+        assert _handed_on(told, target, "KEEP=0")[0] == plain
+    refused = _make("run", "KEEP=yes", cwd=told)
+    assert "KEEP: expected 1, which writes the settings of this run into params.yaml" in refused.stderr
     assert _handed_on(told, "search-server")[0] == ["--index", "artifacts/index"]
     asked = ["--policy", "search_r1_grpo-0", "--index", "artifacts/index"]
     assert _handed_on(told, "ask")[0] == _handed_on(told, "chat-server")[0] == asked
@@ -183,7 +190,7 @@ def test_settings_are_handed_on_and_nothing_of_makes_own(told: Path) -> None:
         ("smoke", "SEEDS", ["--set", "SEEDS={}"]),
         ("run", "NOT_KNOWN", ["--set", "NOT_KNOWN={}"]),
         ("run", "PARALLEL", ["--max-parallel", "{}"]),
-        ("smoke", "RUN_NAME", ["--once", "--set", "scale=smoke", "--set", "data=smoke", "--name={}"]),
+        ("smoke", "RUN_NAME", ["--set", "scale=smoke", "--set", "data=smoke", "--name={}"]),
         ("compare", "STUDY", ["--compare", "{}", "--set", "scale=laptop"]),
         ("search-server", "INDEX", ["--index", "{}"]),
         ("search-server", "PORT", ["--port", "{}"]),

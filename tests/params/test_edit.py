@@ -2,8 +2,6 @@
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +115,7 @@ def test_a_clone_without_settings(
 ) -> None:
     (root / "params.yaml").unlink()
     monkeypatch.chdir(root)
-    assert reproduce.main(["--no-prefect", "--once"]) == 1
+    assert reproduce.main(["--no-prefect"]) == 1
     assert "params.yaml: the file is missing" in capfd.readouterr().err
 
 
@@ -331,36 +329,6 @@ def test_the_form_has_the_choices_of_now(root: Path) -> None:
     assert all(field["description"].endswith(".") for field in properties.values())
 
 
-@pytest.mark.parametrize("is_killed", [False, True])
-def test_settings_for_one_run_are_put_back(root: Path, is_killed: bool) -> None:
-    before = (root / "params.yaml").read_bytes()
-    if is_killed:
-        code = f"""
-import os, sys
-from pathlib import Path
-from tasks.params import edit
-from tests import shipped
-with edit.applied({{"evaluate.top_k": 9}}, Path({str(root)!r}), once=True):
-    os._exit(9)
-"""
-        subprocess.run([sys.executable, "-c", code], check=False, cwd=HOUSE)
-        assert b"top_k: 9" in (root / "params.yaml").read_bytes()
-        assert edit.restore(root) == ["put params.yaml back as it was before that run"]
-    else:
-        with edit.applied({"evaluate.top_k": 9}, root, once=True) as changes:
-            assert changes == ["evaluate.top_k: 3 -> 9"]
-    assert (root / "params.yaml").read_bytes() == before
-    assert edit.restore(root) == []
-
-
-def test_an_edit_made_during_such_a_run_is_not_lost(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with edit.applied({"evaluate.top_k": 9}, root, once=True):
-        (root / "params.yaml").write_text("mine")
-    assert (root / "params.yaml").read_text() == "mine"
-    assert "was edited during the run and stays so" in capsys.readouterr().out
-    assert (root / ".scratch/params.kept.old.yaml").read_text() == PARAMS_YAML
-
-
 BLOCK = PARAMS_YAML.replace("systems: [a, b]      # two systems", "systems:\n- a\n- b").replace(
     "seeds: [0]", "seeds:\n    - 0\n    - 3"
 )
@@ -392,7 +360,7 @@ BLOCK = PARAMS_YAML.replace("systems: [a, b]      # two systems", "systems:\n- a
 def test_whatever_way_it_is_written(root: Path, text: str, answers: dict[str, Any], kept: str) -> None:
     path = root / "params.yaml"
     path.write_bytes(text.encode())
-    with edit.applied(answers, root, once=True) as changes:
+    with edit.applied(answers, root) as changes:
         assert len(changes) == len(answers)
         assert kept in path.read_bytes().decode()
         tree = conf.read_yaml(path)

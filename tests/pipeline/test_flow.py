@@ -43,7 +43,7 @@ def test_first_run_executes_all_and_the_second_none(first: First, finished: Toy)
 
 def test_a_setting_re_executes_what_depends_on_it_and_one_for_this_run_only_is_put_back(finished: Toy) -> None:
     before = finished.bytes()
-    done = finished.flow("--no-prefect", "--set", "evaluate.top_k=5")
+    done = finished.flow("--no-prefect", "--keep", "--set", "evaluate.top_k=5")
     assert done.returncode == 0, done.stderr
     assert finished.counts() == ["plan", "evaluate@a-0", "evaluate@b-0", "report"]
     assert "4 of 7 stages executed, 3 cached" in done.stdout
@@ -54,7 +54,7 @@ def test_a_setting_re_executes_what_depends_on_it_and_one_for_this_run_only_is_p
     assert "systems: [a, b]      # two systems" in text
     written = (finished.root / "params.yaml").read_bytes()
     finished.forget()
-    done = finished.flow("--no-prefect", "--once", "--set", "evaluate.top_k=3")
+    done = finished.flow("--no-prefect", "--set", "evaluate.top_k=3")
     assert "0 of 7 stages executed" in done.stdout, done.stderr  # What was replaced comes back from the cache.
     assert (finished.counts(), finished.bytes()) == ([], before)
     assert (finished.root / "params.yaml").read_bytes() == written
@@ -63,7 +63,7 @@ def test_a_setting_re_executes_what_depends_on_it_and_one_for_this_run_only_is_p
 def test_a_comparison_runs_its_methods_and_seeds_and_leaves_dvc_nothing_to_do(finished: Toy) -> None:
     (finished.root / "conf" / "compare").mkdir()
     (finished.root / "conf" / "compare" / "main.yaml").write_text("methods: [c]\nseeds: [0, 1]\n")
-    done = finished.flow("--no-prefect", "--compare", "main", "--set", "seeds=[0]")  # What is set is set.
+    done = finished.flow("--no-prefect", "--keep", "--compare", "main", "--set", "seeds=[0]")  # What is set is set.
     assert done.returncode == 0, done.stderr
     assert "systems: [a, b] -> [a, c]" in done.stdout
     names = (finished.root / ".scratch/count.txt").read_text().split()
@@ -249,7 +249,7 @@ def test_ctrl_c_is_no_success(finished: Toy) -> None:
     """What is left of the last run's table must not pass for this one's."""
     finished.flag("slow-report")
     before = (finished.root / "params.yaml").read_bytes()
-    flow = finished.start("--no-prefect", "--force", "report", "--once", "--set", "evaluate.num_bootstrap=700")
+    flow = finished.start("--no-prefect", "--force", "report", "--set", "evaluate.num_bootstrap=700")
     finished.wait_for("report", 90)
     os.killpg(flow.pid, signal.SIGINT)
     output, _ = flow.communicate(timeout=90)

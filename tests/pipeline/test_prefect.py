@@ -361,7 +361,7 @@ def test_a_stopped_run_is_cancelled_and_its_stage_stopped(server: Server, finish
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_stopped_while_its_server_starts_leaves_nothing(finished: Toy, number: int) -> None:
     before = (finished.root / "params.yaml").read_bytes()
-    run = finished.start("--force", "report", "--once", "--set", "evaluate.num_bootstrap=700")
+    run = finished.start("--force", "report", "--set", "evaluate.num_bootstrap=700")
     assert _eventually(lambda: any("flows.server" in words for words in finished.processes()), 60)
     with busy():
         output = _stopped(run, lambda: os.kill(run.pid, number))

@@ -68,7 +68,7 @@ def by_flow(tmp_path_factory: pytest.TempPathFactory) -> tuple[Clone, str]:
     flow = Clone.make(tmp_path_factory.mktemp("flow") / "clone", smoke=False)
     subprocess.run(["git", "init", "-q", str(flow.root)], check=True)
     settings = [f"{'evaluate.' if key in ('top_k', 'num_bootstrap') else ''}{key}={SMOKE[key]}" for key in SMOKE]
-    words = [word for setting in settings for word in ("--set", setting)]
+    words = [word for setting in settings for word in ("--set", setting)] + ["--keep"]
     for stage in ("base@0", "train@search_r1_ppo-0", "evaluate@search_r1_ppo-0"):
         killed = flow.start(*FLOW, *words, BREADCRUMB_TRACKING="on")
         until = time.monotonic() + 200
