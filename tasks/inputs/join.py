@@ -31,7 +31,7 @@ def join(questions: Sequence[Question], reads: Sequence[str], validation_split: 
         passages = _gold_passages(training, root / CORPUS)
         training = [replace(question, gold_passages=_present(question, passages)) for question in training]
 
-    return Inputs(training, validation, {name: sum(map(_LACKS[name], training)) for name in reads})
+    return Inputs(training, validation, {name: sum(map(LACKS[name], training)) for name in reads})
 
 
 def check(inputs: Inputs, where: str) -> None:
@@ -70,8 +70,9 @@ def _has_queries(hops: Sequence[Hop]) -> bool:
     return any(hop.queries for hop in hops)
 
 
-_LACKS = {
+LACKS = {
     "decomposition": lambda question: not question.decomposition,
     "queries": lambda question: not _has_queries(question.decomposition),
     "gold_passages": lambda question: not question.gold_passages,
 }
+"""Field that rewards read -> whether a question lacks it."""

@@ -18,7 +18,7 @@ import pytest
 from tasks.params.edit import VARIABLES
 
 ROOT = Path(__file__).parents[2]
-FURTHER = ("STUDY", "MODEL", "INDEX", "POLICY", "READER", "PORT", "QUESTION", "ARGS")
+FURTHER = ("STUDY", "MODEL", "INDEX", "POLICY", "READER", "PORT", "QUESTION", "METHOD", "FILE", "ARGS")
 """Variables that are no settings and that a recipe reads."""
 
 
@@ -67,7 +67,7 @@ def test_help_lists_every_target_and_every_setting() -> None:
     assert [name for name in phony[1].split() if not re.search(rf"\b{name}\b", done.stdout)] == []
     listed = re.findall(r"^  ([A-Z_]+)=", done.stdout, re.MULTILINE)
     assert sorted(listed) == sorted(VARIABLES)
-    assert re.search(r"^  evidence-server +POLICY INDEX PORT ARGS$", done.stdout, re.MULTILINE)
+    assert re.search(r"^  evidence-server +POLICY INDEX PORT PARTS ARGS$", done.stdout, re.MULTILINE)
     assert re.search(r"^  ui +PORT_PREFECT PORT_MLFLOW$", done.stdout, re.MULTILINE)
     recipes = re.findall(r"^([a-z-]+):[^=\n]*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for target, recipe in recipes:
@@ -87,7 +87,7 @@ def test_help_lists_every_target_and_every_setting() -> None:
         ("search-server POLICY=a", "POLICY: search-server has no such variable. See `make help`"),
         ("evidence-server POLICYS=a PORT=1", "POLICYS: evidence-server has no such variable. Did you mean POLICY?"),
         ("ask QUESTON=a", "QUESTON: ask has no such variable. Did you mean QUESTION? See `make help`"),
-        ("measure-tool PORT=1", "PORT: measure-tool has no such variable. See `make help`"),
+        ("measure-tool PORT=1", "PORT: measure-tool has no such variable. Did you mean PARTS?"),
         ("lint x'=1", "found a variable whose name has other characters than letters, digits and _"),
         ("run x;y=1", "found a variable whose name has other characters than letters, digits and _"),
         ("run VENV=.venv;b", "VENV: expected one word without characters that mean something to a shell"),
@@ -104,7 +104,7 @@ def test_a_variable_that_a_target_does_not_have_is_refused(words: str, told: str
 TELL = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
 MODULES = (
     "flows.reproduce", "flows.ui", "flows.serve", "tasks.identity", "tasks.server.__main__", "tasks.tool.__main__",
-    "tasks.tool.mcp_server", "tasks.tool.measure", "tasks.tool.ask", "tasks.tool.chat_server",
+    "tasks.tool.mcp_server", "tasks.tool.measure", "tasks.tool.ask", "tasks.tool.chat_server", "tasks.score",
     "pytest", "tests.benchmarks.bench_slate",
     "tests.benchmarks.bench_server", "tests.benchmarks.bench_retrieval",
     "tests.benchmarks.bench_trl", "tests.benchmarks.bench_model",

@@ -22,15 +22,21 @@ from tasks.agent.grammars.tool_call import ToolCallGrammar
 from tasks.base.tokenizer import build_tokenizer
 from tasks.generate import Call, Sampling
 from tasks.methods import loader
+from tasks.records import schema
+from tasks.records.played import played_row
+from tasks.records.trajectories import trajectory_row
 from tasks.rewards.step_penalty import StepPenalty
 from tasks.rl.method import Method
 from tasks.rl.samplers.gold_answers import GoldAnswers
 from tasks.rl.samplers.truncated_steps import TruncatedSteps
+from tasks.score.read import read
 from tasks.services import Judged, Pair, Probabilities, Services
 from tasks.services.rule_judge import RuleJudge
 from tasks.services.rule_labeller import RuleLabeller
 from tasks.text import normalize
+from tasks.train.scoring import scores_by_reward
 from tasks.types import Action, Hit, Hop, Passage, Question, Trajectory
+from tests import shipped
 from tests.tiny import Script, load_method, make_player, placed
 
 ROOT = Path(__file__).parents[2]
@@ -226,7 +232,7 @@ CHEATS = IGNORANT | STUFFING | INFORMED | EVIDENCE
 
 # Methods --------------------------------------------------------------------------------------------------------------
 
-NAMES = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
+NAMES = shipped.names("method")
 
 
 @functools.cache
@@ -657,3 +663,39 @@ def test_labels_come_from_the_environments_record_and_not_from_what_was_written(
         (found,) = RuleLabeller(0.7).label([(QUESTION, play("pica", cheat).turns)])
         turns = [turn for turn in play("pica", cheat).turns if turn.executed]
         assert found.labels == tuple(turn.action.content == KEYS[0] for turn in turns), cheat
+
+
+# Records --------------------------------------------------------------------------------------------------------------
+
+
+def given(name: str, trajectory: Trajectory) -> list[Any]:
+    """What each reward of a method gave: its values by turn, and what they were computed from."""
+    by_reward = scores_by_reward(load(name).rewards, [trajectory], [QUESTION], services_of(name))
+    return [(_by_turn(trajectory, scores.placed), scores.components, scores.outcome) for (scores,) in by_reward]
+
+
+def _by_turn(trajectory: Trajectory, placed_values: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    ends = [turn.observation_end for turn in trajectory.turns]
+    return [(bisect.bisect_right(ends, position), pytest.approx(value)) for position, value in placed_values]
+
+
+READ_HITS = ("stepsearch", "mt_ppo", "r_search")
+"""Their rewards read which passages were found, which a row of `played` does not say."""
+RECORDED = ("search_r1_grpo", "search_r1_ppo_format", "stepsearch", "mt_ppo", "r_search", "research", "pica")
+
+
+@pytest.mark.parametrize("cheat", [None, "needless_searches", "unreadable_call_first", "several_answers"])
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_record_of_a_play_earns_what_the_play_has_earned(name: str, cheat: str | None, tmp_path: Path) -> None:
+    """Of a training, of an evaluation, and of the play that a reward model is trained on."""
+    trajectory = play(name, cheat)
+    of_training, of_play = (
+        trajectory_row(trajectory, QUESTION, policy=name, seed=0, mode="sampled", tokenizer=tokenizer()),
+        played_row(trajectory, QUESTION, 0, "train", is_right=True),
+    )
+    for row in (of_training, of_play):
+        schema.write(tmp_path / "trajectories.jsonl", [row])
+        (played,) = read(tmp_path / "trajectories.jsonl", load(name).grammar, {QUESTION.id: QUESTION})
+        assert (played.trajectory.answer, played.trajectory.status) == (trajectory.answer, trajectory.status)
+        if row is of_training or name not in READ_HITS:
+            assert given(name, played.trajectory) == given(name, trajectory)
