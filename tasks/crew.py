@@ -21,7 +21,6 @@ import secrets
 import shlex
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -30,7 +29,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +36,11 @@ from tasks import device, footprint
 from tasks.cluster import Cluster, Place, chosen_file
 from tasks.footprint import Footprint
 from tasks.store import OutageError
+from tasks.wire import SHAKE_S, Door, Wire, shake, waiting
 
 ROOT = Path(__file__).resolve().parents[1]
 _ALIVE_S = 1.0
 """A worker says so often that it lives."""
-_SHAKE_S = 20
-"""Longest wait for the other side of a new connection."""
 _LAST_LINES = 20
 _FOOTPRINT = "footprint"
 """Every worker may be told this, whatever it serves."""
@@ -74,7 +71,7 @@ class _Member:
     rank: int
     place: Place
     process: subprocess.Popen[str]
-    connection: Connection | None = None
+    connection: Wire | None = None
     phase: str = "start"
     heard: float = field(default_factory=time.monotonic)
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
@@ -201,10 +198,10 @@ class Crew:
             self.members[rank].phase, self.members[rank].heard = command, time.monotonic()
             if id(arguments) not in pickled:
                 pickled[id(arguments)] = _pickled((command, arguments))
-        are_sent = self._threads.map(lambda rank: _is_sent(self.members[rank], pickled[id(given[rank])]), given)
-        for rank, is_sent in zip(given, list(are_sent), strict=True):
-            if not is_sent:
-                self._lose(self.members[rank])
+        faults = self._threads.map(lambda rank: _unsent(self.members[rank], pickled[id(given[rank])]), given)
+        for rank, fault in zip(given, list(faults), strict=True):
+            if fault is not None:
+                self._lose(self.members[rank], fault)
 
     def hear(self) -> list[tuple[int, Any]]:
         """Results of workers that were told something, by rank, as they come; none if a second passes.
@@ -272,55 +269,63 @@ class Crew:
             raise
 
     def _connect(self, listener: socket.socket, key: bytes) -> None:
-        """Accept each worker once, and check that its code and libraries are those of this process.
-
-        Each newcomer is asked for the key in a thread of its own, so that a silent one keeps nobody waiting.
-        """
-        known: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+        """Accept each worker once, and check that its code and libraries are those of this process."""
+        door, nameless = Door(listener, key, self.cluster.silence_s), list[Wire]()
         deadline = time.monotonic() + self.cluster.start_s
-        late = f"it did not connect to {self.cluster.address} within {self.cluster.start_s:g} s"
-        while missing := [member for member in self.members if member.connection is None and not member.is_lost]:
-            if (ended := _ended_within(self.members)) is not None:
-                self._fail(ended, _how(ended))
-            if time.monotonic() > deadline:
-                self._fail(missing[0], late)
-            with contextlib.suppress(TimeoutError):
-                asked = (listener.accept()[0], key, self.cluster.silence_s, known)
-                threading.Thread(target=_ask_for_key, args=asked, daemon=True).start()
-            while not known.empty():
-                self._welcome(known.get())
+        try:
+            while missing := [member for member in self.members if member.connection is None and not member.is_lost]:
+                if (ended := _ended_within(self.members)) is not None:
+                    self._fail(ended, _how(ended))
+                if time.monotonic() > deadline:
+                    did = "say anything after it had connected" if nameless else "connect"
+                    self._fail(
+                        missing[0], f"it did not {did} to {self.cluster.address} within {self.cluster.start_s:g} s"
+                    )
+                nameless = [wire for wire in [*nameless, *door.newcomers()] if not self._is_welcome(wire)]
+        except OSError as error:
+            self._fail(missing[0], f"connections to {self.cluster.address} cannot be accepted: {error.strerror}")
+        finally:
+            door.close()
 
-    def _welcome(self, connection: Connection) -> None:
-        rank, found = pickle.loads(connection.recv_bytes())
+    def _is_welcome(self, wire: Wire) -> bool:
+        """Whether a worker has said which one it is, and is taken."""
+        try:
+            content = wire.take()
+        except (EOFError, OSError):
+            return False  # Its process has ended, which is seen by and by.
+        if content is None:
+            return False
+        rank, found = pickle.loads(content)
         member = self.members[rank]
-        member.connection, member.heard = connection, time.monotonic()
+        member.connection, member.heard = wire, time.monotonic()
         if told := _unlike(found):
             self._fail(member, told)
+        return True
 
     # Listening.
 
     def _received(self) -> Iterator[tuple[_Member, tuple[str, Any]]]:
         """Messages that have come within a second; signs of life are not among them."""
-        by_connection = {member.connection: member for member in self.members if not member.is_lost}
-        for ready in wait(list(by_connection), _ALIVE_S):  # type: ignore[arg-type]
-            member = by_connection[ready]  # type: ignore[index]
+        members = [(member, member.connection) for member in self.members if not member.is_lost]
+        by_wire = {wire: member for member, wire in members if wire is not None}
+        for ready in waiting(by_wire, _ALIVE_S):
+            member = by_wire[ready]
             try:
-                message = pickle.loads(ready.recv_bytes())  # type: ignore[union-attr]
+                content = ready.take()
             except (EOFError, OSError):
                 self._lose(member)
                 continue
             member.heard = time.monotonic()
-            if message[0] == "alive":
-                continue
-            yield member, message
-        for member in by_connection.values():
+            if content is not None and (message := pickle.loads(content))[0] != "alive":
+                yield member, message
+        for wire, member in by_wire.items():
             silent = time.monotonic() - member.heard
-            if silent > self.cluster.silence_s and not member.is_lost:
+            if silent > self.cluster.silence_s and not member.is_lost and not waiting([wire], 0):
                 self._lose(member, f"no sign of life for {silent:.0f} s")
 
     def _send(self, member: _Member, message: Any) -> None:
-        if not _is_sent(member, _pickled(message)):
-            self._lose(member)
+        if (fault := _unsent(member, _pickled(message))) is not None:
+            self._lose(member, fault)
 
     def _lose(self, member: _Member, what: str = "") -> None:
         """Go on without a worker that is gone, or end the crew."""
@@ -360,16 +365,18 @@ def _pickled(message: Any) -> bytes:
     return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
 
 
-def _is_sent(member: _Member, content: bytes) -> bool:
-    """Whether a worker is there to get this; one that was lost before needs nothing."""
+def _unsent(member: _Member, content: bytes) -> str | None:
+    """None if a worker is there to get this, else what is wrong with it; one that was lost before needs nothing."""
     if member.is_lost:
-        return True
+        return None
     assert member.connection is not None
     try:
-        member.connection.send_bytes(content)
+        member.connection.send(content)
+    except (BlockingIOError, TimeoutError):
+        return "it takes no message"
     except (OSError, ValueError):
-        return False
-    return True
+        return ""
+    return None
 
 
 def footprints(parts: Iterable[object]) -> list[Footprint]:
@@ -458,50 +465,6 @@ def _listening(cluster: Cluster) -> Iterator[socket.socket]:
         yield listener
 
 
-def _shake(peer: socket.socket, key: bytes, silence_s: float, is_stage: bool) -> Connection | None:
-    """A connection whose other side knows the key, None otherwise; whoever says nothing is cut off."""
-    peer.settimeout(None)
-    _watch(peer, silence_s)
-    seconds = struct.pack("ll", _SHAKE_S, 0)
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
-    connection = Connection(peer.detach())
-    try:
-        for step in (deliver_challenge, answer_challenge) if is_stage else (answer_challenge, deliver_challenge):
-            step(connection, key)
-    except Exception:  # Wrong key, other protocol, silence, gone.
-        connection.close()
-        return None
-    with socket.socket(fileno=os.dup(connection.fileno())) as again:
-        again.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
-    return connection
-
-
-def _ask_for_key(peer: socket.socket, key: bytes, silence_s: float, known: queue.SimpleQueue[Connection]) -> None:
-    """Put a connection whose other side knows the key among the known ones."""
-    if (connection := _shake(peer, key, silence_s, is_stage=True)) is not None:
-        known.put(connection)
-
-
-def _watch(peer: socket.socket, silence_s: float) -> None:
-    """Let the kernel end a connection whose other host has not answered for twice as long.
-
-    Without this a worker on a host that is cut off would wait for its stage for ever. Twice, because the stage is to
-    notice first: it has the words for it.
-    """
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if sys.platform == "linux":
-        num_questions, last_s = 4, 2 * silence_s
-        every_s = max(1, int(last_s) // (num_questions + 1))
-        for option, value in (
-            ("TCP_KEEPIDLE", every_s),
-            ("TCP_KEEPINTVL", every_s),
-            ("TCP_KEEPCNT", num_questions),
-            ("TCP_USER_TIMEOUT", int(last_s * 1000)),
-        ):
-            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-
-
 def fingerprint() -> dict[str, str]:
     """What must be equal on all hosts."""
     from tasks import own
@@ -535,7 +498,7 @@ class Stage:
         connection: to the stage.
     """
 
-    def __init__(self, rank: int, number: int, connection: Connection) -> None:
+    def __init__(self, rank: int, number: int, connection: Wire) -> None:
         self.rank, self.number = rank, number
         self._connection = connection
         self._lock = threading.Lock()
@@ -564,14 +527,14 @@ class Stage:
         content = _pickled(message)
         try:
             with self._lock:
-                self._connection.send_bytes(content)
+                self._connection.send(content)
         except OSError:
             os._exit(1)
 
     def _listen(self) -> None:
         while True:
             try:
-                message = pickle.loads(self._connection.recv_bytes())
+                message = pickle.loads(self._connection.receive())
             except (EOFError, OSError):
                 os._exit(1)  # Also in the middle of a computation that waits for other workers.
             except Exception:  # It cannot be read here. A worker that listens no more would wait for ever.
@@ -598,7 +561,7 @@ def work(serve: Callable[[Stage], dict[str, Callable[..., Any]]]) -> None:
     rank, address, port, key, silence_s, number, run = sys.stdin.readline().split()
     device.join(run)
     connection = _reach(address, int(port), bytes.fromhex(key), float(silence_s))
-    connection.send_bytes(pickle.dumps((int(rank), fingerprint())))
+    connection.send(pickle.dumps((int(rank), fingerprint())))
     stage = Stage(int(rank), int(number), connection)
     commands = {_FOOTPRINT: footprint.with_below} | serve(stage)
     while True:
@@ -616,12 +579,12 @@ def work(serve: Callable[[Stage], dict[str, Callable[..., Any]]]) -> None:
             stage.send(("done", result))
 
 
-def _reach(address: str, port: int, key: bytes, silence_s: float) -> Connection:
+def _reach(address: str, port: int, key: bytes, silence_s: float) -> Wire:
     try:
-        peer = socket.create_connection((address, port), timeout=_SHAKE_S)
+        peer = socket.create_connection((address, port), timeout=SHAKE_S)
     except OSError as error:
         raise SystemExit(f"the stage at {address}:{port} cannot be reached: {error}") from error
-    connection = _shake(peer, key, silence_s, is_stage=False)
+    connection = shake(peer, key, silence_s, is_stage=False)
     if connection is None:
         raise SystemExit(f"whoever listens at {address}:{port} does not know this run's key")
     return connection

@@ -4,19 +4,44 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-from tasks import crew, device
+from tasks import crew, device, wire
+
+IN_RESULT = {"half_a_result": 12, "a_drop": 3}
+"""Values of the variable STOP -> bytes of worker 1's first result that are sent before it stops."""
 
 
 class AgreedError(ValueError):
     """An error that all workers report."""
 
 
+def stop() -> None:
+    """Do nothing more, as a process of a frozen host."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def stop_in(message: bytes, num_bytes: int) -> None:
+    """Stop in the middle of the first message that holds this, after so many bytes of it and of its length."""
+    send = wire.Wire.send
+
+    def cut(self: wire.Wire, content: bytes) -> None:
+        if message in content:
+            self._peer.sendall((len(content).to_bytes(8, "big") + content)[:num_bytes])
+            stop()
+        send(self, content)
+
+    wire.Wire.send = cut  # type: ignore[method-assign]
+
+
 def commands(stage: crew.Stage) -> dict[str, Callable[..., Any]]:
     """What the test may ask for."""
+
+    if os.environ.get("STOP") in IN_RESULT and stage.rank == 1:
+        stop_in(b"done", IN_RESULT[os.environ["STOP"]])
 
     def fail(text: str, kind: str) -> None:
         raise {"agreed": AgreedError, "value": ValueError, "other": RuntimeError}[kind](text)
@@ -44,6 +69,8 @@ def commands(stage: crew.Stage) -> dict[str, Callable[..., Any]]:
         "fail_first": fail_first,
         "count": count,
         "total": total,
+        "length": len,
+        "stop_soon": threading.Timer(0.3, stop).start,
         "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
         "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
         "exit": os._exit,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -18,7 +19,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tasks import cluster, crew, device, footprint
+from tasks import cluster, crew, device, footprint, wire
 from tasks.cluster import Cluster, HostConf
 from tasks.crew import Crew, CrewError
 from tasks.engine.deepspeed_worker import require_own_gpu
@@ -157,11 +158,86 @@ def test_somebody_without_the_key_is_cut_off_and_hinders_nobody(monkeypatch: pyt
         return start(module, rank, place, address, say)  # type: ignore[arg-type]
 
     monkeypatch.setattr(crew, "_start", visited)
-    monkeypatch.setattr(crew, "_SHAKE_S", 12)
+    monkeypatch.setattr(wire, "SHAKE_S", 12)
     with Crew(WORKER, 1, replace(HERE, start_s=10)) as workers:
         assert workers.call("add", [(1, 1)]) == [2]
     assert strangers[0].recv(100_000)  # The challenge of the stage,
     assert strangers[0].recv(100) == b""  # and the end.
+
+
+def test_more_strangers_than_files_may_be_open_hinder_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come as fast as they can while the worker starts, and none of them leaves."""
+    strangers: list[subprocess.Popen[bytes]] = []
+    start, soft_hard = crew._start, resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def visited(module: str, rank: int, place: cluster.Place, address: str, say: object) -> object:
+        host, port, *_ = address.split()
+        code = (
+            "import resource, socket, sys, time; resource.setrlimit(resource.RLIMIT_NOFILE, (4000, 4000))\n"
+            f"held = [socket.create_connection(({host!r}, {port})) for _ in range(600)]; sys.stdin.read()"
+        )
+        monkeypatch.setattr(crew, "_start", start)
+        strangers.append(subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE))
+        return start(module, rank, place, address, say)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(crew, "_start", visited)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, soft_hard[1]))
+    try:
+        with Crew(WORKER, 1, replace(HERE, start_s=30)) as workers:
+            assert workers.call("add", [(1, 1)]) == [2]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, soft_hard)
+        strangers[0].kill()
+        strangers[0].communicate()
+
+
+@pytest.mark.parametrize("num_bytes", [0, 5, 20])
+def test_a_worker_that_never_says_its_name_ends_the_start(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows the key, and stops before its first message, in its length or in the middle of it."""
+    wires = []
+
+    def start(module: str, rank: int, place: cluster.Place, address: str, say: object) -> crew._Member:
+        host, port, key, silence_s = address.split()
+
+        def connect() -> None:
+            peer = socket.create_connection((host, int(port)))
+            wires.append(wire.shake(peer, bytes.fromhex(key), float(silence_s), is_stage=False))
+            peer.sendall(((1000).to_bytes(8, "big") + b"x" * 1000)[:num_bytes])
+
+        threading.Thread(target=connect).start()
+        return crew._Member(rank, place, subprocess.Popen(["sleep", "60"], text=True))
+
+    monkeypatch.setattr(crew, "_start", start)
+    with pytest.raises(
+        CrewError, match=r"worker 0 on localhost, in start: it did not say anything after it had connected .* 2 s\."
+    ):
+        Crew(WORKER, 1, replace(HERE, start_s=2, end_s=0.1))
+    assert wires != [None]
+
+
+@pytest.mark.parametrize(
+    ("when", "size", "message"),
+    [
+        ("half_a_result", 2, r"worker 1 on localhost, in add: no sign of life for [3-7] s"),
+        ("a_drop", 2, r"worker 1 on localhost, in add: no sign of life for [3-7] s"),
+        ("does_not_take", 1, r"worker 0 on localhost, in length: it takes no message"),
+    ],
+)
+def test_a_worker_that_stops_in_the_middle_is_named_in_time(
+    when: str, size: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOP", when)
+
+    def work() -> None:
+        with Crew(WORKER, size, replace(HERE, silence_s=3, end_s=1)) as workers:
+            if when == "does_not_take":
+                workers.call("stop_soon", [()])
+                time.sleep(1)
+                workers.call("length", [("x" * 50_000_000,)])
+            workers.call("add", [(1, 2)] * size)
+
+    with pytest.raises(CrewError, match=message):
+        work()
 
 
 def test_a_worker_of_other_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

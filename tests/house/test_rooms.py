@@ -40,6 +40,7 @@ ORDER = (
     "footprint",
     "limits",
     "cluster",
+    "wire",
     "crew",
     "planned",
     "records",
