@@ -135,7 +135,7 @@ def remove_damaged(root: Path, name: str) -> list[str]:
     removed = []
     with Repo(str(root), _wait_for_lock=True) as repo:
         with repo.lock:  # DVC writes `dvc.lock` in place, for another stage that ends at this moment.
-            outs = repo.stage.get_target(name).outs
+            outs = [out for out in repo.stage.get_target(name).outs if out.use_cache]  # Git keeps the others.
         for out in outs:
             damaged = [digest for path, digest in _files(out) if _md5(path) != digest.removesuffix(".dir")]
             for digest in damaged:

@@ -3,12 +3,15 @@
 Everything here is arithmetic on scores, and the same scores and seed give the same numbers. This module reads no file,
 knows no metric by name, and tests no hypothesis: it reports intervals.
 
-The interval of one seed resamples questions, and says nothing about other seeds. The interval of several seeds is the
+With fewer than `MIN_SEEDS` seeds an interval resamples questions, those of all seeds together, and does not include the
+variance between training runs: two means exclude nearly nothing about other seeds. The interval of more seeds is the
 wider of two: the bootstrap, which resamples questions and seeds independently, and Student's t over the means of the
-seeds. Each of them is too narrow in some cases. With two or three seeds that differ, the bootstrap's 95% intervals
+seeds. Each of them is too narrow in some cases. With three seeds that differ, the bootstrap's 95% intervals
 cover the true mean in 67 to 88% of simulations. Student's t ignores that all seeds play the same questions, and covers
 it in 76% where only questions vary. The wider of the two covered it in 93% or more of the simulations
 (`tests/evaluate/test_statistics.py`).
+
+An interval that excludes nothing that could happen, such as [0, 1] for a share, is none: its ends are NaN.
 """
 
 from __future__ import annotations
@@ -27,6 +30,11 @@ Bounds = tuple[float, float]
 """The least and the largest score a question can have."""
 
 LEVEL = 0.95
+MIN_SEEDS = 3
+"""With fewer seeds no interval covers the variance between them."""
+QUESTIONS, SEEDS, BOTH = "questions", "seeds", "questions and seeds"
+"""What an interval is over."""
+NOTHING = 0.0005  # What an interval must exclude, as a share of what is possible: less is not seen in three decimals.
 SAME = 1e-9  # A smaller difference between the means of two seeds comes from rounding.
 _MAX_CELLS = 1 << 22  # Most counts of resampled questions in memory at once: 32 MB of float64.
 
@@ -43,9 +51,10 @@ class Interval:
 
     Attributes:
         mean: the mean over seeds of their means over questions; NaN when no question has a value.
-        low, high: the ends; NaN when no question has a value.
+        low, high: the ends; NaN when no question has a value, or where the interval would exclude nothing.
         num_questions: questions behind the mean.
         num_ignored: questions left out because they have no value.
+        over: what varies in the interval; empty where there is none.
     """
 
     mean: float
@@ -53,6 +62,27 @@ class Interval:
     high: float
     num_questions: int
     num_ignored: int = 0
+    over: str = ""
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """The interval, None where there is none."""
+        return None if math.isnan(self.low) else (self.low, self.high)
+
+    def text(self, digits: int = 3, signed: bool = False) -> str:
+        """`0.512 [0.471, 0.553]`, without brackets where there is no interval."""
+        return shown(self.mean, self.ends, digits, signed)
+
+
+def shown(mean: float, ends: tuple[float, float] | None, digits: int = 3, signed: bool = False) -> str:
+    """A mean with the interval around it, as every table and line shows it.
+
+    >>> shown(0.5, (0.25, 0.75), 2), shown(0.5, None, 2, signed=True)
+    ('0.50 [0.25, 0.75]', '+0.50')
+    """
+    form = f"{'+' if signed else ''}.{digits}f"
+    brackets = "" if ends is None else f" [{format(ends[0], form)}, {format(ends[1], form)}]"
+    return format(mean, form) + brackets
 
 
 def bootstrap_means(
@@ -64,13 +94,13 @@ def bootstrap_means(
 ) -> list[Interval]:
     """Mean and 95% interval of columns, or of averages of columns, resampling rows with replacement.
 
-    The ends are percentiles of the resampled means. An average of several columns takes the ends of Student's interval
-    over the columns' means where these are further out (see the module). All intervals use the same resamples, so the
-    interval of a column of paired differences is as narrow as pairing makes it. Missing values are left out: a
-    resampled mean divides by the number of values that were drawn, and a resample without any value is dropped. Where
-    all scores are equal, all resampled means are equal, too. Then, with `bounds`, the ends follow from the number n of
-    questions alone: another score has a probability of at most 1 - 0.025^(1/n) (Clopper and Pearson), and lies at most
-    at a bound.
+    The ends are percentiles of the resampled means. An average of `MIN_SEEDS` columns or more takes the ends of
+    Student's interval over the columns' means where these are further out (see the module). All intervals use the same
+    resamples, so the interval of a column of paired differences is as narrow as pairing makes it. Missing values are
+    left out: a resampled mean divides by the number of values that were drawn, and a resample without any value is
+    dropped. Where all scores are equal, all resampled means are equal, too. Then, with `bounds`, the ends follow from
+    the number n of questions alone: another score has a probability of at most 1 - 0.025^(1/n) (Clopper and Pearson),
+    and lies at most at a bound.
     Bootstrap Paper (doi 10.1214/aos/1176344552; docs/methods/statistics.md)
 
     Args:
@@ -78,8 +108,9 @@ def bootstrap_means(
         num_resamples: resamples behind each interval.
         seed: of the resampling; the same seed gives the same intervals.
         over: for each interval the columns that it averages: the seeds of one policy, in the same order for every
-            policy. They are resampled, too. None: one interval for each column.
+            policy. `MIN_SEEDS` or more are resampled, too. None: one interval for each column.
         bounds: for each interval the least and the largest possible score, beyond which no end lies; None: unknown.
+            An interval that reaches from one to the other has no ends.
 
     Returns:
         One interval for each entry of `over`.
@@ -99,15 +130,29 @@ def bootstrap_means(
     means = _resampled_means(np.where(known, table, 0.0), known.astype(np.float64), num_resamples, seed)
     seeds = {
         size: np.random.default_rng([seed, size]).integers(size, size=(num_resamples, size))
-        for size in {len(columns) for columns in over}
+        for size in {len(columns) for columns in over if len(columns) >= MIN_SEEDS}
     }
     found = []
     for columns, possible in zip(over, bounds or [None] * len(over), strict=True):
         drawn = means[:, columns]  # [R, S]
-        picked = np.take_along_axis(drawn, seeds[len(columns)], axis=1)
-        resampled = _interval(table[:, columns], _row_means(picked), possible)
-        found.append(_widened(resampled, _row_means(table[:, columns].T), possible))
+        if len(columns) in seeds:
+            drawn = np.take_along_axis(drawn, seeds[len(columns)], axis=1)
+        interval = _interval(table[:, columns], _row_means(drawn), possible)
+        if len(columns) in seeds:
+            interval = _widened(interval, _row_means(table[:, columns].T), possible)
+        found.append(_telling(interval, possible, BOTH if len(columns) in seeds else QUESTIONS))
     return found
+
+
+def _telling(found: Interval, bounds: Bounds | None, over: str) -> Interval:
+    """The interval with what it is over; without ends where these exclude nothing that could happen."""
+    if found.ends is None:
+        return found
+    if bounds is not None:
+        seen = NOTHING * (bounds[1] - bounds[0])
+        if found.low < bounds[0] + seen and found.high > bounds[1] - seen:
+            return replace(found, low=math.nan, high=math.nan)
+    return replace(found, over=over)
 
 
 def _widened(found: Interval, means: Floats, bounds: Bounds | None) -> Interval:
@@ -116,7 +161,7 @@ def _widened(found: Interval, means: Floats, bounds: Bounds | None) -> Interval:
     Seeds with equal means show no spread that Student's t could use, so the resampled interval stays as it is.
     """
     known = means[~np.isnan(means)]
-    if len(known) < 2 or known.max() - known.min() < SAME:
+    if len(known) < MIN_SEEDS or known.max() - known.min() < SAME:
         return found
     half = _student(known)
     low, high = bounds or (-np.inf, np.inf)
@@ -195,8 +240,8 @@ def _unmoved(value: float, count: int, bounds: Bounds) -> tuple[float, float]:
 def over_seeds(values: Sequence[float], bounds: Bounds) -> Interval:
     """Mean of one value for each seed, with Student's interval; a bootstrap of so few values would be too narrow.
 
-    If all values are equal, the ends follow from their number alone (see `bootstrap_means`). One seed has no interval:
-    its ends are NaN.
+    If all values are equal, the ends follow from their number alone (see `bootstrap_means`). Fewer than `MIN_SEEDS`
+    seeds have no interval, nor has one that would exclude nothing: its ends are NaN.
 
     Args:
         values: one for each seed.
@@ -216,14 +261,14 @@ def over_seeds(values: Sequence[float], bounds: Bounds) -> Interval:
         raise ValueError("values: found none, expected one a seed.")
     count = len(values)
     mean = float(np.mean(values))
-    if count == 1:
-        return Interval(mean, float("nan"), float("nan"), 1)
+    if count < MIN_SEEDS:
+        return Interval(round(mean, 12), math.nan, math.nan, count)
     if max(values) - min(values) < SAME:
         low, high = _unmoved(mean, count, bounds)
     else:
         half = _student(values)
         low, high = max(bounds[0], mean - half), min(bounds[1], mean + half)
-    return Interval(round(mean, 12), round(low, 12), round(high, 12), count)
+    return _telling(Interval(round(mean, 12), round(low, 12), round(high, 12), count), bounds, SEEDS)
 
 
 def differences(run: Values, base: Values) -> dict[str, float]:

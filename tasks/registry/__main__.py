@@ -34,7 +34,7 @@ def register(root: Path, server: Server) -> str:
             return f"{card.name} is version {version.version} of {NAME} already."
     champion = _champion(server)
     number = _log(root, server, card)
-    said = f"{card.name} is version {number} of {NAME}: exact match {_shown(*card.results['em'])}."
+    said = f"{card.name} is version {number} of {NAME}: exact match {cards.as_text(*card.results['em'])}."
     if champion is None:
         server.client.set_registered_model_alias(NAME, CHAMPION, number)
         return f"{said} It is the first one, and the {CHAMPION}."
@@ -42,15 +42,11 @@ def register(root: Path, server: Server) -> str:
         lead = cards.lead(card, champion)
     except ValueError as error:
         return f"{said} {champion.name} stays the {CHAMPION}: {error}. To change that by hand: docs/registry.md."
-    margin = f"{_shown(lead.mean, lead.low, lead.high)} above {champion.name}"
-    if lead.low <= 0:
+    margin = f"{lead.text()} above {champion.name}"
+    if lead.ends is None or lead.low <= 0:
         return f"{said} {champion.name} stays the {CHAMPION}: {margin}."
     server.client.set_registered_model_alias(NAME, CHAMPION, number)
     return f"{said} It is the new {CHAMPION}: {margin}."
-
-
-def _shown(mean: float, low: float, high: float) -> str:
-    return f"{mean:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def _champion(server: Server) -> Card | None:
@@ -170,7 +166,9 @@ def main(words: list[str] | None = None, root: Path = Path(".")) -> int:
         print(f"error: {record.hide('', ' '.join(str(error).split()))}", file=sys.stderr)
         return 1
     about = f"version {found['version']} of {NAME}, {found['num_questions']} questions"
-    print(f"{found['policy']} ({about}): exact match {_shown(*found['em'])}, {found['searches'][0]:.2f} searches.")
+    print(
+        f"{found['policy']} ({about}): exact match {cards.as_text(*found['em'])}, {found['searches'][0]:.2f} searches."
+    )
     if given.out is not None:
         store.write_json(given.out, found)
     return 0

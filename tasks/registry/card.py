@@ -23,6 +23,10 @@ NUM_RESAMPLES = 2000
 WHOLE = {"seed": "all", "dataset": "all", "hops": "all", "mode": "greedy", "metric": "em"}
 
 
+Measured = tuple[float, float | None, float | None]
+"""Mean over questions, and the ends of its interval."""
+
+
 @dataclass(frozen=True)
 class Card:
     """What a version says of its policy; `card.json` of the model.
@@ -33,7 +37,7 @@ class Card:
         data_sha256, policy_sha256, config_sha256: hashes of data, weights and settings of the training.
         git_commit, git_dirty: where it was registered.
         libraries: versions.
-        results: metric -> mean over questions, and the ends of its 95% interval.
+        results: metric -> mean over questions, and the ends of its 95% interval; None where that would exclude nothing.
         scores: question -> exact match, greedily played.
     """
 
@@ -46,7 +50,7 @@ class Card:
     git_commit: str
     git_dirty: bool
     libraries: dict[str, str]
-    results: dict[str, tuple[float, float, float]]
+    results: dict[str, Measured]
     scores: dict[str, float]
 
     @property
@@ -71,10 +75,9 @@ def best(root: Path) -> Card:
         raise DataError(f"{RESULTS}: found no trained system. Add a method, such as METHODS=search_r1_grpo.")
     policies = _folders(root, max(ems, key=lambda name: ems[name]))
     card = max((_card(root, folder) for folder in policies), key=lambda card: card.results["em"][0])
-    if card.results["em"][1] <= 0:
-        em, low, high = card.results["em"]
+    if (card.results["em"][1] or 0.0) <= 0:
         raise DataError(
-            f"{RESULTS}: the best policy, {card.name}, has exact match {em:.3f} [{low:.3f}, {high:.3f}]: "
+            f"{RESULTS}: the best policy, {card.name}, has exact match {as_text(*card.results['em'])}: "
             "it may be 0, so it has learned nothing. Train at a larger scale than smoke."
         )
     return card
@@ -106,12 +109,17 @@ def _card(root: Path, folder: Path) -> Card:
     )
 
 
-def intervals(rows: list[ScoreRow]) -> dict[str, tuple[float, float, float]]:
+def as_text(mean: float, low: float | None, high: float | None) -> str:
+    """A figure of a card, such as `0.687 [0.648, 0.722]`."""
+    return statistics.shown(mean, None if low is None or high is None else (low, high))
+
+
+def intervals(rows: list[ScoreRow]) -> dict[str, Measured]:
     """Metric -> mean over questions and the ends of its 95% interval."""
     table = [[getattr(row, metric) for metric in METRICS] for row in rows]
     bounds = [(0.0, 1.0) if metric != "searches" else None for metric in METRICS]
     found = statistics.bootstrap_means(table, NUM_RESAMPLES, bounds=bounds)
-    return {metric: (one.mean, one.low, one.high) for metric, one in zip(METRICS, found, strict=True)}
+    return {metric: (one.mean, *(one.ends or (None, None))) for metric, one in zip(METRICS, found, strict=True)}
 
 
 def read(path: Path) -> Card:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tasks import store
+from tasks.evaluate.statistics import shown
 from tasks.records import schema
 from tasks.records.schema import Count, Number, row
 
@@ -20,16 +21,25 @@ NUM_SHOWN = 30
 
 @row
 class Played:
-    """One metric of a policy, with its 95% interval over questions."""
+    """One metric of a policy, with its 95% interval over questions; ends are None where that would exclude nothing."""
 
     mean: Number
-    low: Number
-    high: Number
+    low: Number | None
+    high: Number | None
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """The interval, None where there is none."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    def is_outside(self, value: float) -> bool:
+        """Whether a value lies outside the interval; no value does where there is none."""
+        return self.ends is not None and not self.ends[0] <= value <= self.ends[1]
 
     @property
     def shown(self) -> str:
         """Such as `0.687 [0.648, 0.722]`."""
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        return shown(self.mean, self.ends)
 
 
 @row
@@ -147,7 +157,7 @@ def _alarms(old: Cell, new: Cell) -> Iterator[str]:
     moved = [
         f"{name} {was.shown} -> {new.metrics[name].mean:.3f}"
         for name, was in old.metrics.items()
-        if not was.low <= new.metrics[name].mean <= was.high
+        if was.is_outside(new.metrics[name].mean)
     ]
     if moved:
         yield f"{new.policy}: outside the interval of the last good night: {', '.join(moved)}"
@@ -193,7 +203,9 @@ def plot(nights: Sequence[Night]) -> bytes:
             (i, cell.metrics["em"]) for i, night in enumerate(shown) for cell in night.cells if cell.policy == name
         ]
         means = [em.mean for _, em in found]
-        ends = [[em.mean - em.low for _, em in found], [em.high - em.mean for _, em in found]]
+        between = [em.ends or (em.mean, em.mean) for _, em in found]
+        ends = [[em.mean - low for (_, em), (low, _) in zip(found, between, strict=True)]]
+        ends.append([high - em.mean for (_, em), (_, high) in zip(found, between, strict=True)])
         axes.errorbar([i for i, _ in found], means, ends, marker="o", capsize=3, label=name)
     for i, night in enumerate(shown):
         if night.alarms:

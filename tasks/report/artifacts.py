@@ -182,7 +182,10 @@ def _recall_row(row: Row, where: str) -> dict[str, float]:
 
 
 Compared = dict[str, dict[str, Row]]
-"""Name of a retriever, or "b - a" -> dataset -> {"num_questions", "<metric>@<k>": {value, low, high}}."""
+"""Name of a retriever, or "b - a" -> dataset -> {"num_questions", "<metric>@<k>": {value, low, high}}.
+
+Both ends are null where the interval would exclude nothing.
+"""
 
 
 @dataclass(frozen=True)
@@ -233,6 +236,8 @@ def _compared_row(row: Row, least: int, where: str) -> Row:
     for name in names:
         figure: Row = row[name] if isinstance(row[name], dict) else {}
         low, value, high = (figure.get(key, math.nan) for key in ("low", "value", "high"))
+        if low is None and high is None:  # An interval that would exclude nothing.
+            low = high = value
         if (
             not all(isinstance(one, float | int) for one in (low, value, high))
             or not least <= low <= value <= high <= 1

@@ -39,7 +39,10 @@ _AGAIN = "Run the stage `augment` again."
 
 
 def funnel(summary: Row) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the table, one a step in the order of the work; steps that left nothing out are not shown."""
+    """Header and rows of the table, one a step in the order of the work; steps that left nothing out are not shown.
+
+    There is no row where every step left nothing out: `augmentation_line` says so.
+    """
     questions, hops, queries = (summary[name] for name in ("questions", "hops", "queries"))
     steps = [
         ("questions", questions["read"]),
@@ -55,15 +58,25 @@ def funnel(summary: Row) -> tuple[list[str], list[list[str]]]:
         ("queries kept", queries["kept"]),
         ("sub-questions left without a query", hops["without_query"]),
     ]
-    return ["step", "count"], [[name, f"{count:,}"] for name, count in steps if count or not name.startswith("-")]
+    shown = [] if _is_whole(summary) else [step for step in steps if step[1] or not step[0].startswith("-")]
+    return ["step", "count"], [[name, f"{count:,}"] for name, count in shown]
+
+
+def _is_whole(summary: Row) -> bool:
+    """Whether every question and every different query was kept."""
+    questions, hops, queries = (summary[name] for name in ("questions", "hops", "queries"))
+    valid = {queries["checked"], queries["kept"], *queries["valid"].values()}
+    return len(valid) == 1 and questions["read"] == questions["kept"] and not hops["without_query"]
 
 
 def augmentation_line(summary: Row) -> str:
-    """One sentence above the table: who wrote, and how many queries a sub-question has."""
+    """Above the table: who wrote, how many queries a sub-question has, and where nothing was left out, of how much."""
     note = f" Note: {summary['note']}." if isinstance(summary.get("note"), str) else ""
     hops, queries = summary["hops"]["kept"], summary["queries"]["kept"]
     mean = f" {queries / hops:.2f} queries a sub-question." if hops else ""
-    return f"Written by {summary.get('writer')}.{mean}{note}"
+    read = summary["questions"]["read"]
+    whole = f" Nothing was left out of {read:,} questions, {hops:,} sub-questions and {queries:,} different queries."
+    return f"Written by {summary.get('writer')}.{mean}{whole * _is_whole(summary)}{note}"
 
 
 def _words(name: str) -> str:

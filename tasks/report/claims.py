@@ -3,8 +3,8 @@
 Each claim names two policies and one or more measures. The first measure gives the verdict of the claim. The others are
 all shown, each with a verdict of its own. Each claim says whether it was written before the first run of its policies:
 one that was written later could be chosen by what it would say. The intervals of all claims became wider after that
-run. A verdict needs at least two seeds, and is not corrected for the number of claims. No verdict says anything about a
-paper's method at the paper's own scale.
+run. A verdict needs at least three seeds, and is not corrected for the number of claims. No verdict says anything about
+a paper's method at the paper's own scale.
 
 A difference is always `policy - against`. Intervals are those of the result table (`tasks.evaluate.statistics`); a
 measure with a single number for each seed has Student's t alone.
@@ -35,13 +35,12 @@ from typing import Literal
 
 from tasks.data.ingest import is_resplit
 from tasks.data.resplit import NOTE
-from tasks.evaluate.statistics import Interval, bootstrap_means, differences, over_seeds
+from tasks.evaluate.statistics import MIN_SEEDS, Interval, bootstrap_means, differences, over_seeds
 from tasks.report import curves
 from tasks.report.artifacts import Run
 from tasks.report.curves import Window, seeds_note
-from tasks.report.health import interval_text
 from tasks.report.repeats import Repeats, punishes
-from tasks.report.table import ALL, METRICS, Cell, Results, Section, origin
+from tasks.report.table import ALL, METRICS, Cell, Results, Section, of_interval, origin
 from tasks.report.training import TrainingRun
 from tasks.tool import gains
 from tasks.tool.gains import EVIDENCE, Gain
@@ -357,7 +356,7 @@ def judge(found: Interval | None, side: Side, num_seeds: int) -> str:
     """The verdict of one difference; see the module."""
     if found is None or math.isnan(found.mean):
         return NOT_MEASURED
-    if math.isnan(found.low) or num_seeds < 2:
+    if found.ends is None or num_seeds < MIN_SEEDS:
         return UNDECIDED
     if side == "no gain":
         if found.low > -MARGIN and found.high < MARGIN:
@@ -445,7 +444,9 @@ def _played(ours: Mapping[int, Run], theirs: Mapping[int, Run], name: str, num_r
     limit = max([1.0, *(value for value in scores if value is not None)])  # Searches are counts, the others shares.
     found = bootstrap_means(table, num_resamples, over=[range(len(columns))], bounds=[(-limit, limit)])[0]
     if not any(_answers(run, name) for run in (*ours.values(), *theirs.values())):
-        return replace(found, low=math.nan, high=math.nan)  # No policy answers anything, so nothing is decided.
+        return replace(
+            found, low=math.nan, high=math.nan, over=""
+        )  # No policy answers anything, so nothing is decided.
     return found
 
 
@@ -492,12 +493,11 @@ def cells(results: Results, found: Iterable[Finding]) -> Iterable[Cell]:
         if i is None or math.isnan(i.mean) or (pair, name) in seen:
             continue
         seen.add((pair, name))
-        low, high = curves.ends(i)
         count = i.num_questions if name in (*PLAYED, READ_EM) else None
         runs = [run for policy in pair for run in _runs(results, policy).values()]
         mode = "greedy" if name in OF_CHECKPOINTS else "training"
         behind = origin(runs, is_training=mode == "training")
-        yield Cell(" - ".join(pair), ALL, ALL, ALL, mode, name, i.mean, low, high, count, *behind)
+        yield Cell(" - ".join(pair), ALL, ALL, ALL, mode, name, *of_interval(i), count, *behind, i.over)
 
 
 def _verdict(results: Results, trainings: Sequence[TrainingRun], one: Finding) -> str:
@@ -528,7 +528,7 @@ def section(
         pair = f"{results.title(claim.policy)} - {results.title(claim.against)}"
         if claim.systems <= set(results.policies):
             is_known = one.difference is not None and not math.isnan(one.difference.mean)
-            value = interval_text(one.difference, signed=True) if one.difference and is_known else ""
+            value = one.difference.text(signed=True) if one.difference and is_known else ""
             verdict = _verdict(results, trainings, one)
             written = claim.written if is_first else ""
             shown = verdict if is_first else f"({verdict})"
@@ -547,7 +547,7 @@ _RULES = (
     "what it would say. Reproduced: the whole 95% interval of the difference is on the claimed side of 0; not "
     "reproduced: the whole interval is on the other side. A claim of no gain is reproduced if the whole interval lies "
     f"within {100 * MARGIN:.0f} points of 0, not reproduced if it lies above 0 and reaches further, and the policy "
-    "harms if it lies below 0 and reaches further. One seed decides nothing, and no verdict is corrected for the "
+    "harms if it lies below 0 and reaches further. One seed or two decide nothing, and no verdict is corrected for the "
     "number of claims. All differences are paired on seed, those of EM, F1 and subEM on question, too; these take the "
     "wider of two intervals, over questions and seeds and, where seeds differ, over seeds alone. Where neither policy "
     "answers a question nothing is decided. Where a verdict says that a policy is its start policy, training found "

@@ -1,12 +1,14 @@
-"""What DVC compares between two versions of the report: `summary.json`, its metrics, and `curves.csv`, its plot.
+"""What DVC compares between two versions of the report: `metrics/`, a file for each system, and `curves.csv`, its plot.
 
-Both are functions of the artifacts alone, as `results.csv` is.
+All are functions of the artifacts alone, as `results.csv` is. Git keeps them, so that a fresh clone has a version to
+compare with. A file a system, because `dvc metrics show` prints a line for each file.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,26 +22,26 @@ COLUMNS = ("system", "seed", "step", "tokens", "validation_em")
 DECIMALS = 6  # As in results.csv.
 
 
-def summary(results: Results) -> dict[str, Row]:
-    """System -> the mean of each metric over all seeds and questions, greedy, with its 95% interval as in the table.
+def figures(results: Results, system: str) -> Row:
+    """The mean of each metric over all seeds and questions, greedy, with its 95% interval as in the table.
 
     The interval is a list, `em_interval`: DVC leaves lists out of its tables, which thus have one column a metric.
     """
-    found: dict[str, Row] = {}
-    for system in results.policies:
-        cells = {metric: results.find(system, metric) for metric in METRICS}
-        found[system] = {}
-        for metric, cell in cells.items():
-            if cell is not None:
-                found[system][metric] = round(cell.value, DECIMALS)
-                ends = (cell.low, cell.high)
-                found[system][f"{metric}_interval"] = [None if end is None else round(end, DECIMALS) for end in ends]
+    found: Row = {}
+    for metric in METRICS:
+        cell = results.find(system, metric)
+        if cell is not None:
+            found[metric] = round(cell.value, DECIMALS)
+            if cell.ends is not None:
+                found[f"{metric}_interval"] = [round(end, DECIMALS) for end in cell.ends]
     return found
 
 
-def write_summary(path: Path, results: Results) -> None:
-    """Write `summary.json`."""
-    write_json(path, summary(results))
+def write_metrics(folder: Path, results: Results) -> None:
+    """Write `<system>.json` for each system; files of other systems go."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for system in results.policies:
+        write_json(folder / f"{system}.json", figures(results, system))
 
 
 def write_curves(path: Path, trainings: Iterable[TrainingRun]) -> None:

@@ -7,14 +7,13 @@ curve keeps the last value, because the run could only have continued from that 
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tasks.evaluate.statistics import Interval, over_seeds
-from tasks.report.table import ALL, Cell, Results, Section, origin, show
+from tasks.evaluate.statistics import MIN_SEEDS, over_seeds
+from tasks.report.table import ALL, Cell, Results, Section, of_interval, origin, show
 from tasks.report.training import TrainingRun
 from tasks.store import Row
 
@@ -23,7 +22,6 @@ Point = tuple[float, float]
 
 TOKENS = "generated_tokens_total"
 NUM_POINTS = 61  # Of a drawn line.
-MIN_SEEDS = 3  # Below it an interval over seeds covers nearly every possible value.
 AT_BUDGET, AREA, EARLY_AREA, DROP, BUDGET = (
     "validation_em_at_budget", "validation_em_area", "validation_em_area_early", "validation_em_drop",
     "common_token_budget",
@@ -140,17 +138,11 @@ def cells(results: Results, trainings: Sequence[TrainingRun]) -> Iterable[Cell]:
             if not known or len(known) < len(own):
                 continue
             mean = over_seeds([value for _, value in known], (0.0, 1.0))
-            low, high = ends(mean)
             behind = origin([runs[policy, seed] for seed, _ in known], is_training=True)
-            yield Cell(policy, ALL, ALL, ALL, "training", name, mean.mean, low, high, None, *behind)
+            yield Cell(policy, ALL, ALL, ALL, "training", name, *of_interval(mean), None, *behind, mean.over)
             for seed, value in known:
                 behind = origin([runs[policy, seed]], is_training=True)
                 yield Cell(policy, str(seed), ALL, ALL, "training", name, value, None, None, None, *behind)
-
-
-def ends(found: Interval) -> tuple[float | None, float | None]:
-    """The ends of an interval as a cell holds them, None without one."""
-    return (None, None) if math.isnan(found.low) else (found.low, found.high)
 
 
 def section(results: Results, trainings: Sequence[TrainingRun]) -> Section | None:
@@ -187,8 +179,12 @@ def _shown(results: Results, policy: str, name: str) -> str:
 
 def seeds_note(seeds: Sequence[int]) -> str:
     """How far an interval over so many seeds can be trusted, in words."""
-    if len(seeds) == 1:
-        return "One seed has no interval over seeds."
+    if len(seeds) < MIN_SEEDS:
+        have = "One seed has" if len(seeds) == 1 else f"{len(seeds)} seeds have"
+        return (
+            f"{have} no interval over seeds: brackets, where there are any, are over questions and do not include the "
+            "variance between training runs."
+        )
     few = "; with so few seeds it is wide, and where all agree it says only what so few exclude" * (len(seeds) < 10)
     return f"Interval over seeds: 95%, {len(seeds)} seeds, Student's t{few}."
 

@@ -65,7 +65,7 @@ def section(results: Results) -> Section:
     rows = []
     for policy, own in counted.items():
         wrong = sum(own.values())
-        shares = [f"{own[kind]:,} ({own[kind] / wrong:.1%})" if own[kind] else "0" for kind in shown]
+        shares = [f"{own[kind]:,} ({own[kind] / wrong:.3f})" if own[kind] else "0" for kind in shown]
         rows.append([results.title(policy), f"{num_answers:,}", f"{wrong:,}", *shares])
     meanings = "; ".join(f"{name(kind)}: {KINDS[kind]}" for kind in shown)
     lead = f"Wrong answers in greedy play, all seeds together, with their share of the wrong ones. {meanings}."

@@ -5,10 +5,9 @@ It shows every metric that a run logged and judges none.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from tasks.evaluate.statistics import Interval, over_seeds
+from tasks.evaluate.statistics import over_seeds
 from tasks.report.curves import seeds_note
 from tasks.report.table import Results, Section
 from tasks.report.training import TrainingRun
@@ -104,7 +103,7 @@ def signal_section(results: Results, trainings: Sequence[TrainingRun]) -> Sectio
         if known and len(known) == len(own):
             shares = [over_seeds([pair[i] for pair in known], (0.0, 1.0)) for i in (0, 1)]
             change = over_seeds([last - first for first, last in known], (-1.0, 1.0))
-            rows.append([results.title(policy), *map(interval_text, shares), interval_text(change, signed=True)])
+            rows.append([results.title(policy), *(share.text() for share in shares), change.text(signed=True)])
     if not rows:
         return None
     lead = (
@@ -127,7 +126,7 @@ def evidence_section(results: Results, trainings: Sequence[TrainingRun]) -> Sect
 
         known = [[value for value in column if value is not None] for column in columns]
         if own and known == columns:
-            rows.append([results.title(policy), *(interval_text(over_seeds(one, (0.0, 1.0))) for one in known)])
+            rows.append([results.title(policy), *(over_seeds(one, (0.0, 1.0)).text() for one in known)])
     if not rows:
         return None
     lead = (
@@ -141,10 +140,3 @@ def evidence_section(results: Results, trainings: Sequence[TrainingRun]) -> Sect
     for name in ("word for word", "reader's F1"):
         header += [f"{name}, first step", f"{name}, last third"]
     return Section("evidence", "Evidence", lead, header, rows)
-
-
-def interval_text(found: Interval, signed: bool = False) -> str:
-    """`0.512 [0.471, 0.553]`, without brackets where there is no interval."""
-    form = "+.3f" if signed else ".3f"
-    ends = "" if math.isnan(found.low) else f" [{format(found.low, form)}, {format(found.high, form)}]"
-    return format(found.mean, form) + ends

@@ -87,7 +87,11 @@
   // Numbers
 
   const known = (value) => typeof value === "number" && Number.isFinite(value);
-  const percent = (value, digits = 1) => (100 * value).toFixed(digits);
+  // Shares are fractions with three decimals everywhere, as in results.md and results.csv.
+  const fraction = (value) => value.toFixed(3);
+  // The interval of a cell, null where none can be given.
+  const ends = (cell) => (known(cell.low) && known(cell.high) ? [cell.low, cell.high] : null);
+  const between = (cell, text = fraction) => (ends(cell) ? ends(cell).map(text).join(" \u2013 ") : null);
   const signed = (text) => (text.startsWith("-") ? `\u2212${text.slice(1)}` : `+${text}`);
   function short(value) {
     if (!known(value)) return "\u2013";
@@ -182,51 +186,52 @@
     const label = `${title(cell.policy)}, ${metricName(cell.metric)}: ${text}. Show where it comes from`;
     return h("td", {}, h("button", { class: "cell", "aria-label": label, onclick: () => showProvenance(cell) }, text, range && h("span", { class: "range" }, range)));
   }
-  const share = (cell) => cell && number(cell, percent(cell.value), known(cell.low) ? `${percent(cell.low)} \u2013 ${percent(cell.high)}` : null);
+  const share = (cell) => cell && number(cell, fraction(cell.value), between(cell));
+  const value = (cell) => cell && number(cell, fraction(cell.value));
   const plain = (cell, digits) => cell && number(cell, cell.value.toFixed(digits));
   function difference(cell) {
     if (!cell) return h("td", {}, "\u2013");
-    const node = number(cell, signed(percent(cell.value)), `${signed(percent(cell.low))} \u2013 ${signed(percent(cell.high))}`);
-    node.firstChild.classList.add(cell.low > 0 ? "up" : cell.high < 0 ? "down" : "same");
+    const node = number(cell, signed(fraction(cell.value)), between(cell, (value) => signed(fraction(value))));
+    node.firstChild.classList.add(ends(cell) && cell.low > 0 ? "up" : ends(cell) && cell.high < 0 ? "down" : "same");
     return node;
   }
 
   // Interval bars
 
-  function intervalBar(cell, seeds, width = 140) {
+  function intervalBar(cell, seeds, width = 94) {
     const x = (value) => 4 + (width - 8) * Math.min(1, Math.max(0, value));
-    const label = `${title(cell.policy)} ${metricName(cell.metric)} ${percent(cell.value)} percent, interval ${percent(cell.low)} to ${percent(cell.high)}`;
+    const label = `${title(cell.policy)} ${metricName(cell.metric)} ${fraction(cell.value)}${ends(cell) ? `, interval ${ends(cell).map(fraction).join(" to ")}` : ""}`;
     return s("svg", { viewBox: `0 0 ${width} 26`, width, height: 26, role: "img", "aria-label": label },
       [0, 0.25, 0.5, 0.75, 1].map((tick) => s("line", { class: "gridline", x1: x(tick), x2: x(tick), y1: 0, y2: 26 })),
       s("rect", { x: x(0), width: x(cell.value) - x(0), y: 9, height: 8, rx: 2, fill: colour(cell.policy), opacity: 0.22 }),
-      s("path", { d: `M${x(cell.low)} 13H${x(cell.high)}M${x(cell.low)} 8.5v9M${x(cell.high)} 8.5v9`, stroke: colour(cell.policy), "stroke-width": 1.8, fill: "none" }),
+      ends(cell) && s("path", { d: `M${x(cell.low)} 13H${x(cell.high)}M${x(cell.low)} 8.5v9M${x(cell.high)} 8.5v9`, stroke: colour(cell.policy), "stroke-width": 1.8, fill: "none" }),
       s("circle", { cx: x(cell.value), cy: 13, r: 3.6, fill: colour(cell.policy), class: "dot" }),
-      seeds.map((seed) => s("path", { d: `M${x(seed.value)} 20v5`, stroke: colour(cell.policy), "stroke-width": 1.6 }, s("title", {}, `seed ${seed.seed}: ${percent(seed.value)}`))));
+      seeds.map((seed) => s("path", { d: `M${x(seed.value)} 20v5`, stroke: colour(cell.policy), "stroke-width": 1.6 }, s("title", {}, `seed ${seed.seed}: ${fraction(seed.value)}`))));
   }
 
   // One sentence. It names a winner only where one system alone is best and above the reference by more than its
-  // interval, and says who lies within the winner's interval. Two seeds exclude next to nothing about other seeds,
-  // whatever they show, so systems that are above in every seed are named as that.
+  // interval, and says who lies within the winner's interval, if there is one. Two seeds exclude next to nothing about
+  // other seeds, whatever they show, so systems that are above in each of them are named as that.
+  const listed = (names) => names.join(", ").replace(/, ([^,]*)$/, " and $1");
   function headline(scored) {
     const reference = scored.find((cell) => cell.policy === data.reference), others = scored.filter((cell) => cell !== reference);
-    const count = `${reference.count.toLocaleString("en")} ${data.chosen_on.length ? "" : "held-out "}questions`, of = `of ${count}`;
-    if (!others.length) return `${title(reference.policy)} answers ${percent(reference.value)}% ${of} exactly.`;
-    const gain = (cell) => find(cell.policy, data.gain);
-    const above = others.filter((cell) => gain(cell) && gain(cell).low > 0).sort((a, b) => b.value - a.value);
-    const inEachSeed = others.filter((cell) => data.seeds.length > 1 && data.seeds.every((seed) => (find(cell.policy, data.gain, { seed: String(seed) }) ?? { low: 0 }).low > 0));
-    if (!above.length && inEachSeed.length) {
-      const names = inEachSeed.map((cell) => title(cell.policy)).join(", ").replace(/, ([^,]*)$/, " and $1");
-      return `${names} ${inEachSeed.length > 1 ? "are" : "is"} above ${title(reference.policy)} by more than the interval over questions alone in each of ${data.seeds.length} seeds, on ${count}.`;
+    const count = `${reference.count.toLocaleString("en")} ${data.chosen_on.length ? "" : "held-out "}questions`, name = title(reference.policy);
+    if (!others.length) return `${name} has exact match ${fraction(reference.value)} on ${count}.`;
+    const gain = (cell, seed = "all") => find(cell.policy, data.gain, { seed });
+    const isAbove = (found) => Boolean(found && ends(found) && found.low > 0);
+    if (data.is_few && data.seeds.length > 1) {
+      const above = others.filter((cell) => data.seeds.every((seed) => isAbove(gain(cell, String(seed)))));
+      const where = `by more than the interval over questions alone in each of ${data.seeds.length} seeds`;
+      if (!above.length) return `Nothing is above ${name} ${where}, on ${count}.`;
+      return `${listed(above.map((cell) => title(cell.policy)))} ${above.length > 1 ? "are" : "is"} above ${name} ${where} (EM ${listed(above.map((cell) => signed(fraction(gain(cell).value))))}), on ${count}.`;
     }
-    if (!above.length) return `Nothing is above ${title(reference.policy)} by more than its interval, on ${count}.`;
-    const best = above[0], shown = percent(best.value), tied = others.filter((cell) => percent(cell.value) === shown);
-    if (tied.length === 1) {
-      const near = others.filter((cell) => cell !== best && cell.value >= best.low);
-      const who = near.length === 1 ? `${title(near[0].policy)} lies` : `${near.length} others lie`, close = near.length ? `; ${who} within its interval` : "";
-      return `${title(best.policy)} answers ${shown}% ${of} exactly, ${percent(gain(best).value)} points more than ${title(reference.policy)}${close}.`;
-    }
-    const names = `${tied.slice(0, -1).map((cell) => title(cell.policy)).join(", ")} and ${title(tied[tied.length - 1].policy)}`;
-    return `${names} each answer ${shown}% ${of} exactly; ${title(reference.policy)} answers ${percent(reference.value)}%.`;
+    const above = others.filter((cell) => isAbove(gain(cell))).sort((a, b) => b.value - a.value);
+    if (!above.length) return `Nothing is above ${name} by more than its interval, on ${count}.`;
+    const best = above[0], shown = fraction(best.value), tied = others.filter((cell) => fraction(cell.value) === shown);
+    if (tied.length > 1) return `${listed(tied.map((cell) => title(cell.policy)))} each have exact match ${shown} on ${count}; ${name} has ${fraction(reference.value)}.`;
+    const near = ends(best) ? others.filter((cell) => cell !== best && cell.value >= best.low) : [];
+    const who = near.length === 1 ? `${title(near[0].policy)} lies` : `${near.length} others lie`, close = near.length ? `; ${who} within its interval` : "";
+    return `${title(best.policy)} has exact match ${shown} on ${count}, ${fraction(gain(best).value)} above ${name}${close}.`;
   }
 
   function results() {
@@ -238,7 +243,9 @@
     main.append(h("ul", { class: "facts" }, Object.entries(facts).map(([key, value]) => h("li", {}, h("b", {}, key), value))));
     data.notes.forEach((line) => main.append(h("p", { class: "warning" }, line)));
 
-    const header = ["policy", h("span", { class: "left" }, "exact match, 0 to 100%"), "EM %", `EM \u2212 ${title(data.reference)}`, "F1 %", "subEM %", "sampled EM\u00a0%", "searches", "valid\u00a0%", "passage\u00a0%", "gold\u00a0%", "tokens"];
+    // With too few seeds for an interval over them the paired difference stands first, and every seed is shown.
+    const first = (em, gain) => (data.is_few ? [gain, em] : [em, gain]);
+    const header = ["policy", h("span", { class: "left" }, "exact match, 0 to 1"), ...first("EM", `EM \u2212 ${title(data.reference)}`), "F1", "subEM", "sampled EM", "searches", "valid", "passage", "gold", "tokens"];
     const body = h("tbody");
     function draw(withSeeds) {
       body.replaceChildren();
@@ -250,22 +257,23 @@
           const dots = seed === "all" ? data.seeds.map((one) => find(policy, "em", { seed: String(one) })).filter(Boolean) : [];
           body.append(row([
             seed === "all" ? [swatch(policy), title(policy)] : `seed ${seed}`,
-            h("td", { class: "left wide" }, intervalBar(em, dots)), share(em), difference(get(data.gain)), share(get("f1")), share(get("subem")), share(get("em", "sampled")),
-            plain(get("searches"), 2), get("valid_action_rate") && number(get("valid_action_rate"), percent(get("valid_action_rate").value)),
-            get("answer_in_passage") && number(get("answer_in_passage"), percent(get("answer_in_passage").value)), get("recall") && number(get("recall"), percent(get("recall").value)), plain(get("generated_tokens"), 0),
+            h("td", { class: "left wide" }, intervalBar(em, dots)), ...first(share(em), difference(get(data.gain))), share(get("f1")), share(get("subem")), share(get("em", "sampled")),
+            plain(get("searches"), 2), value(get("valid_action_rate")),
+            value(get("answer_in_passage")), value(get("recall")), plain(get("generated_tokens"), 0),
           ].map((cell) => cell || h("td", {}, "\u2013")), { class: seed === "all" ? "" : "seedrow" }));
         }
       }
     }
-    draw(false);
-    const toggle = h("label", { class: "check" }, h("input", { type: "checkbox", onchange: (event) => draw(event.target.checked) }), "show each seed");
+    const showsSeeds = data.is_few && data.seeds.length > 1;
+    draw(showsSeeds);
+    const toggle = h("label", { class: "check" }, h("input", { type: "checkbox", checked: showsSeeds, onchange: (event) => draw(event.target.checked) }), "show each seed");
     const whole = scroller("Result table", h("table", { class: "tight" }, h("thead", {}, h("tr", {}, header.map((text) => h("th", { scope: "col" }, text)))), body));
     whole.querySelectorAll("th")[1].classList.add("left", "wide");
     sortable(whole);
     section("results", "Results", null, h("div", { class: "card" }, whole, h("div", { class: "bar" }, h("p", { class: "note" },
-      `Greedy play. Second line: 95% interval ${data.coverage}.`, h("span", { class: "wide" }, " Ticks below a bar are single seeds."), ` Differences to ${title(data.reference)} are paired on seed and question. Valid: share of actions that could be executed. Passage: share of questions for which a returned passage holds the answer. Gold: share of gold passages found. Select a number to see where it comes from.`), h("span", { class: "space" }), toggle)));
+      `Greedy play; shares are fractions. Second line: 95% interval ${data.coverage}. Without one: none that would exclude anything.`, h("span", { class: "wide" }, " Ticks below a bar are single seeds."), ` Differences to ${title(data.reference)} are paired on seed and question. Valid: share of actions that could be executed. Passage: share of questions for which a returned passage holds the answer. Gold: share of gold passages found. Select a number to see where it comes from.`), h("span", { class: "space" }), toggle)));
     const failed = order.map((policy) => find(policy, "failed")).filter((cell) => cell && cell.value > 0);
-    if (failed.length) main.lastChild.append(h("p", { class: "note down" }, `Failed searches: ${failed.map((cell) => `${title(cell.policy)} ${percent(cell.value, 2)}% of questions`).join(", ")}. They count as wrong.`));
+    if (failed.length) main.lastChild.append(h("p", { class: "note down" }, `Failed searches: ${failed.map((cell) => `${title(cell.policy)} ${fraction(cell.value)} of questions`).join(", ")}. They count as wrong.`));
   }
 
   // Breakdown by hops or dataset
@@ -284,16 +292,16 @@
           const cell = find(policy, "em", { [key]: value });
           if (!cell) return null;
           const cy = y + 14 + 13 * j;
-          const hover = (event) => showTip(`${title(policy)}, ${label(value)}\nEM ${percent(cell.value)}%  [${percent(cell.low)}, ${percent(cell.high)}]\n${cell.count} questions`, event.clientX, event.clientY);
+          const hover = (event) => showTip(`${title(policy)}, ${label(value)}\nEM ${fraction(cell.value)}${ends(cell) ? `  [${ends(cell).map(fraction).join(", ")}]` : ""}\n${cell.count} questions`, event.clientX, event.clientY);
           return s("g", { onpointermove: hover, onpointerleave: hideTip },
             s("rect", { x: left, width: width - left - right, y: cy - 6.5, height: 13, fill: "transparent" }),
-            s("line", { x1: x(cell.low), x2: x(cell.high), y1: cy, y2: cy, stroke: colour(policy), "stroke-width": 3, "stroke-linecap": "round", opacity: 0.55 }),
+            ends(cell) && s("line", { x1: x(cell.low), x2: x(cell.high), y1: cy, y2: cy, stroke: colour(policy), "stroke-width": 3, "stroke-linecap": "round", opacity: 0.55 }),
             s("circle", { cx: x(cell.value), cy, r: 4.6, fill: colour(policy), class: "dot" }));
         }),
       ];
     });
     const base = top + rowHeight * values.length;
-    const axis = [0, 0.25, 0.5, 0.75, 1].map((tick) => [s("line", { class: "gridline", x1: x(tick), x2: x(tick), y1: top, y2: base }), s("text", { x: x(tick), y: base + 16, "text-anchor": "middle" }, `${100 * tick}%`)]);
+    const axis = [0, 0.25, 0.5, 0.75, 1].map((tick) => [s("line", { class: "gridline", x1: x(tick), x2: x(tick), y1: top, y2: base }), s("text", { x: x(tick), y: base + 16, "text-anchor": "middle" }, tick)]);
     const plot = s("svg", { class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Exact match ${name.toLowerCase()}, with intervals; the same numbers are in the table` }, axis, marks);
     const rows = values.map((value) => row([label(value), h("td", { class: "wide" }, String((find(order[0], "em", { [key]: value }) || {}).count ?? "")), ...order.map((policy) => share(find(policy, "em", { [key]: value })) || "\u2013")]));
     section(key, name, lead, h("div", { class: "grid two" }, h("div", { class: "card" }, legend(order), plot), h("div", { class: "card" }, table([key, h("span", { class: "wide" }, "questions"), ...order.map(title)], rows))));
@@ -304,11 +312,11 @@
     const state = { dataset: isLong ? data.parts[0][0] : "", hops: "", policy: "" };
     const shownName = (dataset) => (dataset === "all" ? data.dataset : dataset);
     const box = h("div");
-    const header = ["policy", "EM %", "F1 %", "passage %", "gold %", "searches", "written tokens", "read tokens"];
+    const header = ["policy", "EM", "F1", "passage", "gold", "searches", "written tokens", "read tokens"];
     function line([dataset, hops], policy) {
       const get = (metric) => find(policy, metric, { dataset, hops });
       if (!get("em")) return null;
-      const rest = data.part_metrics.map((metric) => (["em", "f1", "answer_in_passage"].includes(metric) ? share(get(metric)) : metric === "recall" ? get(metric) && number(get(metric), percent(get(metric).value)) : plain(get(metric), metric === "searches" ? 2 : 0)) || "\u2013");
+      const rest = data.part_metrics.map((metric) => (["em", "f1", "answer_in_passage"].includes(metric) ? share(get(metric)) : metric === "recall" ? value(get(metric)) : plain(get(metric), metric === "searches" ? 2 : 0)) || "\u2013");
       return row([[swatch(policy), title(policy)], ...rest]);
     }
     function group([dataset, hops]) {
@@ -340,7 +348,7 @@
       shown.map((kind) => {
         const wide = width * counts[kind] / all, x = at;
         at += wide;
-        const text = `${title(policy)}, ${kindName(kind)}: ${counts[kind]} of ${wrong} wrong answers (${wrong ? percent(counts[kind] / wrong) : 0}%)`;
+        const text = `${title(policy)}, ${kindName(kind)}: ${counts[kind]} of ${wrong} wrong answers (${fraction(wrong ? counts[kind] / wrong : 0)})`;
         return wide > 0 && s("rect", { x, y: 0, width: wide, height: 20, fill: KIND_COLOUR[kind], onpointermove: (event) => showTip(text, event.clientX, event.clientY), onpointerleave: hideTip });
       }));
   }
@@ -350,10 +358,10 @@
     if (!shown.length) return;
     const rows = order.map((policy) => {
       const wrong = Object.values(counts[policy]).reduce((a, b) => a + b, 0);
-      return row([[swatch(policy), title(policy)], wrong.toLocaleString("en"), ...shown.map((kind) => h("td", {}, counts[policy][kind].toLocaleString("en"), h("span", { class: "range" }, wrong ? `${percent(counts[policy][kind] / wrong)}%` : "")))]);
+      return row([[swatch(policy), title(policy)], wrong.toLocaleString("en"), ...shown.map((kind) => h("td", {}, counts[policy][kind].toLocaleString("en"), h("span", { class: "range" }, wrong ? fraction(counts[policy][kind] / wrong) : "")))]);
     });
     const kindSwatch = (kind) => h("span", { class: "swatch", "--c": KIND_COLOUR[kind] });
-    section("errors", "Errors by kind", `Wrong answers in greedy play, all seeds together: ${all.toLocaleString("en")} answers of each policy. A kind follows from what the searches returned and what was answered; the first that applies counts. Percentages are of the wrong answers.`,
+    section("errors", "Errors by kind", `Wrong answers in greedy play, all seeds together: ${all.toLocaleString("en")} answers of each policy. A kind follows from what the searches returned and what was answered; the first that applies counts. Shares are of the wrong answers.`,
       h("div", { class: "grid" },
         h("div", { class: "card" }, h("div", { class: "legend" }, h("span", {}, h("span", { class: "swatch", "--c": "var(--faint)" }), "right"), shown.map((kind) => h("span", {}, kindSwatch(kind), kindName(kind)))),
           h("div", { class: "errorbars" }, order.map((policy) => [h("span", {}, title(policy)), errorBar(policy, shown)])),
@@ -370,7 +378,7 @@
       return h("li", {}, h("p", { class: "asked" }, one.question),
         h("p", {}, "Said ", said(one), ", expected ", one.answers.slice(0, 3).map((answer, i) => [i > 0 && " or ", h("q", {}, answer)]), "."),
         h("p", { class: "facts-line" }, h("span", {}, kindSwatch(one.kind), kindName(one.kind)), h("span", {}, `${one.searches} ${one.searches === 1 ? "search" : "searches"}`), h("span", {}, one.dataset), h("span", {}, `${one.hops} ${one.hops === 1 ? "hop" : "hops"}`), h("span", {}, `seed ${one.seed}`),
-          target ? h("button", { class: "link", onclick: () => read(target), "aria-label": `Read the trajectory of: ${one.question}` }, "read it") : h("span", {}, "trajectory not recorded")));
+          target ? h("button", { class: "link", onclick: () => read(target), "aria-label": `Read the trajectory of: ${one.question}` }, "read it") : h("span", {}, "trajectory not recorded: ", h("code", {}, `artifacts/evaluate/${one.policy}-${one.seed}/scores.jsonl`), " has its scores")));
     }
     function draw(policy) {
       const own = sample.filter((one) => one.policy === policy);
@@ -457,6 +465,7 @@
       series.map((one) => one.band && s("path", { class: "band", d: `${path(one.band)}Z`, fill: colour(one.policy) })),
       series.map((one) => one.seeds.length > 1 && one.seeds.map((seed) => s("path", { class: "seed", d: path(seed.points), stroke: colour(one.policy) }))),
       series.map((one) => s("path", { class: "mean", d: path(one.mean.length ? one.mean : one.seeds[0].points), stroke: colour(one.policy) })),
+      dots.map((one) => one.seeds.map((seed) => s("path", { class: "between", d: path(seed.points), stroke: colour(one.policy) }))),
       dots.map((one) => one.points.map((p) => s("circle", { cx: px(p[0]), cy: py(p[1]), r: 3.4, class: "dot", fill: colour(one.policy) }))), cross);
     const nearest = (points, x) => points.reduce((found, p) => (!found || Math.abs(p[0] - x) < Math.abs(found[0] - x) ? p : found), null);
     node.addEventListener("pointermove", (event) => {
@@ -476,7 +485,7 @@
     return node;
   }
   function validationDots(policies, xColumn) {
-    return seriesOf(policies, "validation_em", xColumn, 0).map((one) => ({ policy: one.policy, points: one.seeds.flatMap((seed) => seed.points) }));
+    return seriesOf(policies, "validation_em", xColumn, 0).map((one) => ({ policy: one.policy, seeds: one.seeds, points: one.seeds.flatMap((seed) => seed.points) }));
   }
 
   const trained = order.filter((policy) => Object.keys(data.curves[policy] || {}).length);
@@ -496,10 +505,10 @@
     function draw() {
       const xName = state.x === "step" ? "RL steps" : "generated tokens";
       const make = (name, metric, dots) => h("div", { class: "card" }, h("h3", {}, name), chart({ series: seriesOf(trained, metric, state.x, state.window), dots, zero: true, cap: 1, xName, label: `${name} against ${xName}`, format: (v) => v.toFixed(2) }));
-      panels.replaceChildren(make("Mean reward of the rollouts", "reward_mean", []), make("Exact match: rollouts (lines) and validation (dots)", "em_mean", validationDots(trained, state.x)));
+      panels.replaceChildren(make("Mean reward of the rollouts", "reward_mean", []), make("Exact match: rollouts (lines) and validation (dots, a dashed line for each seed)", "em_mean", validationDots(trained, state.x)));
     }
     draw();
-    section("learning", "Learning curves", "Thin lines are seeds, the thick line is their mean. Dots are greedy play on held-back validation questions.",
+    section("learning", "Learning curves", "Thin lines are seeds, the thick line is their mean. Dots are greedy play on held-back validation questions; a dashed line connects those of one seed.",
       h("div", { class: "bar" }, legend(trained), h("span", { class: "space" }),
         h("label", { class: "check" }, h("input", { type: "checkbox", onchange: (event) => { state.window = event.target.checked ? 3 : 0; draw(); } }), "smooth over 7 points"),
         segmented([["generated_tokens_total", "by generated tokens"], ["step", "by steps"]], state.x, (x) => { state.x = x; draw(); }, "Horizontal axis")),
@@ -628,7 +637,7 @@
     const words = new Set(wordsOf(evidence).map(({ word }) => word));
     const sources = readBefore(t, k).map((source) => { const own = new Set(wordsOf(`${source.title} ${source.text}`).map(({ word }) => word)); return { ...source, share: [...words].filter((word) => own.has(word)).length / Math.max(words.size, 1) }; });
     const best = sources.filter((source) => source.share >= 0.25).sort((a, b) => b.share - a.share).slice(0, 3);
-    return h("div", { class: "block information sources" }, h("h4", {}, "where its words stand"), best.length ? best.map((source) => h("div", { class: "doc" }, h("b", {}, markedText(source.title, words)), h("span", { class: "meta" }, `turn ${source.turn + 1}, ${percent(source.share, 0)}% of its words`), h("p", {}, markedText(source.text, words)))) : h("p", { class: "plain" }, words.size ? "In no passage that was read: fewer than a quarter of its words." : "The evidence is empty."));
+    return h("div", { class: "block information sources" }, h("h4", {}, "where its words stand"), best.length ? best.map((source) => h("div", { class: "doc" }, h("b", {}, markedText(source.title, words)), h("span", { class: "meta" }, `turn ${source.turn + 1}, ${fraction(source.share)} of its words`), h("p", {}, markedText(source.text, words)))) : h("p", { class: "plain" }, words.size ? "In no passage that was read: fewer than a quarter of its words." : "The evidence is empty."));
   }
 
   function viewer() {
@@ -804,7 +813,7 @@
   function cost() {
     const rows = data.costs.map((c) => row([[swatch(c.policy), title(c.policy)], duration(c.seconds), ...["steps", "num_trajectories", "generated_tokens", "prefill_tokens", "searches"].map((name) => { const cell = find(c.policy, name, { mode: "training" }); return cell ? number(cell, short(cell.value)) : "\u2013"; }), duration(c.evaluate_seconds)]));
     section("cost", "Cost", "Means over seeds. Seconds were measured where this page was made and are left out where a stage's result came from a cache; of a stage that was killed and went on they cover its last attempt.",
-      h("div", { class: "card" }, sortable(table(["policy", "making it", "steps", "trajectories", "generated tokens", "prefilled tokens", "searches", "evaluating it"], rows))), costOfSteps(), costOfSpeed(), costOfServices());
+      h("div", { class: "grid" }, h("div", { class: "card" }, sortable(table(["policy", "making it", "steps", "trajectories", "generated tokens", "prefilled tokens", "searches", "evaluating it"], rows))), costOfSteps(), costOfSpeed(), costOfServices()));
   }
   // What training spent its seconds on: one bar for each system, as long as its share of the slowest one's.
   const PART_COLOUR = { play: "var(--p0)", search: "var(--p5)", score: "var(--p4)", logprobs: "var(--p7)", learn: "var(--p1)", hand_over: "var(--p9)", validate: "var(--p2)", save: "var(--soft)" };
@@ -817,7 +826,7 @@
       let at = 0;
       const label = `${title(policy)}: ${duration(total(policy))}; ${shown.map(([part, name]) => `${name} ${duration(policies[policy][part])}`).join(", ")}`;
       return s("svg", { class: "errorbar", viewBox: "0 0 1000 20", preserveAspectRatio: "none", role: "img", "aria-label": label }, shown.map(([part, name]) => {
-        const x = at, wide = 1000 * policies[policy][part] / longest, text = `${title(policy)}, ${name}: ${duration(policies[policy][part])} (${percent(policies[policy][part] / total(policy))}%)`;
+        const x = at, wide = 1000 * policies[policy][part] / longest, text = `${title(policy)}, ${name}: ${duration(policies[policy][part])} (${fraction(policies[policy][part] / total(policy))})`;
         at += wide;
         return wide > 0 && s("rect", { x, y: 0, width: wide, height: 20, fill: PART_COLOUR[part], onpointermove: (event) => showTip(text, event.clientX, event.clientY), onpointerleave: hideTip });
       }));
@@ -833,7 +842,7 @@
     if (!names.length) return false;
     const operations = (value) => (!known(value) ? "\u2013" : value >= 1e12 ? `${(value / 1e12).toFixed(1)} T` : `${(value / 1e9).toFixed(1)} G`);
     const megabytes = (value) => (known(value) ? Math.round(value).toLocaleString("en") : "\u2013");
-    const ofLimit = ({ share, limit }) => (known(share) ? [`${percent(share)}%`, h("span", { class: "range" }, `of ${operations(limit)}`)] : "unknown");
+    const ofLimit = ({ share, limit }) => (known(share) ? [fraction(share), h("span", { class: "range" }, `of ${operations(limit)}`)] : "unknown");
     const line = (policy, ...cells) => row([[swatch(policy), title(policy)], ...cells.map((cell) => h("td", {}, cell))]);
     const speeds = names.map((policy, i) => line(policy, ...["written", "prefilled", "trained", "read_in_learning"].map((name) => short(found[i][name])), operations(found[i].flop_per_s), ofLimit(found[i])));
     const MEMORY = { stage_mb: "stage", largest_worker_mb: "largest worker", sum_mb: "stage and workers", largest_gpu_mb: "largest on GPUs", sum_gpu_mb: "all on GPUs" };
@@ -880,11 +889,11 @@
   }
   function augmentation() {
     return h("div", { class: "card" }, h("h3", {}, "Augmentation: sub-questions and queries"), h("p", { class: "note" }, data.augmentation.line),
-      table(["step", "count"], data.augmentation.steps.map((step) => row(step))));
+      data.augmentation.steps.length > 0 && table(["step", "count"], data.augmentation.steps.map((step) => row(step))));
   }
   function dataSection() {
     const names = data.recall_metrics;
-    const recall = Object.entries(data.recall).map(([dataset, r]) => row([dataset, r.num_questions, ...names.map((name) => { const cell = find("retriever", name, { dataset, mode: "search" }); return cell ? number(cell, percent(cell.value)) : "\u2013"; })]));
+    const recall = Object.entries(data.recall).map(([dataset, r]) => row([dataset, r.num_questions, ...names.map((name) => { const cell = find("retriever", name, { dataset, mode: "search" }); return value(cell) || "\u2013"; })]));
     const pick = (name, metric, dataset) => find(`retriever:${name}`, metric, { dataset, mode: "search" });
     const compared = [...new Set(data.cells.filter((c) => c[0].startsWith("retriever:")).map((c) => c[2]))].sort().flatMap((dataset) => [...data.retrievers, ...data.differences].map((name) => {
       const found = data.compared_metrics.map((metric) => pick(name, metric, dataset));
@@ -892,8 +901,8 @@
       return any && row([dataset, h("td", { class: "left" }, name), any.count, ...found.map((cell) => (data.differences.includes(name) ? difference(cell) : share(cell)) || "\u2013")]);
     }).filter(Boolean));
     section("data", "Data and retrieval", null, data.faults.map((line) => h("p", { class: "note down" }, `Data: ${line}.`)), h("div", { class: "grid" },
-      h("div", { class: "card" }, h("h3", {}, "The retriever alone, %"), table(["dataset", "questions", ...names], recall), h("p", { class: "note" }, "The question itself is the query. recall@k: share of the gold passages among the first k, over questions whose gold passages are all known; all_gold: all of them found; answer: a passage holds an answer.")),
-      compared.length > 0 && h("div", { class: "card" }, h("h3", {}, "Retrievers compared, %"), table(["dataset", h("span", { class: "left" }, "retriever"), "questions", ...data.compared_metrics], compared), h("p", { class: "note" }, "As above, each with a 95% bootstrap interval over questions; differences are paired by question.")),
+      h("div", { class: "card" }, h("h3", {}, "The retriever alone"), table(["dataset", "questions", ...names], recall), h("p", { class: "note" }, "The question itself is the query. recall@k: share of the gold passages among the first k, over questions whose gold passages are all known; all_gold: all of them found; answer: a passage holds an answer.")),
+      compared.length > 0 && h("div", { class: "card" }, h("h3", {}, "Retrievers compared"), table(["dataset", h("span", { class: "left" }, "retriever"), "questions", ...data.compared_metrics], compared), h("p", { class: "note" }, "As above, each with a 95% bootstrap interval over questions; differences are paired by question.")),
       augmentation(),
       h("div", { class: "card" }, h("h3", {}, "Validation: what the data must fulfil"), validation())),
     h("details", {}, h("summary", {}, "Data manifest"), h("div", { class: "card" }, document_(data.manifest))));
@@ -949,6 +958,7 @@
   if (datasets.length > 1) breakdown("dataset", datasets, "By dataset", null, (value) => value);
   parts();
   extra("claims");
+  if (data.no_claims) section("claims", "Claims of the papers", data.no_claims);
   if (trained.length) learning();
   extra("budget");
   for (const id of ["reward-models", "reward-models-turns", "reward-models-later", "audit"]) extra(id);

@@ -44,6 +44,10 @@ from tasks.text import exact_match, findable, normalize
 
 HERE = Path(__file__).parent
 MAX_POINTS = 400  # Points a learning curve keeps; the rest are thinned out evenly.
+NO_CLAIMS = (
+    "No claim is judged here: this run has no two systems that a claim of the papers compares. `make compare` trains "
+    "them, and its page has the verdicts in this place."
+)
 MAX_TEXT = 4000  # Characters kept of one passage, prompt or observation.
 
 
@@ -127,6 +131,7 @@ def page_data(
         "reference": results.reference,
         "gain": minus("em", results.reference),
         "seeds": list(results.seeds),
+        "is_few": results.is_few,
         "coverage": coverage(results),
         "num_resamples": results.num_resamples,
         "chosen_on": chosen_on(results),
@@ -156,6 +161,7 @@ def page_data(
         "augmentation": {"line": augmentation_line(results.augmentation), "steps": funnel(results.augmentation)[1]},
         "faults": fault_lines(results.manifest),
         "sections": [asdict(section) for section in results.sections],
+        "no_claims": "" if any(section.id == "claims" for section in results.sections) else NO_CLAIMS,
         "validation": results.validation,
         "manifest": results.manifest,
         "provenance": {f"{run.policy}-{run.seed}": _provenance(run, ledger) for run in results.runs},

@@ -49,7 +49,7 @@ def _lines(results: Results, part: str, questions: Sequence[str]) -> Iterator[li
             line += ["", "", ""]
         else:
             gains = [[own.em - other.em for own, other in row] for row in pairs]
-            line.append(_mean(gains, (-1, 1), results.num_resamples, "+"))
+            line.append(_mean(gains, (-1, 1), results.num_resamples, is_difference=True))
             line += [str(sum(row.count(sign) for row in gains)) for sign in (1, -1)]
         for is_shown in (1, 0):
             told = [own.em for row in pairs for own, _ in row if own.answer_shown == is_shown]
@@ -57,7 +57,7 @@ def _lines(results: Results, part: str, questions: Sequence[str]) -> Iterator[li
         yield line
 
 
-def _mean(table: Sequence[Sequence[float]], bounds: Bounds, num_resamples: int, sign: str = "") -> str:
+def _mean(table: Sequence[Sequence[float]], bounds: Bounds, num_resamples: int, is_difference: bool = False) -> str:
     """Mean of [question][seed] with its interval, as the other tables have it."""
     (found,) = bootstrap_means(table, num_resamples, over=[range(len(table[0]))], bounds=[bounds])
-    return f"{found.mean:{sign}.3f} [{found.low:{sign}.3f}, {found.high:{sign}.3f}]"
+    return found.text(signed=is_difference)

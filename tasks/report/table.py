@@ -1,8 +1,8 @@
-"""The result table: from the artifacts of finished stages to `results.csv`, `results.md` and a terminal table.
+"""The result table: from the artifacts of finished stages to `results.csv` and `results.md`.
 
 It plays no question and computes no score; it averages and attaches intervals. `results.csv` and `results.md` are
 functions of the artifacts alone: what was measured on one machine (seconds, run ids, commits) lives in the ledger and
-appears only in the terminal table and the page.
+appears only on the page and at the end of a run. `tasks.report.terminal` fits the table to a terminal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.data.ingest import fault_lines, notes
-from tasks.evaluate.statistics import Values, bootstrap_means, differences
+from tasks.evaluate.statistics import MIN_SEEDS, QUESTIONS, Interval, Values, bootstrap_means, differences, shown
 from tasks.records.scores import ScoreRow
 from tasks.report.artifacts import (
     TRAINING,
@@ -65,6 +65,9 @@ METRICS: dict[str, Callable[[ScoreRow], float | None]] = {
 }
 """Metric -> value of one row of `scores.jsonl`; None where it does not apply (no gold passage, no action)."""
 
+TOKENS = ("generated_tokens", "prefill_tokens")
+"""Metrics of systems with tokens of their own; one that asks a service has none, and no cell."""
+
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters of a cell that a spreadsheet would take for a formula."""
 
@@ -76,6 +79,9 @@ class Cell:
     The hashes are those of the data, of the policies, and of the settings of the stages that measured the number: of
     the training for metrics of training, else of the evaluation or of the retriever's stage. Hashes of several runs are
     in the order of the seeds, with semicolons between them.
+
+    `low` and `high` are None where no interval can be given, or where it would exclude nothing that could happen;
+    `interval_over` says what varies in it: questions, seeds, or both.
     """
 
     policy: str
@@ -91,6 +97,17 @@ class Cell:
     data_sha256: str
     policy_sha256: str
     config_sha256: str
+    interval_over: str = ""
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """The interval, None where there is none."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+
+def of_interval(found: Interval) -> tuple[float, float | None, float | None]:
+    """Value, low and high of a cell."""
+    return (found.mean, *(found.ends or (None, None)))
 
 
 @dataclass(frozen=True)
@@ -157,6 +174,11 @@ class Results:
     validation_split: str = ""
     num_resamples: int = 0
     notes: tuple[str, ...] = ()
+
+    @property
+    def is_few(self) -> bool:
+        """Whether there are too few seeds for an interval over seeds."""
+        return len(self.seeds) < MIN_SEEDS
 
     def title(self, policy: str) -> str:
         """Display name of a policy; its plain name if it has none."""
@@ -261,8 +283,8 @@ def _score_cells(runs: Sequence[Run], policies: Sequence[str], reference: str, n
         intervals = bootstrap_means(table, num_resamples, over=over, bounds=bounds)
         for line, cells, i in zip(lines, found, intervals, strict=True):
             keys = (line.policy, line.seed, dataset, hops, line.mode, line.metric)
-            if i.num_questions:
-                cells.append(Cell(*keys, i.mean, i.low, i.high, i.num_questions, *line.origin))
+            if i.num_questions and not (line.metric in TOKENS and i.mean == 0):
+                cells.append(Cell(*keys, *of_interval(i), i.num_questions, *line.origin, i.over))
     return (cell for cells in found for cell in cells)
 
 
@@ -353,8 +375,10 @@ def _compared_cells(compared: Compared, behind: Origin) -> Iterable[Cell]:
             keys = (compared_policy(name), ALL, dataset, ALL, "search")
             for metric, figure in row.items():
                 if metric != "num_questions":
-                    ends = (float(figure["value"]), float(figure["low"]), float(figure["high"]))
-                    yield Cell(*keys, metric, *ends, row["num_questions"], *behind)
+                    ends = (figure["low"], figure["high"])
+                    over = "" if None in ends else QUESTIONS
+                    value = float(figure["value"])
+                    yield Cell(*keys, metric, value, *ends, row["num_questions"], *behind, over)
 
 
 def compared_policy(name: str) -> str:
@@ -397,6 +421,11 @@ def coverage(results: Results) -> str:
     times = f"resampled {results.num_resamples:,} times"
     if len(results.seeds) == 1:
         return f"over questions, {times}; one seed says nothing about others"
+    if results.is_few:
+        return (
+            f"over questions, {times}, with both seeds together; it does not include the variance between training "
+            "runs, about which two seeds say nearly nothing"
+        )
     return (
         f"over questions and the {len(results.seeds)} seeds, the wider of two: both {times}, and Student's t over the "
         "means of the seeds"
@@ -410,7 +439,8 @@ def markdown(results: Results) -> str:
         "# Results",
         f"{asked(results)}, seeds {', '.join(map(str, results.seeds))}; "
         f"data `{runs[0].summary['data_sha256'][:12]}`. Greedy play unless marked. Brackets: 95% interval "
-        f"{coverage(results)}. Differences are paired on seed and question. "
+        f"{coverage(results)}. Without brackets: none that would exclude anything. Differences are paired on seed and "
+        "question. "
         "Every number, seed by seed, is in `results.csv`.",
         *results.notes,
         *chosen_on(results),
@@ -430,7 +460,7 @@ def markdown(results: Results) -> str:
         ),
         "## Augmentation",
         augmentation_line(results.augmentation),
-        _markdown_table(*funnel(results.augmentation)),
+        *([_markdown_table(*steps)] if (steps := funnel(results.augmentation))[1] else []),
         *(part for section in results.sections if not section.is_on_page_only for part in _markdown_of(section)),
     ]
     return "\n\n".join(parts) + "\n"
@@ -481,8 +511,8 @@ def failed_searches(results: Results) -> list[str]:
 
 
 def _headline(results: Results) -> tuple[list[str], list[list[str]]]:
-    gain = minus("em", results.reference)
-    header = ["policy", "seeds", "questions", "EM", f"EM - {results.title(results.reference)}", "EM, seed by seed"]
+    """The result table; with too few seeds for an interval over them the paired difference first, and each seed."""
+    header = ["policy", "seeds", "questions", *_compared_header(results)]
     header += ["F1", "subEM", "EM sampled", "searches", "valid actions", "answer in passage", "gold recall", "tokens"]
     rows = []
     for policy in results.policies:
@@ -492,9 +522,7 @@ def _headline(results: Results) -> tuple[list[str], list[list[str]]]:
                 results.title(policy),
                 str(len(results.seeds)),
                 str(em.num_questions if em else 0),
-                show(em),
-                show(results.find(policy, gain), signed=True),
-                ", ".join(show(results.find(policy, "em", seed), interval=False) for seed in results.seeds),
+                *_compared_cells_of(results, policy),
                 show(results.find(policy, "f1")),
                 show(results.find(policy, "subem")),
                 show(results.find(policy, "em", mode="sampled")),
@@ -506,6 +534,27 @@ def _headline(results: Results) -> tuple[list[str], list[list[str]]]:
             ]
         )
     return header, rows
+
+
+def _compared_header(results: Results) -> list[str]:
+    gain = f"EM - {results.title(results.reference)}"
+    if results.is_few:
+        one_each = [f"{name}, seed {seed}" for name in (gain, "EM") for seed in results.seeds]
+        return [gain, *one_each, "EM"] if len(results.seeds) > 1 else [gain, "EM"]
+    return ["EM", gain, "EM, seed by seed"]
+
+
+def _compared_cells_of(results: Results, policy: str) -> list[str]:
+    """Exact match and its difference to the reference, under `_compared_header`."""
+    name = minus("em", results.reference)
+    em, gain = show(results.find(policy, "em")), show(results.find(policy, name), signed=True)
+    if not results.is_few:
+        seeds = (show(results.find(policy, "em", seed), interval=False) for seed in results.seeds)
+        return [em, gain, ", ".join(seeds)]
+    if len(results.seeds) == 1:
+        return [gain, em]
+    gains = [show(results.find(policy, name, seed), signed=True) for seed in results.seeds]
+    return [gain, *gains, *(show(results.find(policy, "em", seed)) for seed in results.seeds), em]
 
 
 def _breakdown(results: Results, key: str, values: Sequence[str]) -> tuple[list[str], list[list[str]]]:
@@ -599,47 +648,7 @@ def show(cell: Cell | None, digits: int = 3, interval: bool = True, signed: bool
     """One cell for a reader: `0.512 [0.471, 0.553]`; empty if there is no such number."""
     if cell is None:
         return ""
-    form = f"{'+' if signed else ''}.{digits}f"
-    text = format(cell.value, form)
-    if interval and cell.low is not None and cell.high is not None:
-        text += f" [{format(cell.low, form)}, {format(cell.high, form)}]"
-    return text
-
-
-def terminal(results: Results, ledger: Mapping[str, Row] | None = None) -> str:
-    """The short table at the end of a run: every policy with interval, difference, seeds and cost a seed.
-
-    Seconds come from `ledger` (stage -> its entry) and are left blank where a stage has not run on this machine.
-    """
-    gain = f"EM - {results.title(results.reference)}"
-    header = ["policy", "EM [95% interval]", gain, "seeds", "searches/q", "train tokens", "train s"]
-    rows = []
-    for policy in results.policies:
-        cost = results.find(policy, "generated_tokens", mode="training")
-        seconds = making_seconds(results, policy, ledger or {})
-        rows.append(
-            [
-                results.title(policy),
-                show(results.find(policy, "em")),
-                show(results.find(policy, minus("em", results.reference)), signed=True) or "-",
-                ",".join(map(str, results.seeds)),
-                show(results.find(policy, "searches"), digits=2, interval=False),
-                f"{cost.value:,.0f}" if cost else "-",
-                f"{seconds:,.0f}" if seconds is not None else "-",
-            ]
-        )
-
-    widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
-    lines = ["  ".join(_pad(text, widths[i], i) for i, text in enumerate(line)).rstrip() for line in [header, *rows]]
-    rule = "-" * max(map(len, lines))
-    note = f"{asked(results)}, greedy; tokens and seconds are means over seeds."
-    return "\n".join(
-        [lines[0], rule, *lines[1:], rule, note, *results.notes, *chosen_on(results), *failed_searches(results)]
-    )
-
-
-def _pad(text: str, width: int, column: int) -> str:
-    return text.ljust(width) if column == 0 else text.rjust(width)
+    return shown(cell.value, cell.ends if interval else None, digits, signed)
 
 
 def making_seconds(results: Results, policy: str, ledger: Mapping[str, Row]) -> float | None:

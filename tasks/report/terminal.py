@@ -17,16 +17,21 @@ NAMES = ("policy", "dataset")
 def headline(root: Path = Path("."), width: int = 0) -> str:
     """What stands before the first section of `results.md`, and its results by dataset; empty without such a file.
 
+    A run prints this once, at its end; stage `report` does where no run has started it.
+
     Prose is wrapped and columns are aligned; those that do not fit any more follow below, after those that name a row.
 
     Args:
         root: root of the clone.
         width: columns of the terminal; 0 asks it.
     """
-    if not (root / TABLE).is_file():
-        return ""
+    return fitted((root / TABLE).read_text(encoding="utf-8"), width) if (root / TABLE).is_file() else ""
+
+
+def fitted(text: str, width: int = 0) -> str:
+    """The same of the text of a `results.md`."""
     lines, width = [], width or shutil.get_terminal_size((100, 24)).columns
-    head, *sections = (root / TABLE).read_text(encoding="utf-8").split("\n## ")
+    head, *sections = text.split("\n## ")
     sections = [f"## {section}" for section in sections]
     shown = [head, *(section for section in sections if section.startswith(f"{BY_DATASET}\n"))]
     for block in "\n\n".join(part.lstrip("# ").strip() for part in shown).split("\n\n"):

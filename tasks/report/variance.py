@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.evaluate.statistics import SAME, over_seeds
+from tasks.evaluate.statistics import MIN_SEEDS, SAME, over_seeds, shown
 from tasks.records import schema
 from tasks.records.variance import VarianceRow
 from tasks.report.table import Results, Section
@@ -32,7 +32,7 @@ def section(results: Results, artifacts: Path, num_resamples: int) -> Section | 
         "question, and candidates for one action compared with each other. SLATE (Theorem 1) bounds the ratio by 1, "
         "and by 1/T where the rewards of T steps are independent and vary alike; T is the mean number of turns here. "
         "Equal tokens: as many complete trajectories as cost the tokens of the candidates. Ratios have 95% intervals "
-        "over questions, and of several seeds the wider of two: both resampled, or Student's over the seeds' ratios."
+        "over questions; of three seeds or more the wider of two: both resampled, or Student's over the seeds' ratios."
     )
     header = ["policy", "turn", "questions", "complete", "truncated", "ratio", "ratio at equal tokens", "1/T"]
     return Section("variance", "Variance of advantages", lead, header, rows)
@@ -74,14 +74,16 @@ def _cells(turn: int, rows: Mapping[tuple[int, str], VarianceRow], num_resamples
 def ratio(above: np.ndarray, below: np.ndarray, seeds: np.ndarray, num_resamples: int) -> str:
     """Ratio of the means [rows] with its 95% interval; without one where the lower mean is 0.
 
-    Seeds and the questions of each seed are resampled. Of several seeds the interval reaches at least as far as
-    Student's over their ratios, as for all figures of the report (`tasks.evaluate.statistics`).
+    The questions of each seed are resampled. Of `MIN_SEEDS` seeds or more the seeds are, too, and the interval reaches
+    at least as far as Student's over their ratios, as for all figures of the report (`tasks.evaluate.statistics`).
     """
     if not below.mean():
         return "no variance"
     groups = [np.flatnonzero(seeds == seed) for seed in np.unique(seeds)]
     rng = np.random.default_rng(0)
-    picked = rng.integers(len(groups), size=(num_resamples, len(groups)))
+    picked = np.tile(np.arange(len(groups)), (num_resamples, 1))
+    if len(groups) >= MIN_SEEDS:
+        picked = rng.integers(len(groups), size=(num_resamples, len(groups)))
     tops, bottoms = np.zeros(num_resamples), np.zeros(num_resamples)
     for place in range(len(groups)):
         for number, group in enumerate(groups):
@@ -93,7 +95,7 @@ def ratio(above: np.ndarray, below: np.ndarray, seeds: np.ndarray, num_resamples
     low, high = np.percentile(known, [2.5, 97.5])
 
     each = [above[group].sum() / below[group].sum() for group in groups if below[group].sum() > 0]
-    if len(each) > 1 and max(each) - min(each) > SAME:
+    if len(each) >= MIN_SEEDS and max(each) - min(each) > SAME:
         student = over_seeds(each, (0.0, float("inf")))
         low, high = min(low, student.low), max(high, student.high)
-    return f"{above.mean() / below.mean():.3f} [{low:.3f}, {high:.3f}]"
+    return shown(above.mean() / below.mean(), (low, high))

@@ -1,4 +1,4 @@
-"""Stage `report`: reads every evaluated system, writes `reports/` and prints the short table.
+"""Stage `report`: reads every evaluated system and writes `reports/`; where no run started it, it prints the table.
 
 The page shows machine facts. All other files are functions of the artifacts, and DVC's outputs.
 
@@ -7,6 +7,8 @@ The page shows machine facts. All other files are functions of the artifacts, an
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -15,14 +17,14 @@ from typing import TYPE_CHECKING
 
 from tasks import planned
 from tasks.records import systems
-from tasks.report import compared, page, printed, reward_models, start_policy, study, table, tool, training
+from tasks.report import compared, page, printed, reward_models, start_policy, study, table, terminal, tool, training
 from tasks.runner import Context, ledger, main
 
 if TYPE_CHECKING:
     from tasks.plan import RunSettings
 
 ARTIFACTS, REPORTS = Path("artifacts"), Path("reports")
-FILES = ("results.csv", "results.md", "summary.json", "curves.csv", "index.html")
+FILES = ("results.csv", "results.md", "metrics", "curves.csv", "index.html")
 PAPERS = Path("conf/papers/printed.csv")
 DOCS = Path(".scratch/data_docs")
 SMOKE = "smoke"
@@ -105,12 +107,14 @@ def write(settings: Settings, root: Path = Path()) -> table.Results:
     """
     files = [root / REPORTS / name for name in FILES]
     for path in files:
+        if path.is_dir():
+            shutil.rmtree(path)
         path.unlink(missing_ok=True)
 
     found = results(settings, root)
     table.write_csv(files[0], found.cells)
     table.write_markdown(files[1], found)
-    compared.write_summary(files[2], found)
+    compared.write_metrics(files[2], found)
     compared.write_curves(files[3], training.read_trainings(found.runs, root / ARTIFACTS))
     made = {stage: tuple(settings.reward_models) for stage in ("trajectories", "labels", "reward_quality")}
     made["tool"] = settings.tools
@@ -140,7 +144,8 @@ def body(ctx: Context[Settings]) -> None:
     """Check what was played, then write `reports/`."""
     guard(ctx.settings, ctx.root)
     found = write(ctx.settings, ctx.root)
-    print(table.terminal(found, ledger.read(ctx.root)))
+    if "BREADCRUMB_RUN" not in os.environ:  # A run prints the table at its own end, as wide as its terminal.
+        print(terminal.headline(ctx.root))
     ctx.track.log_metrics(0, _compared_by(found), shared=True)
     ctx.track.log_artifact(REPORTS / "results.md", shared=True)
     ctx.track.log_artifact(REPORTS)
@@ -165,7 +170,7 @@ def _compared_by(found: table.Results) -> dict[str, float]:
 def show(root: Path = Path()) -> None:
     """Print the result table of the artifacts that are there."""
     chosen = planned.settings_of(planned.read(root, "report"), Settings, "report")
-    print(table.terminal(results(chosen, root), ledger.read(root)))
+    print(terminal.fitted(table.markdown(results(chosen, root))))
 
 
 if __name__ == "__main__":

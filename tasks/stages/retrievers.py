@@ -126,10 +126,10 @@ def _figures(rows: list[recall.Row], baseline: list[recall.Row] | None = None) -
         table -= np.array([[row[name] for name in names] for row in baseline])
     bounds = (0.0 if baseline is None else -1.0, 1.0)
     intervals = bootstrap_means(table, NUM_BOOTSTRAP, bounds=[bounds] * len(names))
-    figures = {
-        name: {"value": round(figure.mean, 6), "low": round(figure.low, 6), "high": round(figure.high, 6)}
-        for name, figure in zip(names, intervals, strict=True)
-    }
+    figures = {}
+    for name, figure in zip(names, intervals, strict=True):
+        low, high = (None, None) if figure.ends is None else (round(end, 6) for end in figure.ends)
+        figures[name] = {"value": round(figure.mean, 6), "low": low, "high": high}
     return {"num_questions": len(rows), **figures}
 
 

@@ -46,7 +46,7 @@ class Gain:
 
 
 def _text(one: Interval | None) -> str:
-    return "-" if one is None else f"{one.mean:.3f} [{one.low:.3f}, {one.high:.3f}]"
+    return "-" if one is None else one.text()
 
 
 def plain(count: int) -> str:

@@ -35,7 +35,7 @@ def test_interval_of_three_questions_matches_the_full_enumeration():
     means = sorted(sum(draw) / 3 for draw in itertools.product([0.0, 0.0, 1.0], repeat=3))
     assert means[0] == 0
     assert means[-1] == 1
-    assert bootstrap_mean([0.0, 0.0, 1.0], num_resamples=20_000) == Interval(1 / 3, 0.0, 1.0, 3)
+    assert bootstrap_mean([0.0, 0.0, 1.0], num_resamples=20_000) == Interval(1 / 3, 0.0, 1.0, 3, over="questions")
 
 
 def test_interval_has_the_width_that_the_normal_approximation_gives():
@@ -52,7 +52,7 @@ def test_same_seed_same_interval_and_another_seed_another():
 
 
 def test_one_question_has_no_width():
-    assert bootstrap_mean([0.4]) == Interval(0.4, 0.4, 0.4, 1)
+    assert bootstrap_mean([0.4]) == Interval(0.4, 0.4, 0.4, 1, over="questions")
 
 
 def test_equal_scores_have_no_width():
@@ -130,24 +130,72 @@ def test_bounds_change_nothing_where_scores_differ():
     assert bootstrap_mean([0.0, 1.0] * 9, bounds=(0, 1)) == bootstrap_mean([0.0, 1.0] * 9)
 
 
-def test_two_seeds_far_apart_take_the_interval_of_student():
+def test_seeds_far_apart_take_the_interval_of_student():
     generator = np.random.default_rng(2)
-    runs = np.stack([generator.random(600) < rate for rate in (0.72, 0.76)], axis=1).astype(float)
-    both, first, second = bootstrap_means(runs, over=[[0, 1], [0], [1]], bounds=[(0, 1)] * 3)
-    assert both.mean == pytest.approx((first.mean + second.mean) / 2)
-    # 12.706 * |a - b| / sqrt(2) / sqrt(2).
-    half = 12.706 * abs(first.mean - second.mean) / 2
-    assert half > 0.1
-    assert (both.low, both.high) == pytest.approx((both.mean - half, min(1.0, both.mean + half)))
-    assert (first.high - first.low) / 2 == pytest.approx(1.96 * math.sqrt(0.72 * 0.28 / 600), rel=0.1)
+    runs = np.stack([generator.random(600) < rate for rate in (0.72, 0.76, 0.74)], axis=1).astype(float)
+    together, *each = bootstrap_means(runs, over=[[0, 1, 2], [0], [1], [2]], bounds=[(0, 1)] * 4)
+    means = [one.mean for one in each]
+    assert together.mean == pytest.approx(sum(means) / 3)
+    half = 4.303 * float(np.std(means, ddof=1)) / math.sqrt(3)
+    assert half > 0.03
+    assert (together.low, together.high) == pytest.approx((together.mean - half, together.mean + half))
+    assert (each[0].high - each[0].low) / 2 == pytest.approx(1.96 * math.sqrt(0.72 * 0.28 / 600), rel=0.1)
+    assert [one.over for one in (together, each[0])] == ["questions and seeds", "questions"]
 
 
 def test_an_interval_over_seeds_ends_at_the_bounds():
-    runs = np.stack([np.arange(10) < 1, np.arange(10) < 9], axis=1).astype(float)
-    (found,) = bootstrap_means(runs, 100, over=[[0, 1]], bounds=[(0, 1)])
-    assert (found.low, found.high) == (0.0, 1.0)
-    (free,) = bootstrap_means(runs, 100, over=[[0, 1]])
-    assert (free.low, free.high) == pytest.approx((0.5 - 12.706 * 0.4, 0.5 + 12.706 * 0.4))
+    runs = np.stack([np.arange(10) < count for count in (9, 8, 10)], axis=1).astype(float)
+    (found,) = bootstrap_means(runs, 100, over=[[0, 1, 2]], bounds=[(0, 1)])
+    (free,) = bootstrap_means(runs, 100, over=[[0, 1, 2]])
+    assert free.high == pytest.approx(0.9 + 4.303 * 0.1 / 3**0.5)
+    assert (found.low, found.high) == (pytest.approx(free.low), 1.0)
+
+
+@pytest.mark.parametrize("columns", [[0, 1], [0], [1]], ids=["both seeds", "seed 0", "seed 1"])
+def test_two_seeds_or_one_have_the_interval_that_all_resamples_of_questions_give(columns: list[int]):
+    """An independent computation: the quantiles of all 5^5 equally likely draws of questions, both seeds together."""
+    gains = np.array([[1, 1], [1, 0], [0, -1], [1, 1], [0, 1]], float)  # Paired differences [question, seed].
+    by_question = [float(np.mean(row)) for row in gains[:, columns]]
+    means = sorted(sum(draw) / 5 for draw in itertools.product(by_question, repeat=5))
+    low, high = means[math.floor(0.025 * len(means))], means[math.ceil(0.975 * len(means)) - 1]
+    (found,) = bootstrap_means(gains, 40_000, over=[columns], bounds=[(-1, 1)])
+    assert found.mean == pytest.approx(sum(by_question) / 5)
+    assert (found.low, found.high) == pytest.approx((low, high))
+    assert found.over == "questions"
+
+
+def test_an_interval_of_two_seeds_is_that_of_their_mean_by_question():
+    runs = np.random.default_rng(9).random((60, 2))
+    (both,) = bootstrap_means(runs, over=[[0, 1]])
+    alone = bootstrap_mean(runs.mean(axis=1))
+    assert (both.low, both.high) == pytest.approx((alone.low, alone.high))
+
+
+@pytest.mark.parametrize(
+    ("table", "bounds"),
+    [
+        ([[0.0], [1.0]], (0, 1)),  # Two questions, one right.
+        ([[-1.0], [1.0], [0.0]], (-1, 1)),  # A paired difference.
+        ([[0.0, 1.0], [0.0, 1.0], [1.0, 0.0]], (0, 1)),  # Two seeds of opposite luck exclude something ...
+        ([[0.0, 0.5, 1.0]] * 4, (0, 1)),  # ... three with such means do not, by Student's t.
+        ([[0.0, 1.0, 2.0]] * 4, (0, 2)),  # A count.
+        ([[0.0001, 0.9999, 0.5]] * 4, (0, 1)),
+    ],
+)
+def test_an_interval_that_excludes_nothing_is_none(table: list[list[float]], bounds: tuple[float, float]):
+    (found,) = bootstrap_means(table, 4000, over=[range(len(table[0]))], bounds=[bounds])
+    (free,) = bootstrap_means(table, 4000, over=[range(len(table[0]))])
+    holds_all = free.low <= bounds[0] + 0.001 and free.high >= bounds[1] - 0.001
+    assert holds_all == (len(table[0]) != 2)
+    assert (found.ends is None, found.over) == (holds_all, "" if holds_all else "questions")
+    assert found.text() == f"{free.mean:.3f}" + ("" if holds_all else f" [{free.low:.3f}, {free.high:.3f}]")
+
+
+@pytest.mark.parametrize("values", [[0.2], [0.2, 0.9], [0.5, 0.5], [0.0, 0.5, 1.0]])
+def test_values_of_few_seeds_or_of_seeds_that_exclude_nothing_have_no_interval(values: list[float]):
+    found = over_seeds(values, (0.0, 1.0))
+    assert (found.mean, found.ends, found.over) == (pytest.approx(sum(values) / len(values)), None, "")
+    assert over_seeds([0.5, 0.5, 0.6], (0.0, 1.0)).over == "seeds"
 
 
 def test_an_interval_over_many_seeds_has_the_width_of_both_sources_of_spread():
@@ -161,7 +209,7 @@ def test_an_interval_over_many_seeds_has_the_width_of_both_sources_of_spread():
 
 @pytest.mark.parametrize("shared", [0.0, 0.8], ids=["own questions", "shared questions"])
 @pytest.mark.parametrize("spread", [0.0, 0.05])
-@pytest.mark.parametrize("num_seeds", [2, 3])
+@pytest.mark.parametrize("num_seeds", [3])
 def test_intervals_of_few_seeds_hold(num_seeds: int, spread: float, shared: float):
     """300 pairs of policies that answer alike in the mean: the interval of their difference contains 0.
 
@@ -219,9 +267,10 @@ def test_pairing_is_tighter_than_two_separate_intervals():
 
 def test_seeds_are_drawn_alike_for_every_interval():
     """Policy and base policy share their seeds' luck, so the difference of their seeds is what spreads."""
-    base = np.tile([0.2, 0.6], (50, 1))
+    base = np.tile([0.2, 0.6, 0.4], (50, 1))
     runs = np.concatenate([base, base + 0.1], axis=1)
-    one, other = bootstrap_means(runs, 200, over=[[0, 1], [2, 3]])
+    one, other = bootstrap_means(runs, 200, over=[[0, 1, 2], [3, 4, 5]])
+    assert one.high - one.low > 0.3
     assert other.low - one.low == pytest.approx(0.1)
     assert other.high - one.high == pytest.approx(0.1)
 

@@ -12,15 +12,17 @@ from tasks.report.training import TrainingRun
 from tests.report.fake_artifacts import SYSTEMS, write_artifacts
 
 
-def test_the_summary_has_the_figures_of_the_table(tmp_path: Path) -> None:
+def test_the_metrics_of_each_system_are_the_figures_of_the_table(tmp_path: Path) -> None:
     artifacts = write_artifacts(tmp_path, num_questions=12, steps=4)
     results = table.build(artifacts, list(SYSTEMS), [0, 1], "base", 100)
-    compared.write_summary(tmp_path / "summary.json", results)
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "metrics" / "of_another_run.json").write_text("{}")
+    compared.write_metrics(tmp_path / "metrics", results)
     table.write_csv(tmp_path / "results.csv", results.cells)
     with (tmp_path / "results.csv").open(newline="") as file:
         rows = {(r["policy"], r["metric"]): r for r in csv.DictReader(file) if _is_headline(r)}
 
-    written = json.loads((tmp_path / "summary.json").read_text())
+    written = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "metrics").iterdir()}
     assert set(written) == set(SYSTEMS)
     for system, figures in written.items():
         for metric in ("em", "f1", "answer_in_passage", "searches"):

@@ -35,7 +35,7 @@ def test_counts_and_shares_are_those_of_the_rows(results: Results) -> None:
         wrong = sum(not score.em for score in scores)
         assert row[:3] == [results.title(policy), str(len(scores)), str(wrong)]
         shown = dict(zip(header[3:], row[3:], strict=True))
-        assert shown["not read"] == f"{kinds['not_read']} ({kinds['not_read'] / wrong:.1%})"
+        assert shown["not read"] == f"{kinds['not_read']} ({kinds['not_read'] / wrong:.3f})"
         assert "failed" not in shown  # No system has one.
 
 

@@ -48,21 +48,21 @@ def test_the_last_third_is_averaged_over_seeds(tmp_path: Path):
 
 
 def test_groups_without_a_signal_by_hand(tmp_path: Path):
-    # First third: .2 and .4; last: .5 and .9. Change .3 .5: 12.706 * .1414 / sqrt(2) = 1.27, cut at the bounds.
+    # First third: .2 .4 .3, half 4.303 * .1 / sqrt(3) = .248; last: .5 .9 .7, half .497, cut at 1; change: .3 .5 .4.
     runs = {
         "grpo-0": Given("1", steps(share_with_signal=[0.8, 0.7, 0.5]), GROUPS),
         "grpo-1": Given("1", steps(share_with_signal=[0.6, 0.7, 0.1]), GROUPS),
-        "ppo-0": Given("1", steps(share_with_signal=[0.0, 0.0, 0.0]), ALONE),
-        "ppo-1": Given("1", steps(share_with_signal=[0.0, 0.0, 0.0]), ALONE),
+        "grpo-2": Given("1", steps(share_with_signal=[0.7, 0.7, 0.3]), GROUPS),
+        **{f"ppo-{seed}": Given("1", steps(share_with_signal=[0.0, 0.0, 0.0]), ALONE) for seed in range(3)},
     }
     results, trainings = small(tmp_path, runs)
     found = health.signal_section(results, trainings)
     assert found is not None
-    assert found.rows == [["grpo", "0.300 [0.000, 1.000]", "0.700 [0.000, 1.000]", "+0.400 [-0.871, +1.000]"]]
+    assert found.rows == [["grpo", "0.300 [0.052, 0.548]", "0.700 [0.203, 1.000]", "+0.400 [+0.152, +0.648]"]]
 
 
 def test_evidence_by_hand(tmp_path: Path):
-    # First step .9 .7, mean .8, half 12.706 * .1414 / sqrt(2) = 1.27; the last third is one step of three.
+    # First step .9 .7, mean .8; the last third is one step of three.
     first = steps(evidence_verbatim_mean=[0.9, 0.1, 0.5], evidence_f1_mean=[0.25, 0.5, 0.75])
     second = steps(evidence_verbatim_mean=[0.7, 0.1, 0.5], evidence_f1_mean=[0.25, 0.5, 0.75])
     runs = {
@@ -78,7 +78,7 @@ def test_evidence_by_hand(tmp_path: Path):
         "word for word, first step", "word for word, last third", "reader's F1, first step", "reader's F1, last third"
     ]  # fmt: skip
     assert [row[0] for row in found.rows] == ["r_search"]
-    assert found.rows[0][1] == "0.800 [0.000, 1.000]"
+    assert found.rows[0][1] == "0.800"  # Two seeds have no interval over seeds.
     assert [cell.split()[0] for cell in found.rows[0][2:]] == ["0.500", "0.250", "0.750"]
 
 

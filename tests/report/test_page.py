@@ -78,12 +78,12 @@ def test_every_run_has_its_provenance(page: Path, results: Results):
     stages = {stage["stage"]: stage["config_sha256"] for stage in data["data_stages"]}
     assert stages["recall"] == stages["retrievers"] == CONFIG["config_sha256"]
     assert stages["data"] is None  # It measures no number of the table.
-    assert data["coverage"].startswith("over questions and the 2 seeds, the wider of two: both resampled 200 times")
+    assert data["coverage"].startswith("over questions, resampled 200 times, with both seeds together; it does not")
 
 
 def test_a_headline_about_single_seeds_says_what_their_interval_covers():
-    """The table below it prints the interval over seeds, which may hold 0."""
-    (sentence,) = re.findall(r"`[^`]*in each of [^`]*`", (HERE / "page.js").read_text(encoding="utf-8"))
+    """It says nothing about other training runs."""
+    (sentence,) = re.findall(r"where = `[^`]*in each of [^`]*`", (HERE / "page.js").read_text(encoding="utf-8"))
     assert "by more than the interval over questions alone in each of" in sentence
 
 
@@ -217,8 +217,9 @@ def test_page_draws_everything_without_a_complaint(browser: Browser, page: Path)
     browser.requests.clear()
     browser.open(page)
     sections = browser.run("[...document.querySelectorAll('section')].map(s => s.id)")
-    assert sections[:6] == ["results", "hops", "parts", "learning", "errors", "trajectories"]
-    assert sections[6:] == ["health", "cost", "data", "provenance-list"]
+    assert sections[:7] == ["results", "hops", "parts", "claims", "learning", "errors", "trajectories"]
+    assert sections[7:] == ["health", "cost", "data", "provenance-list"]
+    assert "`make compare` trains them" in text(browser, "#claims")
     assert browser.run("document.querySelectorAll('svg.plot path.mean').length") > 20
     label = browser.run("document.querySelector('#hops svg.plot').getAttribute('aria-label')")
     assert label.startswith("Exact match by number of hops, with intervals")
@@ -250,7 +251,8 @@ def test_claims_budget_health_and_printed_numbers_are_drawn(browser: Browser, st
     browser.open(study_page)
     sections = browser.run("[...document.querySelectorAll('section')].map(s => s.id)")
     assert sections[2:7] == ["parts", "claims", "learning", "budget", "reward-models"]
-    assert sections[7:14] == ["errors", "trajectories", "health", "health-table", "signal", "made-later", "printed"]
+    assert sections[7:12] == ["errors", "trajectories", "health", "health-table", "signal"]
+    assert sections[12:15] == ["pairs", "made-later", "printed"]
     assert browser.run("document.querySelectorAll('#reward-models .diagonal').length") == 1
     assert browser.run("document.querySelectorAll('#budget .diagonal').length") == 0
     lines = browser.run(
@@ -285,8 +287,8 @@ def test_compared_retrievers_and_rejected_rows_are_shown(browser: Browser, page:
     assert [line[:3] for line in lines] == [
         ["world", name, "40"] for name in ("bm25", "dense", "hybrid", "dense - bm25")
     ]
-    assert lines[1][3] == "82.080.0 \u2013 83.5"
-    assert lines[3][3] == "\u22123.0\u22125.0 \u2013 +1.5"
+    assert lines[1][3] == "0.8200.800 \u2013 0.835"
+    assert lines[3][3] == "\u22120.030\u22120.050 \u2013 +0.015"
     browser.run(f"{cards}[0].querySelector('button.cell').click()")
     shown = text(browser, "dialog")
     assert shown.startswith("bm25: recall@3")
@@ -317,15 +319,15 @@ def test_viewer_steps_with_keys_and_buttons(browser: Browser, page: Path):
 @needs_chromium
 def test_a_heading_sorts_its_table_and_seeds_stay_with_their_policy(browser: Browser, page: Path):
     browser.open(page)
-    browser.run("document.querySelector('#results .check input').click()")
+    assert browser.run("document.querySelector('#results .check input').checked")  # Two seeds are shown as they come.
     names = "[...document.querySelectorAll('#results tbody tr')].map(r => r.children[0].textContent)"
     seeds, before = ["seed 0", "seed 1"], browser.run(names)
     assert before == ["base", *seeds, "Search-R1-PPO", *seeds, "Search-R1-GRPO", *seeds]
     lines = "[...document.querySelectorAll('#results tbody tr:not(.seedrow)')]"
-    column = f"{lines}.map(r => parseFloat(r.children[2].textContent))"
+    column = f"{lines}.map(r => parseFloat(r.children[3].textContent))"
     for order in ("descending", "ascending"):
-        browser.run("document.querySelectorAll('#results th')[2].click()")
-        assert browser.run("document.querySelectorAll('#results th')[2].getAttribute('aria-sort')") == order
+        browser.run("document.querySelectorAll('#results th')[3].click()")
+        assert browser.run("document.querySelectorAll('#results th')[3].getAttribute('aria-sort')") == order
         assert browser.run(column) == sorted(browser.run(column), reverse=order == "descending")
         assert browser.run(names)[1:3] == browser.run(names)[4:6] == seeds
     assert sorted(browser.run(names)) == sorted(before)
@@ -410,7 +412,7 @@ def test_a_number_shows_where_it_comes_from(browser: Browser, page: Path, result
     assert "dvc repro evaluate@base-0" in shown
     assert results.runs[0].summary["policy_sha256"] in shown
     assert f"{CONFIG['config_sha256']} is the hash of those in artifacts/plan/evaluate/base-0.json" in shown
-    assert "both resampled 200 times" in shown
+    assert "over questions, resampled 200 times, with both seeds together" in shown
     assert "4f6f0d9c1b7a" in shown
     assert "torch 2.13.0+cpu, numpy 2.3.5" in shown
     assert "object" not in shown.lower().replace("objective", "")
@@ -433,8 +435,8 @@ def test_numbers_come_first_on_a_phone(browser: Browser, page: Path):
     browser.resize(400, 900)
     browser.open(page)
     assert not shows("#results td.wide")
-    for place in (1, 2):  # Exact match, and its difference to base.
-        right = f"[...document.querySelectorAll('#results tr:nth-child(2) button.cell')].at({place - 1})"
+    for place in (1, 2):  # The difference of exact match to base, and exact match.
+        right = f"[...document.querySelectorAll('#results tr:nth-child(4) button.cell')].at({place - 1})"
         assert browser.run(f"{right}.getBoundingClientRect().right") <= 400
     assert shows("#results .hint")
     assert browser.run("document.querySelector('#hops .scroll').scrollWidth") <= 400
@@ -482,9 +484,9 @@ def _page_of(
     return tmp_path / "index.html"
 
 
-GRPO_BEST = "Search-R1-GRPO answers 90.0% of 30 held-out questions exactly, 80.0 points more than base."
-CLOSE = ".0 points more than base; Search-R1-PPO lies within its interval."
-TIE = "Search-R1-PPO and Search-R1-GRPO each answer 90.0% of 30 held-out questions exactly; base answers 10.0%."
+GRPO_BEST = "Search-R1-GRPO has exact match 0.900 on 30 held-out questions, 0.800 above base."
+CLOSE = "above base; Search-R1-PPO lies within its interval."
+TIE = "Search-R1-PPO and Search-R1-GRPO each have exact match 0.900 on 30 held-out questions; base has 0.100."
 NONE_ABOVE = "Nothing is above base by more than its interval, on 30 held-out questions."
 
 
@@ -496,7 +498,7 @@ NONE_ABOVE = "Nothing is above base by more than its interval, on 30 held-out qu
         (9, 10, 9, NONE_ABOVE),
         (20, 3, 5, NONE_ABOVE),
         (3, 21, 27, GRPO_BEST),
-        (3, 26, 27, GRPO_BEST.replace(".0 points more than base.", CLOSE)),
+        (3, 26, 27, GRPO_BEST.replace("above base.", CLOSE)),
         (3, 27, 27, TIE),
     ],
 )
@@ -510,12 +512,63 @@ def test_the_headline_names_a_winner_only_where_there_is_one(
 
 @needs_chromium
 def test_the_headline_of_two_seeds_names_who_is_above_in_each(browser: Browser, tmp_path: Path):
-    """Their interval over seeds holds 0, and "nothing is above" would hide what both seeds show."""
+    """By the paired differences of each seed, with their intervals over questions; both seeds stand in the table."""
     browser.open(_page_of(tmp_path, {"base": 3, "search_r1_ppo": 18, "search_r1_grpo": 3}, seeds=(0, 1)))
     assert text(browser, "h1") == (
-        "Search-R1-PPO is above base by more than the interval over questions alone in each of 2 seeds, on 30 held-out "
-        "questions."
+        "Search-R1-PPO is above base by more than the interval over questions alone in each of 2 seeds (EM +0.583), on "
+        "30 held-out questions."
     )
+    lines = browser.run("[...document.querySelectorAll('#results tbody tr')].map(r => r.children[2].textContent)")
+    assert [line[:6] for line in lines[3:6]] == ["+0.583", "+0.500", "+0.667"]  # Both seeds, then each.
+    heads = browser.run("[...document.querySelectorAll('#results th')].map(h => h.textContent)")
+    assert heads[2:5] == ["EM \u2212 base", "EM", "F1"]
+    assert "%" not in browser.run("document.querySelector('main').innerText.replaceAll('95%', '')")
+
+
+@needs_chromium
+@pytest.mark.parametrize("seeds", [(0,), (0, 1), (0, 1, 2)], ids=str)
+def test_the_page_shows_no_interval_that_holds_everything(browser: Browser, tmp_path: Path, seeds: tuple[int, ...]):
+    """Two questions, one right in turn: no bar over the whole width, no headline, and no complaint of the script."""
+    artifacts = write_artifacts(tmp_path, seeds=seeds, num_questions=2, steps=3)
+    for path in artifacts.glob("evaluate/*/scores.jsonl"):
+        rows = [row for _, row in read_jsonl(path)]
+        flips = (int(path.parent.name[-1]) + path.parent.name.startswith("base")) % 2
+        for i, row in enumerate(rows):
+            row |= {name: float(i // 2 % 2 == flips) for name in ("em", "f1", "subem", "answer_in_passage")}
+        write_jsonl(path, rows)
+    write_page(tmp_path / "index.html", build(artifacts, SYSTEMS, seeds, "base", 200, TITLES), artifacts)
+    browser.problems.clear()
+    browser.open(tmp_path / "index.html")
+    shown = browser.run("document.querySelector('main').innerText + document.querySelector('main').innerHTML")
+    assert "0.500" in shown
+    for whole in ("0.000 \u2013 1.000", "\u22121.000 \u2013 +1.000", "interval 0.000 to 1.000"):
+        assert whole not in shown
+    assert text(browser, "h1").startswith("Nothing is above base")
+    assert browser.problems == []
+
+
+@needs_chromium
+def test_the_validations_of_a_seed_are_connected(browser: Browser, page: Path):
+    browser.open(page)
+    charts = "[...document.querySelectorAll('#learning svg.plot')]"
+    assert browser.run(f"{charts}.map(c => c.querySelectorAll('path.between').length)") == [0, 4]  # Two of two seeds.
+    drawn = f"[...{charts}[1].querySelectorAll('path.between')]"
+    lengths = browser.run(drawn + ".map(p => p.getAttribute('d').match(/L/g).length)")
+    dots = browser.run(f"{charts}[1].querySelectorAll('circle').length")
+    assert sum(count + 1 for count in lengths) == dots
+
+
+@needs_chromium
+def test_cards_of_one_section_do_not_touch(browser: Browser, page: Path):
+    browser.open(page)
+    boxes = browser.run(
+        "[...document.querySelectorAll('section')].map(s => [...s.querySelectorAll('.card')]"
+        ".map(c => c.getBoundingClientRect()).map(b => [b.left, b.top, b.right, b.bottom]))"
+    )
+    pairs = [pair for cards in boxes for pair in itertools.combinations(cards, 2)]
+    near = [(a, b) for a, b in pairs if a[0] < b[2] and b[0] < a[2] and -1 < b[1] - a[3] < 8]
+    assert len(pairs) > 10
+    assert near == []
 
 
 @needs_chromium
@@ -529,7 +582,7 @@ def test_notes_failed_searches_and_questions_that_chose_are_said(browser: Browse
     assert "held-out" not in text(browser, "h1")
     assert browser.run("document.querySelector('.warning').getBoundingClientRect().bottom") < 900
     assert text(browser, "#results .note.down") == (
-        "Failed searches: Search-R1-PPO 3.33% of questions. They count as wrong."
+        "Failed searches: Search-R1-PPO 0.033 of questions. They count as wrong."
     )
 
 

@@ -77,7 +77,7 @@ def test_speed_and_memory_are_shown_under_cost(tmp_path: Path) -> None:
     with Browser(375, 900) as browser:
         browser.open(tmp_path / "x.html")
         of_method, of_dspo, memory, other_memory = browser.run(cells)
-        assert of_method[1:] == ["20", "60", "3", "60", "20.0 G", "20.0%of 100.0 G"]
+        assert of_method[1:] == ["20", "60", "3", "60", "20.0 G", "0.200of 100.0 G"]
         assert of_dspo[1:] == ["20", "60", "3", "60", "20.0 G", "unknown"]
         assert (memory[1:], other_memory[1:]) == (["500", "1,500"], ["500", "\u2013"])
         heads = "[...document.querySelectorAll('#cost .speed th')].map(c => c.textContent)"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from tasks.report import table
-from tasks.report.table import Results, build, compared_table, markdown, terminal, write_csv
+from tasks.report.compared import write_metrics
+from tasks.report.study import complete
+from tasks.report.table import Results, build, compared_table, markdown, write_csv
+from tasks.report.terminal import fitted
 from tasks.store import DataError, read_json, read_jsonl, write_json, write_jsonl
 from tests.report.fake_artifacts import (
     COMPARED,
@@ -19,7 +24,6 @@ from tests.report.fake_artifacts import (
     SYSTEMS,
     TITLES,
     augmentation,
-    ledger,
     write_artifacts,
     write_system,
 )
@@ -118,14 +122,57 @@ def test_any_system_may_be_the_reference(tmp_path: Path):
     assert "| EM - Search-R1-PPO |" in markdown(found)
 
 
-def test_the_intervals_of_two_seeds_are_those_of_student(small: Results):
-    # Base: .25 and .5, so .375 -+ 12.706 * .25 / 2, cut at 0 and 1; grpo - base: .5 and .25, cut at -1 and 1.
-    cells = [small.find(policy, metric) for policy, metric in (("base", "em"), ("grpo", "em_minus_base"))]
-    assert [(cell.low, cell.high) for cell in cells if cell] == [(0.0, 1.0), (-1.0, 1.0)]
+def test_two_seeds_show_the_paired_difference_first_and_themselves(small: Results):
+    """By question grpo - base is 1, .5, 0, 0 over both seeds: all 4^4 draws of these questions give the interval."""
+    draws = sorted(sum(draw) / 4 for draw in itertools.product([1.0, 0.5, 0.0, 0.0], repeat=4))
+    cell = small.find("grpo", "em_minus_base")
+    assert cell is not None
+    assert (cell.low, cell.high) == (draws[math.floor(0.025 * 256)], draws[math.ceil(0.975 * 256) - 1])
+    assert cell.interval_over == "questions"
     text = markdown(small)
-    assert "Brackets: 95% interval over questions and the 2 seeds, the wider of two: both resampled 500 times" in text
-    # So wide an interval says little; the seeds stand beside it.
-    assert "| base | 2 | 4 | 0.375 [0.000, 1.000] |  | 0.250, 0.500 |" in text
+    assert "Brackets: 95% interval over questions, resampled 500 times, with both seeds together" in text
+    assert "it does not include the variance between training runs" in text
+    names = ["policy", "seeds", "questions", "EM - base", "EM - base, seed 0", "EM - base, seed 1"]
+    assert f"| {' | '.join([*names, 'EM, seed 0', 'EM, seed 1', 'EM', 'F1'])} |" in text
+    # Each seed by its own questions: of seed 0, where half are won, some draws win none and some win all.
+    assert f"| GRPO | 2 | 4 | +0.375 [+{cell.low:.3f}, +{cell.high:.3f}] | +0.500 [+0.000, +1.000] | +0.250 " in text
+
+
+@pytest.mark.parametrize("seeds", [(0,), (0, 1), (0, 1, 2)], ids=str)
+def test_no_interval_that_holds_everything_is_shown_anywhere(tmp_path: Path, seeds: tuple[int, ...]):
+    """Of two questions one is right, by seeds that agree in nothing: nothing is excluded of any mean or difference."""
+    rows = {}
+    for seed in seeds:
+        rows[f"base-{seed}"] = [row("a", float(seed != 1), 1), row("b", float(seed == 1), 2)]
+        rows[f"grpo-{seed}"] = [row("a", float(seed == 1), 1), row("b", float(seed != 1), 2)]
+    found = complete(build(tiny(tmp_path, rows), ["base", "grpo"], seeds, "base", 400), tmp_path / "artifacts", 400)
+    limits = {"em": (0, 1), "f1": (0, 1), "subem": (0, 1), "em_minus_base": (-1, 1), "f1_minus_base": (-1, 1)}
+    asked = [cell for cell in found.cells if cell.metric in limits]
+    assert len(asked) > 20
+    for cell in asked:
+        assert cell.ends is None or (cell.low, cell.high) != limits[cell.metric], cell
+        assert (cell.interval_over == "") == (cell.ends is None)
+    assert found.find("base", "em", seed=0).ends is None  # type: ignore[union-attr]
+
+    write_csv(tmp_path / "results.csv", found.cells)
+    write_metrics(tmp_path / "metrics", found)
+    files = [path.read_text() for path in (tmp_path / "results.csv", *(tmp_path / "metrics").iterdir())]
+    shown = markdown(found) + "".join(files) + fitted(markdown(found), 80)
+    for whole in ("[0.000, 1.000]", "[-1.000, +1.000]", "0.000000,1.000000", "-1.000000,1.000000"):
+        assert whole not in shown
+    assert "0.500" in shown
+
+
+def test_a_system_without_tokens_of_its_own_shows_none(tmp_path: Path):
+    """One that asks a service: a mean of 0 tokens would be a false number."""
+    none = {"generated_tokens": 0, "prefill_tokens": 0}
+    rows = {"base-0": [row("a", 0.0), row("b", 1.0)], "asked-0": [row(name, 1.0, **none) for name in "ab"]}
+    found = build(tiny(tmp_path, rows), ["base", "asked"], [0], "base", 100)
+    assert value(found, "base", "generated_tokens") == 10
+    for metric in none:
+        assert found.find("asked", metric) is None
+    line = next(line for line in markdown(found).splitlines() if line.startswith("| asked |"))
+    assert line.endswith("| 2.00 | 0.750 |  |  |  |")
 
 
 def test_questions_without_a_value_are_not_counted(small: Results):
@@ -155,6 +202,7 @@ def test_csv_has_fixed_columns_and_numbers(small: Results, tmp_path: Path):
     text = (tmp_path / "results.csv").read_text()
     rows = list(csv.DictReader(text.splitlines()))
     assert list(rows[0])[:7] == ["policy", "seed", "dataset", "hops", "mode", "metric", "value"]
+    assert list(rows[0])[-1] == "interval_over"
     found = next(r for r in rows if (r["policy"], r["seed"], r["hops"], r["metric"]) == ("grpo", "0", "all", "em"))
     assert found["value"] == "0.750000"
     assert found["num_questions"] == "4"
@@ -207,8 +255,7 @@ def test_markdown_shows_titles_intervals_and_breakdowns(results: Results):
 def test_failed_searches_are_named_where_there_are_any(small: Results, results: Results):
     line = "Searches failed, and these questions count as wrong: GRPO 1 of 8 greedy."
     assert markdown(small).splitlines().count(line) == 1
-    assert terminal(small).splitlines()[-1] == line
-    assert "failed" not in markdown(results) + terminal(results)
+    assert "failed" not in markdown(results)
 
 
 def test_failed_searches_of_every_policy_and_mode_are_counted(tmp_path: Path):
@@ -223,7 +270,7 @@ def test_failed_searches_of_every_policy_and_mode_are_counted(tmp_path: Path):
         "grpo-0": [row("a", 1.0), row("b", 1.0), *(row(q, 0.0, mode="sampled", **failed) for q in "ab")],
     }
     found = build(tiny(tmp_path, rows), ["base", "grpo"], [0], "base", 100)
-    assert terminal(found).endswith(": base 1 of 2 greedy; grpo 2 of 2 sampled.")
+    assert ": base 1 of 2 greedy; grpo 2 of 2 sampled." in markdown(found)
 
 
 @pytest.mark.parametrize(
@@ -239,8 +286,8 @@ def test_questions_that_chose_a_policy_are_not_called_held_out(tmp_path: Path, s
         "1 of 2 questions are of the split dev, on which the best step of each trained policy was chosen: results on "
         "them, and on all questions together, are too high for GRPO."
     )
-    for text in (markdown(found), terminal(found)):
-        assert (line in text, "2 held-out questions" in text) == (is_said, not is_said)
+    text = markdown(found)
+    assert (line in text, "2 held-out questions" in text) == (is_said, not is_said)
 
 
 def test_a_number_of_a_retriever_names_the_settings_of_its_own_stage(tmp_path: Path):
@@ -263,13 +310,6 @@ def test_datasets_have_their_own_rows(tmp_path: Path):
     assert found.find("retriever", "recall@3", dataset="two", mode="search") is not None
     assert found.find("retriever", "recall@3", dataset="three", mode="search") is None
     assert found.title("search_r1_grpo") == "search_r1_grpo"
-
-
-def test_terminal_table_has_one_line_a_policy(results: Results):
-    lines = terminal(results, ledger((0, 1))).splitlines()
-    assert [line.split()[0] for line in lines[2:5]] == ["base", "Search-R1-PPO", "Search-R1-GRPO"]
-    assert max(map(len, lines)) <= 120
-    assert terminal(results).splitlines()[4].endswith("-")  # No ledger: no seconds, but still a table.
 
 
 def change_json(name: str, **values: object) -> Callable[[Path], None]:

@@ -9,7 +9,7 @@ import pytest
 from flows.dag import Dag
 from flows.pipeline import REPORT, Run
 from tasks.report.table import build, markdown
-from tasks.report.terminal import TABLE, headline, times
+from tasks.report.terminal import TABLE, fitted, headline, times
 from tests.report.fake_artifacts import SYSTEMS, TITLES, write_artifacts
 
 
@@ -27,13 +27,14 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("width", [80, 140])
 def test_the_table_is_aligned_and_fits_the_terminal(clone: Path, width: int) -> None:
     lines = headline(clone, width).splitlines()
+    assert fitted((clone / TABLE).read_text(encoding="utf-8"), width).splitlines() == lines
     assert max(map(len, lines)) <= width
     assert lines[0] == "Results"
     assert not any("|" in line.replace("a | <b>", "") or "---" in line for line in lines)
     table = [line for line in lines if line.startswith(("policy", "base", "a | <b>", "Search-R1-GRPO"))]
-    ends = table[0].index("EM") + 2
-    assert {line[ends - 1] for line in table[1:4]} <= {"]"}  # A column ends at one place.
-    assert ("F1" in table[0]) == (width == 140)
+    ends = table[0].index("EM - base") + len("EM - base")
+    assert {line[ends - 1] for line in table[2:4]} == {"]"}  # A column ends at one place.
+    assert ("EM, seed 0" in table[0]) == (width == 140)
     assert sum(" ".join(line.split()).count("gold recall") for line in table) == 1  # What does not fit stands below.
     assert not any("dataset" in line for line in table)
 

@@ -258,30 +258,33 @@ def _dvc(clone: Clone, command: str) -> str:
 def test_dvc_compares_two_settings_by_their_results(committed: Clone, tmp_path: Path) -> None:
     """Each command as the documents have it."""
     clone = committed.copy(tmp_path / "clone")
-    metrics, params = "reports/summary.json", "params.yaml"
-    before = json.loads((clone.root / metrics).read_text(encoding="utf-8"))
-    assert before.keys() == {"base", "search_r1_ppo", "second_name"}
-    shown = json.loads(_dvc(clone, "metrics show --json"))[""]["data"][metrics]["data"]
-    assert shown == {
-        system: {name: row[name] for name in ("answer_in_passage", "em", "f1", "searches")}
-        for system, row in before.items()
-    }, "no columns but these"
+    names, params = ("base", "search_r1_ppo", "second_name"), "params.yaml"
+    files = {f"reports/metrics/{name}.json" for name in names}
+    metrics = "reports/metrics/second_name.json"
+    shown = json.loads(_dvc(clone, "metrics show --json"))[""]["data"]
+    assert shown.keys() == files, "a line for each system"
+    for file in files:
+        row = json.loads((clone.root / file).read_text(encoding="utf-8"))
+        columns = {name: row[name] for name in ("answer_in_passage", "em", "f1", "searches")}
+        assert shown[file]["data"] == columns, "no columns but these"
 
     _dvc(clone, "exp run -S evaluate.num_bootstrap=300 -n boot300")
     _dvc(clone, "exp run -S evaluate.top_k=1 -n one-passage")
-    old, new = before["second_name"]["em"], 0.125
+    old, new = shown[metrics]["data"]["em"], 0.125
     for command in ("metrics diff --json", "exp diff HEAD one-passage --json"):
         found = json.loads(_dvc(clone, command))
-        found = found.get("metrics", found)[metrics]["second_name.em"]
+        found = found.get("metrics", found)[metrics]["em"]
         assert found == {"old": old, "new": new, "diff": new - old}, command
-    (printed,) = [line.split() for line in _dvc(clone, "metrics diff").splitlines() if " second_name.em " in line]
+    (printed,) = [
+        line.split() for line in _dvc(clone, "metrics diff").splitlines() if metrics in line and " em " in line
+    ]
     assert list(map(float, printed[-3:])) == [old, new, new - old]
     changed = json.loads(_dvc(clone, "params diff --json"))[params]
     assert changed["evaluate.top_k"] == {"old": 3, "new": 1, "diff": -2}
 
     rows = list(csv.DictReader(_make(clone, "experiments", "ARGS=--csv").stdout.splitlines()))
     assert 5 <= len(rows[0]) <= 14, list(rows[0])
-    found = {row["Experiment"]: (row["second_name.em"], row["evaluate.num_bootstrap"]) for row in rows}
+    found = {row["Experiment"]: (row[f"{metrics}:em"], row["evaluate.num_bootstrap"]) for row in rows}
     assert (found["boot300"], found["one-passage"]) == ((f"{old}", "300"), (f"{new}", "300"))
 
     for command in ("plots show", "plots diff HEAD"):
