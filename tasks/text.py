@@ -1,32 +1,52 @@
 """Normalisation of answers, and the scores EM, F1 and subEM: rewards and evaluation use the same definitions.
 
-The rules are those of SQuAD and of Search-R1's released code. A score is a float in [0, 1], the best over all gold
-answers. A gold answer that normalises to nothing is ignored, because it would match every empty prediction.
+The rules are those of SQuAD and of Search-R1's released code, applied to composed letters. A score is a float in
+[0, 1], the best over all gold answers. A gold answer that normalises to nothing is ignored, because it would match
+every empty prediction.
 """
 
 from __future__ import annotations
 
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+_LINE_ENDS = re.compile("\r\n|[\r\x85\u2028\u2029]")
 _YES_NO = {"yes", "no"}
 MIN_FINDABLE = 3
 """Characters of the shortest normalised answer that is looked for in passages."""
 
 
-def normalize(text: str) -> str:
-    """The text in lower case, then without ASCII punctuation, then without articles, with single spaces.
+def composed(text: str) -> str:
+    """The one spelling of texts that read alike: Unicode's NFC, such as one character for e with an acute accent.
 
-    Search-R1 qa_em.py:36 (PeterGriffinJin/Search-R1@a14dc3a; docs/methods/search_r1.md)
+    Not NFKC, which makes different texts equal: it reads 10\u00b2 as 102.
+
+    >>> composed("Rho\u0302ne") == "Rh\u00f4ne", composed("10\u00b2") == "102"
+    (True, False)
+    """
+    return unicodedata.normalize("NFC", text)
+
+
+def spelled(text: str) -> str:
+    """The composed text with \\n at the end of each line, whatever ended the lines; data is read in this spelling."""
+    return _LINE_ENDS.sub("\n", composed(text))
+
+
+def normalize(text: str) -> str:
+    """The composed text in lower case, then without ASCII punctuation, then without articles, with single spaces.
+
+    Search-R1 qa_em.py:36 (PeterGriffinJin/Search-R1@a14dc3a; docs/methods/search_r1.md). It does not compose: there two
+    spellings of one answer differ.
 
     >>> normalize("The U.S.A.!"), normalize("twenty-one")
     ('usa', 'twentyone')
     """
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    return " ".join(_ARTICLES.sub(" ", composed(text).lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str | None, golds: Iterable[str]) -> float:

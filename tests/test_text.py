@@ -1,5 +1,6 @@
 """Answer normalisation and string scores against the golden table and a second implementation."""
 
+import unicodedata
 from itertools import groupby
 
 import pytest
@@ -23,7 +24,7 @@ many = settings(max_examples=300)
 
 def slow_normalize(text: str) -> str:
     """Character by character, without regular expressions."""
-    kept = [c for c in text.lower() if c not in ASCII_PUNCTUATION]
+    kept = [c for c in unicodedata.normalize("NFC", text).lower() if c not in ASCII_PUNCTUATION]
     runs = ["".join(run) for _, run in groupby(kept, key=str.isalnum)]
     return " ".join("".join(" " if run in ("a", "an", "the") else run for run in runs).split())
 

@@ -16,7 +16,6 @@ import re
 import shutil
 import tempfile
 import threading
-import unicodedata
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from tasks.conf import Share, require
 from tasks.retrieval import Progress, RetrievalError, check_request, postings
 from tasks.retrieval.manifest import NAME, Built, Manifest, version
 from tasks.retrieval.passages import Passages, copy_passages, read_corpus
+from tasks.text import composed
 from tasks.types import Hit, Passage
 
 _WORD = re.compile(r"\w\w+")
@@ -80,7 +80,7 @@ class Analyzer:
 
     def words(self, text: str) -> list[str]:
         """Words before stop words and stemming."""
-        return _WORD.findall(unicodedata.normalize("NFC", text).lower())
+        return _WORD.findall(composed(text).lower())
 
     def term(self, word: str) -> str | None:
         """The term a word is indexed under; None for a stop word."""

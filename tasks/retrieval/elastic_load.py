@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import unicodedata
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +23,7 @@ from tasks.retrieval.elastic_settings import ElasticSettings
 from tasks.retrieval.encoders import Encoder, Vectors, passage_text
 from tasks.retrieval.passages import count_passages, read_corpus
 from tasks.store import DataError, Row
+from tasks.text import composed
 from tasks.types import Passage
 
 FORMAT = 1
@@ -234,7 +234,7 @@ class Loader:
         fields: Row = {"id": passage.id, "row": row, "title": passage.title, "text": passage.text}
         if self._settings.has_terms:
             content = "\n".join([*[passage.title] * self._settings.title_weight, passage.text])
-            fields["content"] = unicodedata.normalize("NFC", content)
+            fields["content"] = composed(content)
         if vector is not None:
             fields["vector"] = vector
         return f'{{"create":{{"_id":"{row}"}}}}\n{store.dump(fields)}'.encode()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
 from tasks.retrieval import RetrievalError, elastic_server
 from tasks.retrieval.elastic_server import Cluster, PassingError
 from tasks.store import Row
+from tasks.text import composed
 
 MAX_QUERY_PIECES = 1_000  # A server takes at least 1,024 clauses in one query.
 
@@ -96,7 +96,7 @@ def clean(query: str, most: int = MAX_QUERY_PIECES) -> str:
     >>> clean("Zu\u0308rich \\ud800")
     'Zürich \\ufffd'
     """
-    text = unicodedata.normalize("NFC", _SURROGATE.sub("\ufffd", query))
+    text = composed(_SURROGATE.sub("\ufffd", query))
     for number, piece in enumerate(_PIECE.finditer(text), start=1):
         if number == most:
             return text[: piece.end()]

@@ -8,7 +8,6 @@ Our folder holds the passages and the row of each id, and the manifest has what 
 from __future__ import annotations
 
 import re
-import unicodedata
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from tasks.retrieval.encoders import passage_text
 from tasks.retrieval.manifest import NAME, Built, Manifest
 from tasks.retrieval.passages import Passages, copy_passages, read_corpus
 from tasks.store import DataError, Row
+from tasks.text import composed
 from tasks.types import Hit, Passage
 
 ID = "_id"
@@ -337,7 +337,7 @@ def _id_of(hit: Row, id_field: str) -> str:
 
 def _plain(text: str) -> str:
     """Without the differences that loading makes: composed characters, and one space for each run of white space."""
-    return " ".join(unicodedata.normalize("NFC", text).split())
+    return " ".join(composed(text).split())
 
 
 def _searches(cluster: Cluster, index: str, settings: Settings) -> Searches:

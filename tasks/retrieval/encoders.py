@@ -13,6 +13,7 @@ from tasks import store
 from tasks.conf import require
 from tasks.model_files import check_modules
 from tasks.store import DataError
+from tasks.text import composed
 from tasks.types import Passage
 
 Vectors = npt.NDArray[np.float32]
@@ -73,8 +74,12 @@ class SentenceEncoder:
         """See `Encoder`."""
         if not texts:
             return np.zeros((0, self.dimension), dtype=np.float32)
-        vectors = self._model.encode(
-            texts, batch_size=batch_size, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False
+        vectors = self._model.encode(  # Not every tokenizer composes.
+            [composed(text) for text in texts],
+            batch_size=batch_size,
+            normalize_embeddings=True,
+            convert_to_numpy=True,
+            show_progress_bar=False,
         )
         return np.ascontiguousarray(vectors, dtype=np.float32)
 

@@ -33,6 +33,7 @@ from tasks.retrieval import Progress, RetrievalError, check_request
 from tasks.retrieval.manifest import NAME, Built, Manifest
 from tasks.retrieval.passages import count_passages
 from tasks.store import DataError
+from tasks.text import composed, spelled
 from tasks.types import Hit
 
 T = TypeVar("T")
@@ -155,7 +156,7 @@ class RemoteRetriever:
         return [hits for found in run(lambda part: self._ask(part, count), parts) for hits in found]
 
     def _ask(self, queries: list[str], count: int) -> list[list[Hit]]:
-        request = {"queries": queries, "topk": count, "return_scores": True}
+        request = {"queries": [composed(query) for query in queries], "topk": count, "return_scores": True}
         return self._client.call("POST", "/retrieve", request, lambda tree: self._hits(tree, len(queries), count))
 
     def _hits(self, tree: Any, num_queries: int, count: int) -> list[list[Hit]]:
@@ -199,7 +200,7 @@ def _hit(one: Any, with_titles: bool, place: str) -> Hit:
         whole = _text(document.get("contents"), f"{place}.document.contents")
         name = document.get("id", store.digest(whole))  # Search-R1's BM25 server gives no ids.
         name = _text(str(name) if isinstance(name, int) else name, f"{place}.document.id")
-        title, text = split_contents(whole)
+        title, text = split_contents(spelled(whole))
     return Hit(passage_id=name, score=float(score), title=title, text=text)
 
 
