@@ -236,9 +236,10 @@ bench-retrieval: $(STAMP)
 	@status=0; $(BIN)/python -m tests.benchmarks.bench_retrieval || status=1; \
 	$(RUN_WITH_ARGS) tests.benchmarks.bench_server || status=1; exit $$status
 
+# A reader that goes, such as `make report | head`, is no error.
 report: $(STAMP)
-	@cat reports/results.md 2>/dev/null || { echo "There is no report yet: make run"; exit 1; }
-	@echo; echo "Open reports/index.html in a browser; it needs no server."
+	@if [ ! -r reports/results.md ]; then echo "There is no report yet: make run"; exit 1; fi
+	@cat reports/results.md - <<<$$'\nOpen reports/index.html in a browser; it needs no server.' || [ $$? = 141 ]
 
 # Without these words the table has a column for each input of each stage and for each setting.
 experiments: $(STAMP)

@@ -1,5 +1,9 @@
 """The core of Breadcrumb: one room per concern, imports point one way (see CONTRIBUTING.md)."""
 
-from tasks import own
+import os
 
+from tasks import own
+from tasks.writable import use_caches
+
+use_caches(os.environ)  # Here, because libraries read these variables when they are imported.
 own.install()

@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from tasks import conf, identity, store
+from tasks import conf, identity, program, store
 from tasks.data.records import question_row, read_questions
 from tasks.records import schema
 from tasks.registry import card as cards
@@ -193,4 +193,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    program.run(main)

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from tasks import conf, identity, own, params, planned, store
+from tasks import conf, identity, own, params, planned, program, store
 from tasks.data.records import question_row, read_questions
 from tasks.data.sample import choose
 from tasks.registry import nights
@@ -152,4 +152,4 @@ def main(words: list[str] | None = None, root: Path = Path(".")) -> int:
 
 if __name__ == "__main__":
     process.begin()
-    raise SystemExit(main())
+    program.run(main)

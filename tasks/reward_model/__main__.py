@@ -14,7 +14,7 @@ import json
 import sys
 from pathlib import Path
 
-from tasks import parts, trained
+from tasks import parts, program, trained
 from tasks.reward_model import wire
 from tasks.reward_model.card import read_card
 from tasks.server.guard import GoneError, RefusedError, answer, read_body
@@ -102,4 +102,4 @@ def _content(data: bytes, name: str) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    program.run(main)

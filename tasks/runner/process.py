@@ -7,7 +7,6 @@ variables only once, at import. A variable that the user has set is not changed.
 from __future__ import annotations
 
 import atexit
-import errno
 import gc
 import os
 import resource
@@ -18,7 +17,9 @@ import traceback
 from pathlib import Path
 
 from tasks.lifetime import end_with_parent
+from tasks.program import flushed
 from tasks.store import OutageError
+from tasks.writable import explained
 
 LOGS = Path(".scratch/logs")
 QUIET = {
@@ -62,9 +63,7 @@ def end(code: int) -> None:
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
         return
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    os._exit(int(flushed(code) or 0))
 
 
 def peak_rss_mb() -> float:
@@ -78,9 +77,8 @@ def report(root: Path, name: str, error: Exception) -> None:
 
     The traceback of an error that is ours, neither the user's nor an outage, is printed as well.
     """
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        where = f" while writing {error.filename}" if error.filename else ""
-        message = f"no space left on the disk{where}. Free some and run again; finished work is kept."
+    if (told := explained(error)) is not None and not isinstance(error, (ValueError, OutageError)):
+        message = told
     elif isinstance(error, (ValueError, OutageError)):
         message = " ".join(str(error).split("\n"))
     else:

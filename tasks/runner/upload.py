@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from tasks import store
+from tasks import program, store
 from tasks.runner import record
 from tasks.runner.lock import PIPELINE, is_held
 from tasks.store import Row
@@ -313,4 +313,4 @@ def _follow(sender: Sender, lock: FileLock) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    program.run(lambda: main(sys.argv[1:]))

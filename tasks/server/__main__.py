@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks import conf
+from tasks import conf, program
 from tasks.lifetime import end_with_parent
 from tasks.retrieval.remote import KEY_VARIABLE
 from tasks.server import processes
@@ -190,4 +190,4 @@ def _tell(error: Exception) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    program.run(main)

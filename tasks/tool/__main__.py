@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tasks import store
+from tasks import program, store
 from tasks.retrieval import Retriever
 from tasks.server.__main__ import parser, serve
 from tasks.server.settings import Settings
@@ -46,4 +46,4 @@ def _service(given: argparse.Namespace, settings: Settings, changed: Callable[[A
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    program.run(main)

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tasks import program
 from tasks.store import OutageError
 from tasks.tool.questions import require_text
 from tasks.tool.script import Script, harmless, one_line
@@ -146,4 +147,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    program.run(main)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from tasks import program
 from tasks.server.__main__ import address_of, api_key, parser, settings_of
 from tasks.store import OutageError
 from tasks.tool.ask import add_words, asker_of
@@ -62,4 +63,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    program.run(main)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, Field
 
+from tasks import program
 from tasks.retrieval import RetrievalError
 from tasks.server.settings import Settings, port
 
@@ -120,4 +121,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    program.run(main)

@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tasks import conf, store
+from tasks import conf, program, store
 from tasks.data.records import read_questions
 from tasks.data.sample import choose
 from tasks.reader.reading import Habits, open_folder
@@ -64,4 +64,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    program.run(main)

@@ -24,6 +24,8 @@ TASKS = ROOT / "tasks"
 # A room may import the rooms before it and itself. `services` holds protocols that parts name and what reads replies;
 # the kinds of services, which are loaded by name, stand below what they are made of.
 ORDER = (
+    "writable",
+    "program",
     "lifetime",
     "types",
     "own",
