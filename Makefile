@@ -3,6 +3,8 @@
 #   make run                    everything that is out of date, then the result table
 #   make run SEEDS=0,1 METHODS=search_r1_grpo DATA=folder
 #                               the same with these settings, for this run alone; KEEP=1 writes them into params.yaml
+#   make run SET="train.policy.lr=1e-4 rollout.top_k=5"
+#                               numbers of conf/ for this run
 #   make smoke                  the whole pipeline at its smallest size
 #   make compare                the methods and seeds of conf/compare/main.yaml (STUDY=main) at laptop scale; the report
 #                               judges the papers' claims on them
@@ -76,7 +78,7 @@ endef
 override ODD := ' " ` \ $$ \# & | ; < > ( ) [ ] { } * ? ! ~ % , :
 override odd = $(strip $(foreach one,$(ODD),$(findstring $(one),$(1))) $(findstring $(NEWLINE),$(1)))
 ifneq ($(call odd,$(GIVEN))$(strip $(foreach one,. - / @ + ^,$(findstring $(one),$(GIVEN)))),)
-$(error found a variable whose name has other characters than letters, digits and _)
+$(error found a variable whose name has other characters than letters, digits and _. A setting of conf/ stands in SET, such as SET="train.num_steps=5")
 endif
 override ALL_TAKEN := $(sort $(TAKES) $(foreach name,$(filter TAKES_%,$(.VARIABLES)),$($(name))))
 $(foreach name,$(GIVEN) $(foreach name,$(ALL_TAKEN),$(if $(filter environment,$(origin $(name))),$(name))),\

@@ -7,6 +7,8 @@ keys are refused. The bounds of one field stand in its type (`Annotated[int, Fie
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import copy
 import dataclasses
 import difflib
@@ -16,7 +18,7 @@ import re
 import reprlib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -129,8 +131,8 @@ def modules(folder: Path) -> list[Path]:
 
 
 def section(kind: str, name: str, root: Path = Path(".")) -> Tree:
-    """The raw mapping of `conf/<kind>/<name>.yaml`."""
-    return read_yaml(path_of(kind, name, root))
+    """The mapping of `conf/<kind>/<name>.yaml`, with what is set for this run."""
+    return laid_over(kind, name, read_yaml(path_of(kind, name, root)), root)
 
 
 def load(cls: type[T], kind: str, name: str, key: str | None = None, root: Path = Path(".")) -> T:
@@ -254,6 +256,67 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any] | None) -> Tree:
 
 def _is_other_kind(inherited: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
     return "kind" in value and value["kind"] != inherited.get("kind")
+
+
+@dataclasses.dataclass
+class _Set:
+    """What is set for one run; see `setting`.
+
+    Attributes:
+        tree: first words of dotted keys -> what they set.
+        unused: (first word, second word) of what nothing has read yet.
+    """
+
+    tree: Mapping[str, Any]
+    unused: set[tuple[str, str]]
+
+
+_set: contextvars.ContextVar[_Set] = contextvars.ContextVar("set", default=_Set({}, set()))  # noqa: B039 - stays empty.
+
+
+@contextlib.contextmanager
+def setting(tree: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
+    """Inside the block these settings stand above the files of `conf/`, which stay as they are.
+
+    Args:
+        tree: folder of `conf/` -> settings of its files, `{"retriever": {"k1": 1.2}}`, or of the file that the next
+            word names, `{"service": {"openai": {"timeout_s": 9}}}`; section of a scale -> its settings.
+    """
+    token = _set.set(_Set(tree, {(kind, key) for kind, settings in tree.items() for key in settings}))
+    try:
+        yield
+    finally:
+        _set.reset(token)
+
+
+def not_read() -> set[tuple[str, str]]:
+    """The first two words of what is set for this run and nothing has read yet."""
+    return set(_set.get().unused)
+
+
+def flow(value: Any) -> str:
+    """A value as YAML in one line."""
+    text = yaml.safe_dump(plain(value), sort_keys=False, default_flow_style=True, allow_unicode=True, width=10**6)
+    return text.removesuffix("...\n").strip()
+
+
+def laid_over(kind: str, name: str, tree: Tree, root: Path = Path(".")) -> Tree:
+    """The settings of a file of `conf/`, or with an empty name of a section, with what is set for this run.
+
+    A word that is a key of the file is this key, also where a file of the folder has the same name.
+    """
+    chosen = _set.get()
+    for key, value in chosen.tree.get(kind, {}).items():
+        changes: Any = {key: value}
+        if name and key not in tree and (root / CONF / kind / f"{key}.yaml").is_file():
+            if key != name:
+                continue
+            require(isinstance(value, Mapping), f"{kind}.{key}", value, "settings of that file, such as "
+                    f"{kind}.{key}.{next(iter(tree), 'key')}=1")  # fmt: skip
+            changes = value
+        tree = merge(tree, changes)
+        chosen.unused.discard((kind, key))
+    return tree
 
 
 def fill(cls: type[T], tree: Mapping[str, Any], where: str) -> T:

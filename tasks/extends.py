@@ -41,7 +41,7 @@ def read(kind: str, name: str, scale: str, root: Path = Path("."), own: Collecti
     path, file = chain[0]
     if len(chain) > 1:
         _refuse_hidden(file, overlay, path, scale, chain[1][0])
-    return merge(tree, overlay)
+    return conf.laid_over(kind, name, merge(tree, overlay), root)
 
 
 def _chain(kind: str, name: str, root: Path) -> list[tuple[Path, Tree]]:

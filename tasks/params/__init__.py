@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 
 from tasks import conf, extends, own
 from tasks.conf import CONF, PARAMS, require
+from tasks.params import chosen
 
 SYSTEMS = ("system", "method")
 """Folders of `conf/` whose files can be evaluated: systems that do not learn, and methods that train a policy."""
@@ -38,8 +39,12 @@ def _time_zone(name: str) -> str:
     return name
 
 
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 """A model on the Hugging Face hub: organisation/name."""
+NO_MODEL = (
+    " A model of your own is named by the folder or the GGUF file that it lies in, one of the Hugging Face hub by "
+    "organisation/name, such as MODEL=openai-community/gpt2; the answer says what to write for it."
+)
 MAX_TOP_K = 1000
 """Most passages of a search that can be asked for."""
 
@@ -111,6 +116,9 @@ class Params:
         tuple[str, ...], FileOf(("method",)), Field(description="likewise: systems whose evidence another model reads")
     ] = ()
     parts: Annotated[str, Field(description="folder with parts of your own (docs/methods-of-yours.md)")] = own.NONE
+    set: Annotated[
+        dict[str, Any], Field(description="numbers of conf/ that differ from its files: {train: {policy: {lr: 1e-4}}}")
+    ] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         lists = ("systems", "compare_retrievers", *TRAINED.values(), TOOLS)
@@ -185,7 +193,8 @@ def settings_of(cls: type = Params) -> Iterator[Setting]:
     """The keys of `params.yaml`, or of one of its sections, in order."""
     hints = typing.get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
-        yield Setting(field.name, FieldInfo.from_annotation(hints[field.name]), field.default)
+        default = field.default_factory() if callable(field.default_factory) else field.default
+        yield Setting(field.name, FieldInfo.from_annotation(hints[field.name]), default)
 
 
 def read(root: Path = Path(".")) -> Params:
@@ -201,11 +210,13 @@ def check(tree: Mapping[str, Any], root: Path = Path("."), where: str = str(PARA
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     with own.using(result.parts):
+        chosen.check(result.set, root, where)
         _check_names(result, root, where)
     return result
 
 
 def _check_names(result: Params, root: Path, where: str) -> None:
+    """Every file that a setting names exists."""
     for setting in (setting for setting in settings_of() if setting.kinds):
         value: Any = getattr(result, setting.key)
         if value != setting.default:
@@ -213,7 +224,10 @@ def _check_names(result: Params, root: Path, where: str) -> None:
                 is_known = name in conf.names("model", root)
                 if setting.key == "model" and not is_known and (told := how_to_take(name, root)):
                     raise ValueError(f"{where}: model={name!r}: {told}")
-                conf.kind_of(setting.kinds, name, root, where)
+                try:
+                    conf.kind_of(setting.kinds, name, root, where)
+                except ValueError as error:
+                    raise ValueError(f"{error}{NO_MODEL if setting.key == 'model' else ''}") from None
 
 
 def models_of(system: str, scale: str, root: Path = Path(".")) -> list[tuple[str, str]]:
@@ -244,7 +258,8 @@ def model_of_service(name: str, where: str, root: Path = Path(".")) -> list[tupl
     Raises:
         ValueError: an unknown name, which `where` gives, or a model's name that both folders have.
     """
-    service = conf.read_yaml(conf.path_of("service", name, root, where))
+    conf.path_of("service", name, root, where)
+    service = conf.section("service", name, root)
     folder, model = service.get("kind"), service.get("model")
     if folder not in TRAINED or not isinstance(model, str):
         return []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import shlex
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import yaml
 
 from tasks import conf, extends, own, params
-from tasks.params import lent
+from tasks.params import chosen, lent
 from tasks.params.scale import Scale
 
 NO_FOLDER = conf.CONF / "data/none.txt"
@@ -53,6 +54,7 @@ def help_text(root: Path) -> str:
         lines.append(f"  {key} ({variable}): {setting.info.description}{known}")
     presets = ", ".join(names_of(["preset"], root))
     lines.append(f"  (PRESET): model, scale, engine and generator for GPUs (conf/preset) [{presets}]")
+    lines.append('  (SET): "train.policy.lr=1e-4 rollout.top_k=5", any number of conf/ (docs/commands.md)')
     return "\n".join([*lines, "  (METHODS): methods (conf/method), set as systems beside evaluate.reference"])
 
 
@@ -100,8 +102,8 @@ def edited(answers: dict[str, Any], root: Path) -> tuple[bytes, list[str]]:
     if not (root / checked.data_folder).exists():
         raise _no_data(f"{conf.PARAMS}: data_folder={checked.data_folder}", root)
 
-    if answers.keys() & {"systems", "scale"}:  # From them follows which models are trained for services.
-        with own.using(checked.parts):
+    if answers.keys() & {"systems", "scale", "set"}:  # From them follows which models are trained for services.
+        with own.using(checked.parts), conf.setting(checked.set):
             models = params.models_of_all(checked.systems, checked.scale, root)
         text, more = _edited(text, {key: list(names) for key, names in models.items()})
         params.check(conf.parse(text, str(conf.PARAMS)), root)
@@ -160,9 +162,7 @@ def _with_value(text: str, key: str, value: Any) -> str:
 
 def _put(text: str, node: Any, name: str, value: Any) -> str:
     """The text with a new value behind a key of this mapping, or with a new key at its begin."""
-    written = (
-        yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6).removesuffix("...\n").strip()
-    )
+    written = conf.flow(value)
     for key, old in node.value:
         if key.value == name:
             is_block = isinstance(old, yaml.CollectionNode) and not old.flow_style
@@ -175,6 +175,8 @@ def _put(text: str, node: Any, name: str, value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return chosen.shown(value) or "nothing"
     return f"[{', '.join(map(str, value))}]" if isinstance(value, list) else str(value)
 
 
@@ -194,14 +196,17 @@ def parse(words: list[str], root: Path = Path(".")) -> dict[str, Any]:
     answers: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
-        known = [*VARIABLES, "METHODS", "PRESET"] if name.isupper() else [*SETTINGS]
         if not equals or not name:
             raise ValueError(f"--set {word}: expected key=value, such as evaluate.top_k=5.")
-        if name not in known:
-            hint = "".join(f" Did you mean {close}?" for close in difflib.get_close_matches(name, known, 1))
-            raise ValueError(f"{name}: there is no such setting.{hint} Known: {', '.join(known)}.")
 
-        if name == "DATA":
+        if name == "SET":
+            answers |= set_answers(value, answers, root)
+        elif name.partition(".")[0] in chosen.FIRST and "." in name:
+            answers |= set_answers(shlex.quote(word), answers, root)
+        # Whatever else is no setting is refused here.
+        elif name not in (known := [*VARIABLES, "METHODS", "PRESET"] if name.isupper() else [*SETTINGS]):
+            raise ValueError(_unknown(name, value, known, root))
+        elif name == "DATA":
             answers |= data_answers(value, root)
         elif name == "PRESET":
             answers = preset_answers(value, root) | answers
@@ -210,6 +215,7 @@ def parse(words: list[str], root: Path = Path(".")) -> dict[str, Any]:
         else:
             key = VARIABLES.get(name, name)
             answers[key] = _value(word, value, SETTINGS[key].is_list)
+
     if any(word.startswith("METHODS=") for word in words):
         if _teaches_format(answers, root):
             answers["systems"] = [AS_IT_COMES, *(one for one in answers["systems"] if one != AS_IT_COMES)]
@@ -218,6 +224,34 @@ def parse(words: list[str], root: Path = Path(".")) -> dict[str, Any]:
         if AS_IT_COMES in systems and not _teaches_format(answers, root):
             answers["systems"] = [system for system in systems if system != AS_IT_COMES]
     return answers
+
+
+def set_answers(text: str, answers: Mapping[str, Any], root: Path) -> dict[str, Any]:
+    """What a text such as `train.policy.lr=1e-4 evaluate.top_k=5` sets, over `answers` and over `params.yaml`.
+
+    Raises:
+        ValueError: see `chosen.words_of` and `chosen.parse`, or a value that is not YAML.
+    """
+    set_for_run, others = answers.get("set"), {}
+    if set_for_run is None:
+        set_for_run = params.read(root).set
+    for word in chosen.words_of(text):
+        key, _, value = word.partition("=")
+        if key in SETTINGS and key != "set":
+            others[key] = _value(word, value, SETTINGS[key].is_list)
+        else:
+            set_for_run = conf.merge(set_for_run, chosen.parse(key, _value(word, value, False), root))
+    return {**others, "set": set_for_run}
+
+
+def _unknown(name: str, value: str, known: Sequence[str], root: Path) -> str:
+    """What is said of a name that is no setting: where `conf/` has it, or what is spelled most like it."""
+    hint = "".join(f" Did you mean {close}?" for close in difflib.get_close_matches(name, known, 1))
+    told, near = f"{name}: there is no such setting.{hint}", chosen.nearest(name.lower(), root)
+    key = near.split()[1] if near else ""
+    if key and (not hint or key.rpartition(".")[2] == name.lower().rpartition(".")[2]):
+        return f'{told} Those of conf/ stand in SET="{key}={value}".{near}'
+    return f"{told} Known: {', '.join(known)}."
 
 
 def _refuse_two_lists(words: Sequence[str]) -> None:

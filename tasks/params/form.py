@@ -10,10 +10,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from tasks import params
-from tasks.params.edit import names_of
+from tasks.params import chosen
+from tasks.params.edit import names_of, set_answers
 
 FIRST = ("scale", "data", "data_folder", "model", "retriever", "systems", "seeds")
 """Settings that stand first; all others are rarely changed and stand apart."""
+SET = "set"
+"""Is one line of text, as after `SET=`."""
 FOLLOWS = (*params.TRAINED.values(), params.TOOLS)
 """Settings that follow from the systems, so no one fills them in."""
 
@@ -27,7 +30,8 @@ class Form(BaseModel):
         """Settings by dotted key, as `tasks.params.edit` takes them."""
         given = self.model_dump(mode="json")
         first = {key: given[key] for key in FIRST}
-        return {**first, **given["rare"], **{f"evaluate.{key}": value for key, value in given["evaluate"].items()}}
+        evaluate = {f"evaluate.{key}": value for key, value in given["evaluate"].items()}
+        return {**first, **given["rare"], **evaluate, **set_answers(given["rare"][SET], {SET: {}}, Path("."))}
 
 
 def form_of(root: Path = Path(".")) -> type[Form]:
@@ -61,6 +65,8 @@ def _fields(settings: Iterable[params.Setting], now: Any, root: Path) -> Iterato
         answer: Any = Annotated[(_choice(setting, root), Field(), *setting.info.metadata)]  # type: ignore[misc]
         value = getattr(now, setting.key)
         value = list(value) if setting.is_list else value
+        if setting.key == SET:
+            answer, value, text = str, chosen.shown(now.set), f"{text}, written as train.policy.lr=1e-4 rollout.top_k=5"
         yield setting.key, (answer, Field(value, description=f"{text[:1].upper()}{text[1:]}."))
 
 

@@ -48,10 +48,11 @@ class Scale:
             if name == "base" and tree is None:  # What teaches a policy of random weights.
                 helps = "This scale is for a pretrained model: name one, such as MODEL=smollm2-135m"
             raise ValueError(f"{place}: {name}={conf.shown(tree)}: expected a section of settings. {helps}.")
-        plain = conf.fill(cls, tree, f"{place}: {name}")
+        plain = conf.fill(cls, conf.laid_over(name, "", tree), f"{place}: {name}")
         if not changes:
             return plain
-        return conf.fill(cls, conf.merge(tree, changes), f"{where}: {name} over {place}: {name}")
+        changed = conf.laid_over(name, "", conf.merge(tree, changes))
+        return conf.fill(cls, changed, f"{where}: {name} over {place}: {name}")
 
     @functools.cached_property
     def tree(self) -> Tree:

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tasks import conf, identity, planned, store
+from tasks.params import chosen
 from tasks.plan import model_folders, preflight
 from tasks.plan.run_settings import RunSettings as RunSettings
 from tasks.planned import Plan
@@ -69,5 +70,6 @@ def write(out: Path, run: RunSettings, stages: Mapping[str, ModuleType]) -> list
         for name, plan in plans(run, stages, sources):
             planned.write(work, name, plan)
             names.append(name)
+        chosen.require_used(run.root)
     sources.remember()
     return names

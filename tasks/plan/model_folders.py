@@ -99,7 +99,7 @@ def _services(run: RunSettings) -> Iterator[Named]:
         names += filter(None, [tool_reader_of(system, run.params.scale, run.root)])
 
     for name in dict.fromkeys(name for name in names if isinstance(name, str)):
-        tree = conf.read_yaml(conf.path_of("service", name, run.root, "services"))
+        tree = conf.section("service", name, run.root)
         if isinstance(folder := tree.get("folder"), str):
             yield f"{conf.CONF}/service/{name}.yaml: folder", folder
 

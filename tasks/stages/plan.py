@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tasks import conf, params, plan, planned, store, trained
+from tasks.params import chosen
 from tasks.runner import Context, run
 
 NO_STAGES = ("__init__", "plan")
@@ -28,9 +29,10 @@ def stages() -> dict[str, ModuleType]:
 def body(ctx: Context[None]) -> None:
     """Write `artifacts/plan/` and the lists of models."""
     run = plan.RunSettings(ctx.root, params.read(ctx.root))
-    names = plan.write(ctx.root / planned.FOLDER, run, stages())
-    for folder in EMPTY:
-        store.write_json(ctx.root / folder / MODELS, run.users_of_models)
+    with chosen.standing(run.params.set, ctx.root):
+        names = plan.write(ctx.root / planned.FOLDER, run, stages())
+        for folder in EMPTY:
+            store.write_json(ctx.root / folder / MODELS, run.users_of_models)
     print(f"{len(names)} stages and items planned", flush=True)
 
 

@@ -54,6 +54,7 @@ SERVER = "tests/benchmarks/test_bench_server.py::test_it_runs_to_its_verdict"
 PARAMS = (
     "tests/pipeline/test_flow.py::test_a_setting_re_executes_what_depends_on_it_and_one_for_this_run_only_is_put_back"
 )
+CHOSEN = "tests/params/test_chosen.py::test_what_is_set_wins_over_every_file_and_only_what_reads_it_changes"
 SCALE = "tests/benchmarks/test_bench_retrieval.py::test_every_step_of_the_scale_benchmark_runs"
 EVIDENCE = "tests/tool/test_serving.py::test_the_client_of_the_search_server_gets_evidence"
 RESPLIT = "tests/stages/test_data.py::test_a_split_of_our_own_is_told_and_counted"
@@ -69,6 +70,9 @@ RUN_BY = {
     "make run METHODS=stepsearch,dspo": TRAINED,
     "make run RETRIEVER=dense MAX_QUESTIONS=1000": SETTINGS,
     "make run SEEDS=0,1,2 KEEP=1": PARAMS,
+    'make run SET="train.policy.lr=1e-4 rollout.top_k=5"': CHOSEN,
+    'make run SET="method.search_r1_grpo.sampler.size=8 retriever.k1=1.2"': CHOSEN,
+    "python -m flows.reproduce --set train.num_steps=5": CHOSEN,
     "make run RETRIEVER=dense": "tests/retrieval/test_dense.py::test_the_embedded_encoder",
     "OMP_NUM_THREADS=16 make run RETRIEVER=dense": "tests/retrieval/test_dense.py::test_the_embedded_encoder",
     "make run RETRIEVER=elasticsearch": "tests/retrieval/test_elasticsearch.py::test_the_stages_search_the_server",
@@ -215,6 +219,9 @@ RUN_BY = {
     "dvc exp run": DIFFERENT,
     "dvc exp run -S evaluate.num_bootstrap=300 -n boot300": DIFFERENT,
     "dvc exp run -S evaluate.top_k=1 -n one-passage": DIFFERENT,
+    "dvc exp run -S '+set.train.policy.lr=1e-4' -n slow": (
+        "tests/params/test_chosen.py::test_dvc_writes_it_into_the_section_set"
+    ),
     "dvc exp show": DIFFERENT,
     "make experiments": DIFFERENT,
     "dvc exp diff HEAD one-passage": DIFFERENT,
