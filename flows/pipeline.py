@@ -162,6 +162,14 @@ class Run:
             return f"stopped, {done}; run again to go on there"
         return f"{done}, {len(self.outcomes) - executed} cached"
 
+    @property
+    def status(self) -> str:
+        """How the run ended, in MLflow's words; one of which not every stage ended was stopped, however that was."""
+        if self.problems:
+            return "FAILED"
+        is_whole = self.outcomes.keys() >= self.graph.needs.keys() and not self.stopper.is_stopped
+        return "FINISHED" if is_whole else "KILLED"
+
     def close(self) -> int:
         """Say how the run ended, with its result table; returns the exit code, 0 when every stage is up to date."""
         if self.stopper.signal is not None:
@@ -219,9 +227,13 @@ def prepared(root: Path, answers: dict[str, Any], keep: bool = False, name: str 
                 graph = dag.read(root, how["force"])
             if name:
                 os.environ["BREADCRUMB_NAME"] = name  # Tracking takes it, too.
-            title = name or record.title(conf.read_yaml(root / conf.PARAMS))
+            params = conf.read_yaml(root / conf.PARAMS)
             key = f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
-            yield Run(root, key, title, graph, changes=changes, keeps=keep, **how)
+            run = Run(root, key, name or record.title(params), graph, changes=changes, keeps=keep, **how)
+            # Where no stage runs there is nothing to track.
+            tracked = record.pipeline(root, key, record.title(params, name), lambda: run.status)
+            with tracked if graph.stale else contextlib.nullcontext():
+                yield run
 
 
 @contextlib.contextmanager

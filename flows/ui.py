@@ -59,7 +59,7 @@ def _mlflow_words(port: int) -> list[str]:
     where = ["--backend-store-uri", database, "--artifacts-destination", artifacts]
     hosts = f"localhost:{port},127.0.0.1:{port}"  # By default it answers to names such as 192.168.any.example, too.
     return [
-        "mlflow",
+        "flows.mlflow_server",
         "server",
         "--host",
         "127.0.0.1",

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
+import glob
 import json
 import os
 import re
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,6 +34,9 @@ from tasks.runner.lock import is_held
 from tasks.store import Row
 
 FOLDER = Path(".scratch/tracking")
+DATABASE = Path(".scratch/mlflow/mlflow.db")
+REFUSED = FOLDER / "refused"  # Rows that the server does not take, each with the reason.
+PIPELINE_NAME = "pipeline"  # Begins the name of the record of a whole run.
 SENDER = FOLDER / "sender.lock"  # Held by the process that sends the records of this clone.
 WARNING = FOLDER / "warning.txt"  # Written by the sender, printed and removed by the stage that sees it.
 STATE = ".sent.json"  # Ends the name of the file in which the sender notes what it has sent of a record.
@@ -55,7 +59,9 @@ class Track:
         self._number = 0  # Of artifacts.
         with self._guard():
             (root / FOLDER).mkdir(parents=True, exist_ok=True)
-            self._file = (root / FOLDER / f"{self.record}.jsonl").open("a", encoding="utf-8")
+            # Half of a surrogate pair, as a file's name may hold it, is no text that a server could take.
+            path = root / FOLDER / f"{self.record}.jsonl"
+            self._file = path.open("a", encoding="utf-8", errors="replace")
             fcntl.flock(self._file, fcntl.LOCK_EX)  # The kernel frees it when this process dies, however it does.
 
     def log_params(self, settings: object) -> None:
@@ -122,14 +128,9 @@ def start(name: str, params: Row, root: Path, code: Commit) -> Track:
     """Open the record of stage `name`, started at commit `code`, and describe this process in it."""
     track = Track(name, root)
     with track._guard():
-        for state in (root / FOLDER).glob(f"{name}-*{STATE}"):  # Of records that are sent whole, and so are gone.
-            if not Path(str(state).removesuffix(STATE) + ".jsonl").exists():
-                state.unlink(missing_ok=True)
-
-        is_on = os.environ.get("BREADCRUMB_TRACKING") != "off"
+        _forget_sent(name, root)
         given = os.environ.get("BREADCRUMB_NAME") or os.environ.get("DVC_EXP_NAME")
-        to = shown(address(root)) if is_on else None
-        track._write("start", stage=name, pipeline=_pipeline(), title=given or title(params), to=to)
+        track._write("start", stage=name, pipeline=_pipeline(), title=title(params, given), to=_to(root))
 
         group, _, item = name.partition("@")
         system, _, seed = item.rpartition("-")
@@ -138,11 +139,59 @@ def start(name: str, params: Row, root: Path, code: Commit) -> Track:
         track.set_tags(about, shared=True)
         track._write("batch", params=flatten({"params": params}), shared=True)
 
-        # After the first row is written: a sender that ends frees its lock and then looks for rows once more.
-        if is_on and not is_held(root / SENDER):
-            command = ["/bin/sh", "-c", START, sys.executable]
-            subprocess.run(command, cwd=root, stdin=subprocess.DEVNULL, start_new_session=True, check=False)
+        _start_sender(root)
     return track
+
+
+@contextlib.contextmanager
+def pipeline(root: Path, key: str, title: str, status: Callable[[], str]) -> Iterator[None]:
+    """The record of a whole pipeline run, which lasts as long as the block.
+
+    So MLflow knows how the run ended, wherever it was stopped: the stages that did end say nothing of those that had
+    not begun. A killed run has a record without an end.
+
+    Args:
+        root: root of the clone.
+        key: of the run; its stages have it in `BREADCRUMB_RUN`.
+        title: the run's name.
+        status: says how it ended: FINISHED, FAILED or KILLED.
+    """
+    track = Track(PIPELINE_NAME, root)
+    with track._guard():
+        _forget_sent(PIPELINE_NAME, root)
+        track._write("pipeline", pipeline=key, title=title, to=_to(root))
+        _start_sender(root)
+    ended = "KILLED"
+    try:
+        yield
+        ended = status()
+    except Exception:
+        ended = "FAILED"
+        raise
+    finally:
+        track._write("end", status=ended)
+
+
+def _to(root: Path) -> str | None:
+    """The address that the rows are for; None where nothing is sent."""
+    return None if os.environ.get("BREADCRUMB_TRACKING") == "off" else shown(address(root))
+
+
+def _forget_sent(name: str, root: Path) -> None:
+    """Remove the states of records of this name that are sent whole, and so are gone."""
+    for state in (root / FOLDER).glob(f"{glob.escape(name)}-*{STATE}"):
+        if not Path(str(state).removesuffix(STATE) + ".jsonl").exists():
+            state.unlink(missing_ok=True)
+
+
+def _start_sender(root: Path) -> None:
+    """Start the clone's sender, if it has none; the caller has written its first row.
+
+    A sender that ends frees its lock and then looks for rows once more, so none is overlooked.
+    """
+    if _to(root) is not None and not is_held(root / SENDER):
+        command = ["/bin/sh", "-c", START, sys.executable]
+        subprocess.run(command, cwd=root, stdin=subprocess.DEVNULL, start_new_session=True, check=False)
 
 
 def _size(path: Path) -> int:
@@ -181,9 +230,11 @@ def read_state(path: Path) -> Row:
 def flatten(tree: Any, prefix: str = "") -> dict[str, str]:
     """Nested settings as `a.b.c: text`, secrets hidden.
 
-    >>> flatten({"train": {"lr": 0.1, "token": "abc"}, "seeds": [0, 1]})
-    {'train.lr': '0.1', 'train.token': '***', 'seeds': '[0, 1]'}
+    >>> flatten({"train": {"lr": 0.1, "token": "abc"}, "seeds": [0, 1], "set": [{"a": 1}]})
+    {'train.lr': '0.1', 'train.token': '***', 'seeds': '[0, 1]', 'set.0.a': '1'}
     """
+    if isinstance(tree, list | tuple) and any(isinstance(value, Mapping | list | tuple) for value in tree):
+        tree = dict(enumerate(tree))  # A list that holds settings, which may be secrets.
     if not isinstance(tree, Mapping):
         return {prefix: hide(prefix, tree)}
     parts = [flatten(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in tree.items()]
@@ -201,7 +252,7 @@ def hide(key: str, value: object) -> str:
 
 def address(root: Path) -> str:
     """The address of the server: `MLFLOW_TRACKING_URI`, else the clone's own database."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(root / '.scratch/mlflow/mlflow.db').resolve()}"
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(root / DATABASE).resolve()}"
 
 
 def shown(address: str) -> str:
@@ -217,17 +268,21 @@ def shown(address: str) -> str:
     return (f"{scheme}***@{place}" if at else address).partition("?")[0]
 
 
-def title(params: Row) -> str:
-    """What a run with these settings is, in words: scale, systems (but the one that all are compared with), seeds.
+def title(params: Row, given: str | None = None) -> str:
+    """What a run with these settings is, in words: scale, seeds, and the name that was `given` to it.
+
+    Without one it names the systems, but for the one that all are compared with.
 
     >>> title({"systems": ["base", "dspo"], "scale": "smoke", "seeds": [0, 1], "evaluate": {"reference": "base"}})
-    'smoke: dspo; seeds 0, 1'
+    'smoke · seeds 0,1 · dspo'
+    >>> title({"scale": "smoke", "seeds": [0]}, "mine")
+    'smoke · seed 0 · mine'
     """
     systems, seeds = (list(map(str, params.get(key) or [])) for key in ("systems", "seeds"))
     reference = (params.get("evaluate") or {}).get("reference")
     systems = [name for name in systems if name != reference] or systems
     names = ", ".join(systems) if len(systems) <= MOST_NAMES else f"{systems[0]} and {len(systems) - 1} others"
-    return f"{params.get('scale')}: {names}; seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}"
+    return f"{params.get('scale')} · seed{'s' if len(seeds) > 1 else ''} {','.join(seeds)} · {given or names}"
 
 
 def _pipeline() -> str:

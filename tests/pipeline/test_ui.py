@@ -100,7 +100,7 @@ def test_a_server_that_ends_later_ends_the_others(
 ) -> None:
     @contextlib.contextmanager
     def child(words: list[str], log: Path, **how: Any) -> Iterator[Any]:
-        with _child(0.2 if words[0] == "mlflow" else 30) as process:
+        with _child(0.2 if words[0] == "flows.mlflow_server" else 30) as process:
             yield process
             process.kill()
 

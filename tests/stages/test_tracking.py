@@ -24,11 +24,13 @@ from mlflow.tracking import MlflowClient
 from tasks.runner import record, upload
 from tasks.runner.lock import PIPELINE
 from tests.pipeline.toy import HOUSE
+from tests.server.attacks import exchange, get, refuses_foreign_requests
 from tests.stages.test_runner import clone  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.slow
 
 KEY = "BREADCRUMB_RUN"
+NAME = "EM 0.500 · small · seed 0 · my run"
 
 SCRIPT = """\
 import sys, time
@@ -124,7 +126,7 @@ def _runs(address: str) -> dict[str, Any]:
 
 def _check(address: str) -> None:
     runs = _runs(address)
-    stage, parent = runs["train@a-0"], runs["my run"]
+    stage, parent = runs["train@a-0"], runs[NAME]
     assert stage.info.status == parent.info.status == "FINISHED"
     assert stage.data.tags["mlflow.parentRunId"] == parent.info.run_id
     assert stage.data.tags["seed"] == "0"
@@ -285,7 +287,7 @@ def _mlflow(folder: Path, port: int = 0) -> Iterator[str]:
     address = f"http://127.0.0.1:{port}"
     words = ["server", "--port", str(port), "--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/server.db"]
     server = subprocess.Popen(
-        [sys.executable, "-m", "mlflow", *words, "--artifacts-destination", str(folder / "kept")],
+        [sys.executable, "-m", "flows.mlflow_server", *words, "--artifacts-destination", str(folder / "kept")],
         env=_env(MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false", MLFLOW_DISABLE_TELEMETRY="true"),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -347,6 +349,17 @@ def _written(clone: Path, done: "subprocess.CompletedProcess[str]") -> str:  # n
 
 
 @pytest.mark.servers
+def test_a_page_of_another_port_can_neither_read_nor_write(tmp_path: Path) -> None:
+    """MLflow alone answers every page of `http://localhost:*`, with its reader's rights."""
+    with _mlflow(tmp_path) as address:
+        port, path = int(address.rpartition(":")[2]), "/api/2.0/mlflow/experiments/get-by-name?experiment_name=Default"
+        refuses_foreign_requests(port, path)
+        assert get(port, f"host: localhost:{port}\r\norigin: http://localhost:{port}\r\n", path)[:12] == b"HTTP/1.1 200"
+        start = f"GET {path} HTTP/1.1\r\nhost: localhost\r\n".encode()
+        assert exchange(port, start, *[b"x: " + b"a" * 1000 + b"\r\n"] * 1000)[:12] in (b"HTTP/1.1 400", b"")
+
+
+@pytest.mark.servers
 def test_a_password_or_token_opens_the_server_and_is_written_nowhere(clone: Path, tmp_path: Path) -> None:  # noqa: F811
     login = {"MLFLOW_TRACKING_USERNAME": "me", "MLFLOW_TRACKING_PASSWORD": "hunter2@/?"}
     basic = "Basic " + base64.b64encode(b"me:hunter2@/?").decode()
@@ -398,7 +411,7 @@ def test_a_sender_killed_before_it_noted_what_it_sent_sends_nothing_twice(clone:
         rows.with_suffix(record.STATE).unlink(missing_ok=True)
         assert _upload(clone).returncode == 0
     address = f"sqlite:///{clone}/.scratch/mlflow/mlflow.db"
-    assert _statuses(address, "train@a-0") == _statuses(address, "my run") == ["FINISHED"]
+    assert _statuses(address, "train@a-0") == _statuses(address, NAME) == ["FINISHED"]
     history = MlflowClient(address).get_metric_history(_runs(address)["train@a-0"].info.run_id, "loss")
     assert len(history) == 50
 
@@ -422,7 +435,7 @@ def test_a_pipeline_run_ends_like_the_worst_of_its_stages_and_the_view_has_its_r
     assert _upload(clone).returncode == 0
     address = f"sqlite:///{clone}/.scratch/mlflow/mlflow.db"
     assert sorted(_statuses(address, "train@a-0")) == ["FAILED", "FINISHED"]
-    assert _statuses(address, "my run") == ["FAILED"]
+    assert _statuses(address, NAME) == ["FAILED"]
     experiment = MlflowClient(address).get_experiment_by_name(upload.EXPERIMENT)
     assert json.loads(experiment.tags[upload.VIEW])["selectedColumns"] == ["metrics.`a/em`", "attributes.`Dataset`"]
 
