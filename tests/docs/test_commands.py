@@ -59,6 +59,8 @@ SCALE = "tests/benchmarks/test_bench_retrieval.py::test_every_step_of_the_scale_
 EVIDENCE = "tests/tool/test_serving.py::test_the_client_of_the_search_server_gets_evidence"
 RESPLIT = "tests/stages/test_data.py::test_a_split_of_our_own_is_told_and_counted"
 MEASURED = "tests/tool/test_agent.py::test_the_command_prints_and_writes_a_table"
+SCORED = "tests/score/test_score.py::test_the_page_scores_its_own_reward"
+OWN = "tests/stages/test_additions.py::test_a_system_outside_the_clone_is_one_of_the_run"
 ASKED = "tests/tool/test_ask.py::test_one_question_is_shown_while_it_is_played"
 
 RUN_BY = {
@@ -155,6 +157,15 @@ RUN_BY = {
     "make measure-tool READER=artifacts/models/tiny_llama-1": MEASURED,
     "make measure-tool POLICY=artifacts/train/r_search-0 READER=artifacts/models/tiny_llama-1": MEASURED,
     "cp -r artifacts/index .scratch/served-index": f"{HERE}::test_a_served_copy_answers",
+    "mkdir -p ../my_parts/conf/method ../my_parts/tasks/rewards": SCORED,
+    "make score": SCORED,
+    "make score METHOD=mine PARTS=../my_parts FILE=../my_parts/plays.jsonl": SCORED,
+    "make score METHOD=mine PARTS=../my_parts": (
+        "tests/score/test_score.py::test_without_a_file_the_newest_training_is_taken"
+    ),
+    "make smoke METHODS=mine SEEDS=0 PARTS=../my_parts": OWN,
+    "make run METHODS=mine SEEDS=0,1 PARTS=../my_parts": OWN,
+    "make ask POLICY=mine-0 PARTS=../my_parts": ASKED,
     "make ask": ASKED,
     'make ask QUESTION="Who wrote it?"': ASKED,
     'make ask QUESTION="Who is Kertas Kenbux\'s rector\'s mentor?" POLICY=search_r1_grpo-0': ASKED,
@@ -277,7 +288,8 @@ def test_targets_and_variables_are_those_of_the_makefile(command: str) -> None:
         else:
             assert word in targets, f"{command}: no target {word}"
     assert set(values) <= variables, command
-    mine = {"DATA", "DATA_FOLDER", "MODEL", "ENGINE"}  # Their values are a reader's own.
+    mine = {"DATA", "DATA_FOLDER", "MODEL", "ENGINE", "PARTS"}  # Their values are a reader's own.
+    mine |= {"METHODS"} if "PARTS" in values else set()
     words = [f"{name}={value}" for name, value in values.items() if name in {*edit.VARIABLES, "METHODS"} - mine]
     answers = edit.parse(words, ROOT)
     names = edit.names_of(["method", "system", "retriever", "augment", "scale", "generator"], ROOT)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tasks import own
 from tasks.methods import build, loader
 from tasks.rl.experience import collate
 from tasks.rl.method import Method
@@ -17,6 +19,7 @@ from tasks.score import Scored, columns, placed, refused, score, show
 from tasks.score.__main__ import main, newest
 from tasks.score.read import Played, read
 from tasks.store import DataError
+from tests.docs.documents import documents
 from tests.shipped import ROOT
 
 QUESTION = {"question": "What is the capital of France?", "answers": ["Paris"]}
@@ -172,6 +175,27 @@ def bare(tmp_path: Path) -> Path:
     (root / "conf").symlink_to(ROOT / "conf")
     (root / "params.yaml").write_bytes((ROOT / "params.yaml").read_bytes())
     return root
+
+
+def test_the_page_scores_its_own_reward(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its files, written where it says, print what it shows."""
+    page = next(one for one in documents() if one.path.name == "methods-of-yours.md")
+    files = [block for language in ("python", "yaml") for block in page.blocks(language) if block.startswith("# ../")]
+    assert len(files) == 2
+    plays, shown = tmp_path / "my_parts/plays.jsonl", page.blocks("text")[-1]
+    for block in files:
+        place = tmp_path / block.splitlines()[0].removeprefix("# ../")
+        place.parent.mkdir(parents=True)
+        place.write_text(block)
+    plays.write_text(page.blocks("json")[0])
+    monkeypatch.setenv(own.VARIABLE, str(tmp_path / "my_parts"))
+    assert main(["--method", "mine", "--file", str(plays)], bare) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert shown.strip() in out
+    del sys.modules["tasks.rewards.searches_once"]
 
 
 def test_programs_get_json(bare: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,8 +93,12 @@ def project(tmp_path_factory: pytest.TempPathFactory, server: Completions) -> Pr
     ):
         clone.change("conf/scale/smoke.yaml", f"{key}: {old}", f"{key}: {new}")
     clone.set("systems", "[base]")
-    shutil.copyfile(HOUSE / "tests/systems/first_title.py", clone.root / "tasks/systems/first_title.py")
-    (clone.root / "conf/system/title.yaml").write_text(TITLE)
+    outside = clone.root.parent / "my parts"  # The system `title` lies there.
+    for place in ("tasks/systems", "conf/system"):
+        (outside / place).mkdir(parents=True)
+    shutil.copyfile(HOUSE / "tests/systems/first_title.py", outside / "tasks/systems/first_title.py")
+    (outside / "conf/system/title.yaml").write_text(TITLE)
+    clone.set("parts", f"../{outside.name}")
 
     touched = {}
     for name, addition in ADDITIONS.items():
@@ -227,6 +231,16 @@ def test_a_description_says_what_is_played(project: Project) -> None:
     assert (asked["kind"], asked["made_by"]) == ("asked_model", "train@asked-0")
     assert title["policy_sha256"] != asked["policy_sha256"]
     assert [path.name for path in (project.clone.root / "artifacts/train/base-0").iterdir()] == ["system.json"]
+
+
+def test_a_system_outside_the_clone_is_one_of_the_run(project: Project) -> None:
+    """Its file is a source of its stages, by its path in the folder, and no output names the folder."""
+    plan = project.json("artifacts/plan/evaluate/title-0.json")
+    assert "tasks/systems/first_title.py" in plan["files"]
+    assert not (project.clone.root / "tasks/systems/first_title.py").exists()
+    written = project.clone.files("artifacts", "reports")
+    place = str(project.clone.root.parent).encode()
+    assert [name for name, content in written.items() if place in content] == []
 
 
 @pytest.mark.parametrize(

@@ -81,20 +81,37 @@ def _stale(clone: Clone) -> set[str]:
     return set(_dag(clone).stale)
 
 
+def _changed(clone: Clone) -> list[str]:
+    """The stages of which DVC itself says that something they read has changed."""
+    from dvc.repo import Repo
+
+    with contextlib.chdir(clone.root), Repo() as repo, repo.lock:
+        return [stage.addressing for stage in repo.index.stages if stage.changed_deps()]
+
+
 def _dag(clone: Clone) -> dag.Dag:
     with contextlib.chdir(clone.root):
         return dag.read(Path(), done=["plan"])
 
 
-def test_a_reward_and_a_method_that_uses_it_run_alone(clone: Clone) -> None:
-    clone.add_method("mine")
+@pytest.mark.parametrize("is_outside", [False, True])
+def test_a_reward_and_a_method_that_uses_it_run_alone(clone: Clone, is_outside: bool) -> None:
+    """In the clone, and in a folder outside, of which DVC tells as well that the plan is out of date."""
+    place = Clone(clone.root.parent / "my parts") if is_outside else clone
+    if is_outside:
+        for folder in ("tasks/rewards", "conf/method"):
+            (place.root / folder).mkdir(parents=True)
+        clone.set("parts", f"../{place.root.name}")
+    place.add_method("mine")
     assert _stale(clone) == set()
     clone.set("systems", f"[{', '.join(SYSTEMS)}, mine]")
     assert _stale(clone) == _learns("mine") | {"inputs@mine-0"}
     _commit(clone.root)
-    clone.change(
+    assert _changed(clone) == []
+    place.change(
         "tasks/rewards/mine.py", "class MyReward(AnswerReward):", "class MyReward(AnswerReward):\n    best = 1\n"
     )
+    assert _changed(clone) == ["plan"]
     assert _stale(clone) == _learns("mine")
 
 
