@@ -170,3 +170,16 @@ def test_an_encoder_of_parts_elsewhere_is_refused(folder: Path) -> None:
     write(folder / "modules.json", [{"path": "../outside", "type": "x"}])
     with pytest.raises(DataError, match=r"modules.json: found path '../outside', expected a folder within"):
         folder_sha256(folder)
+
+
+def test_weights_that_a_disk_has_changed_are_not_loaded(folder: Path) -> None:
+    file, known = folder / "model.safetensors", model_files.weights_sha256(folder)
+    model_files.require_weights(folder, known)
+    content = bytearray(file.read_bytes())
+    content[-100] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(
+        DataError, match=rf"found weights with sha256 [0-9a-f]{{64}}, expected {known}, those that were"
+    ):
+        model_files.require_weights(folder, known)
+    model_files.require_weights(folder, None)

@@ -11,6 +11,7 @@ from typing import Any
 from tasks import conf, identity, planned, store
 from tasks.evaluate import statistics
 from tasks.evaluate.statistics import Interval
+from tasks.model_files import require_weights
 from tasks.records import schema, systems
 from tasks.records.scores import ScoreRow
 from tasks.runner.git import read_commit
@@ -92,6 +93,7 @@ def _folders(root: Path, system: str) -> list[Path]:
 
 def _card(root: Path, folder: Path) -> Card:
     record, summary, code = systems.read(folder), store.read_json(folder / "summary.json"), read_commit(root)
+    require_weights(folder / "policy", record.policy_sha256)
     rows = [row for _, row in schema.read(ScoreRow, root / EVALUATED / folder.name / "scores.jsonl")]
     greedy = [row for row in rows if row.mode == "greedy"]
     return Card(

@@ -19,6 +19,7 @@ from mlflow.pyfunc import PythonModel
 from tasks import conf, retrieval
 from tasks.data.records import read_questions
 from tasks.evaluate.play import Evaluation, evaluate
+from tasks.model_files import require_weights
 from tasks.registry import card as cards
 from tasks.stages.evaluate import Settings, loads
 from tasks.systems import Resources
@@ -46,6 +47,7 @@ class RegisteredPolicy(PythonModel):
                 "this model has no index of its own, because that was too large. Name the folder: "
                 "mlflow.pyfunc.load_model(..., model_config={'index': 'artifacts/index'})"
             )
+        require_weights(files["policy"], self.card.policy_sha256)
         resources = Resources(
             policy=files["policy"],
             retriever=retrieval.open_retriever(Path(chosen)),

@@ -11,6 +11,7 @@ from tasks.data.records import read_questions
 from tasks.data.sample import choose
 from tasks.data.splits import counted, require_evaluated
 from tasks.model import Dtype
+from tasks.model_files import require_weights
 from tasks.reached import divided
 from tasks.records import schema, systems
 from tasks.records.systems import SystemRecord
@@ -162,6 +163,8 @@ def _play(ctx: Context[Settings], record: SystemRecord, questions: list[Question
         done[mode] = count
         bar.show(sum(done.values()))
 
+    if record.policy is not None:
+        require_weights(ctx.root / record.policy, record.policy_sha256)
     models = trained.read(ctx.root / TRAINED / f"{settings.system}-{settings.seed}")
     with services.opened(loaded.system.services, services.Resources(ctx.root, ctx.scratch, models=models)) as called:
         resources = Resources(

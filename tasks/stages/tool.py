@@ -15,6 +15,7 @@ from tasks import parts, retrieval, services, trained
 from tasks.data.records import read_questions
 from tasks.data.sample import choose
 from tasks.model import Dtype
+from tasks.model_files import require_weights
 from tasks.records import schema, systems
 from tasks.records.read_answers import ANSWERS, SUMMARY
 from tasks.records.usage import usages, work_of
@@ -150,6 +151,7 @@ def _read(ctx: Context[Settings], loaded: Loaded, questions: list[Question]) -> 
     bar = ctx.bar(len(questions))
 
     policy = ctx.root / cast(str, record.policy)
+    require_weights(policy, record.policy_sha256)
     with at_play(
         loaded.system.kind, policy, search, lambda folder: loaded.generator.start(folder, settings.dtype)
     ) as agent:

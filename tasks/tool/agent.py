@@ -134,7 +134,8 @@ def opened(
     policy = policies.find(trained, root)
     policy.require_evidence()
     writer = generate.load(generator, root)
-    with at_play(policy.kind(), policy.weights, retriever, lambda folder: writer.start(folder, policy.dtype)) as agent:
+    weights = policy.checked_weights()
+    with at_play(policy.kind(), weights, retriever, lambda folder: writer.start(folder, policy.dtype)) as agent:
         yield agent
 
 

@@ -148,7 +148,7 @@ def opened(policy: Policy, search: Retriever, about: str, generator: str, root: 
     def start(folder: Path) -> Generator:
         return cast(Generator, LiveGenerator(writer.start(folder, policy.dtype), tokenizer, audience))
 
-    resources = systems.Resources(policy.weights, LiveRetriever(search, audience), 0, start, {})
+    resources = systems.Resources(policy.checked_weights(), LiveRetriever(search, audience), 0, start, {})
     with kind.opened(resources) as system:
         limit, limited_by = _limit(cast(Any, system).player.conf.max_prompt_tokens, policy.weights)
         yield Asker(policy, f"{policy.name} searches {about}", system, audience, limit, limited_by)

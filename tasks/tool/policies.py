@@ -19,6 +19,7 @@ from pydantic import PositiveInt
 from tasks import conf, parts, planned, store, systems
 from tasks.agent import grammars
 from tasks.model import Dtype
+from tasks.model_files import require_weights
 from tasks.records import systems as records
 from tasks.store import DataError
 
@@ -43,6 +44,7 @@ class Policy:
         where: the file that says how it plays, for messages.
         playing: kind and settings of the system that plays it.
         dtype, num_threads: what it was evaluated in.
+        sha256: of its weights as trained; None where nothing says so.
     """
 
     name: str
@@ -51,6 +53,16 @@ class Policy:
     playing: dict[str, Any]
     dtype: Dtype
     num_threads: int
+    sha256: str | None = None
+
+    def checked_weights(self) -> Path:
+        """The folder of the model, whose weights are those that were trained.
+
+        Raises:
+            DataError: they are not.
+        """
+        require_weights(self.weights, self.sha256)
+        return self.weights
 
     def kind(self) -> systems.Kind:
         """The system that plays it.
@@ -136,13 +148,15 @@ def _described(folder: Path, name: str) -> Policy:
 def _trained(folder: Path, name: str) -> Policy:
     """A policy of training, whose summary says how it plays."""
     path = folder / SUMMARY
-    settings = _mapping(_mapping(store.read_json(path), path).get("settings"), path)
+    summary = _mapping(store.read_json(path), path)
+    settings = _mapping(summary.get("settings"), path)
     method, train = _mapping(settings.get("method"), path), _mapping(settings.get("train"), path)
     playing = {key: method.get(key) for key in ("prompt", "grammar")} | {"rollout": settings.get("rollout")}
     where = f"{path}: settings"
     computed = _computed(train, where)
     kind = {parts.KIND: "policy", **playing}
-    return Policy(name, folder / _MODEL, where, kind, computed.dtype, computed.num_threads)
+    known = summary.get("policy_sha256")
+    return Policy(name, folder / _MODEL, where, kind, computed.dtype, computed.num_threads, known)
 
 
 def _computed(settings: Mapping[str, Any], where: str) -> _Computed:
@@ -183,4 +197,5 @@ def _untrained(folder: Path, name: str) -> Policy:
     # The services of a policy are none: only prompted systems call any.
     called = {key: value for key, value in playing.items() if key != "services"}
     computed = _computed(settings, str(planned.path_of(stage)))
-    return Policy(name, root / record.policy, where, called, computed.dtype, computed.num_threads)
+    weights, known = root / record.policy, record.policy_sha256
+    return Policy(name, weights, where, called, computed.dtype, computed.num_threads, known)

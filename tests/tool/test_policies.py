@@ -117,3 +117,20 @@ def test_a_policy_without_evidence_is_named(clone: Path) -> None:
     without: Any = policies.find("r_search-0", clone)
     with pytest.raises(DataError, match="this policy writes no evidence"):
         without.require_evidence()
+
+
+@pytest.mark.parametrize("name", ["r_search-0", "base-1"])
+def test_a_policy_whose_weights_have_changed_does_not_play(name: str, clone: Path) -> None:
+    policy = policies.find(name, clone)
+    policy.weights.mkdir(parents=True)
+    file = policy.weights / "model.safetensors"
+    file.write_bytes(b"as trained")
+    if name == "base-1":
+        systems.write(clone / policies.FOLDER / name, replace(BASE, policy_sha256=store.sha256(file)))
+    else:
+        summary = clone / policies.FOLDER / name / "summary.json"
+        store.write_json(summary, {**store.read_json(summary), "policy_sha256": store.sha256(file)})
+    assert policies.find(name, clone).checked_weights() == policy.weights
+    file.write_bytes(b"as brained")
+    with pytest.raises(DataError, match=r"found weights with sha256 \w+, expected \w+, those that were trained"):
+        policies.find(name, clone).checked_weights()
