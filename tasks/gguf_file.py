@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tasks import gguf_header
 from tasks.store import DataError
 
 MAGIC = b"GGUF"
@@ -37,7 +38,7 @@ def check(file: Path) -> None:
         try:
             _values_of_a_row(data, kind)
         except NotImplementedError:
-            raise _unknown(file, f"{kind.name} (tensor {name})") from None
+            raise _unknown(file, f"{kind.name} (tensor {name!r:.200})") from None
 
 
 def num_weights(file: Path) -> int:
@@ -56,8 +57,9 @@ def _tensors(file: Path) -> Iterator[tuple[str, Any, Any]]:
     from gguf import GGUFReader
 
     try:
+        gguf_header.walk(file)
         tensors = GGUFReader(file).tensors
-    except (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError) as error:
+    except Exception as error:  # Of a damaged file the reader raises errors of every class.
         reason = " ".join(str(error).split())[:200].rstrip(".")
         if number := re.search(r"(\d+)\W+is not a valid GGMLQuantizationType", reason):
             raise _unknown(file, f"of number {number[1]}") from None
@@ -65,6 +67,8 @@ def _tensors(file: Path) -> Iterator[tuple[str, Any, Any]]:
             f"{file}: found {file.stat().st_size:,} bytes that cannot be read to the last tensor ({reason}), expected "
             f"a whole GGUF file: it was cut short or is damaged. {AGAIN}"
         ) from None
+    for name in (tensor.name for tensor in tensors if not tensor.name.isprintable()):
+        raise DataError(f"{file}: a tensor is called {name!r:.200}, expected a name of printable characters. {AGAIN}")
     for kind in dict.fromkeys(tensor.tensor_type for tensor in tensors):
         first = next(tensor for tensor in tensors if tensor.tensor_type == kind)
         yield first.name, first.data, kind

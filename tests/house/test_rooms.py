@@ -57,6 +57,7 @@ ORDER = (
     "model",
     "supervised",
     "flops",
+    "gguf_header",
     "gguf_file",
     "hub",
     "model_source",
