@@ -57,7 +57,7 @@ def evaluate(
     num_recorded: int,
     scratch: Path,
     max_failed_share: float = 0.0,
-    progress: Callable[[str, int], object] = lambda mode, done: None,
+    progress: Callable[[str, int, float], object] = lambda mode, done, em: None,
     services: Mapping[str, Any] = MappingProxyType({}),
 ) -> Evaluation:
     """Play and score all questions.
@@ -70,7 +70,7 @@ def evaluate(
         num_recorded: trajectories kept per mode, spread evenly over the questions.
         scratch: folder of finished chunks.
         max_failed_share: largest share of episodes that may fail because a search failed; they score 0.
-        progress: receives (mode, questions done).
+        progress: receives (mode, questions done, their exact match).
         services: those that the system calls, whose use is counted.
 
     Raises:
@@ -89,6 +89,7 @@ def evaluate(
     used = ChunkUsage(services)
 
     for mode in modes:
+        num_right = 0.0
         for first in range(0, len(questions), system.batch_questions):
             chunk = questions[first : first + system.batch_questions]
             path = scratch / f"{mode}-{first:08d}.jsonl"
@@ -103,7 +104,8 @@ def evaluate(
             failures.add(path, rows)
             used.add(path)
             played += rows
-            progress(mode, first + len(chunk))
+            num_right += sum(row.score.em for row in rows)
+            progress(mode, first + len(chunk), num_right / (first + len(chunk)))
 
     scores = sorted((row.score for row in played), key=lambda score: (score.question_id, score.mode))
     return Evaluation(scores, [row.trajectory for row in played if row.trajectory is not None], used.total)

@@ -81,8 +81,8 @@ class Context(Generic[S]):
 
     def progress(self, iterable: Iterable[T], total: int | None = None, desc: str = "") -> Iterator[T]:
         """Yield the items and show how far we are: a bar on a terminal, else a line every few seconds."""
-        return iter(progress(iterable, total, desc or self.name))
+        return iter(progress(iterable, total, desc))
 
-    def bar(self, total: int) -> Bar:
-        """Shows the progress of work that reports how far it is, and hands its metrics to tracking."""
-        return Bar(self.name, total, self.log)
+    def bar(self, total: int, max_tokens: int = 0, unit: str = "") -> Bar:
+        """Shows the progress of work that reports how far it is, and hands its metrics to tracking; see `Bar`."""
+        return Bar(self.name, total, self.log, max_tokens, unit)

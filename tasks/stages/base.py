@@ -193,7 +193,7 @@ def lessons_of(
 
     grammar, _ = parts_of(taught)
     search = retrieval.open_retriever(ctx.root / INDEX, ctx.root / DATA / "corpus.jsonl")
-    log = ctx.bar(num_steps).log
+    log = ctx.bar(num_steps, unit="step").log
     dividing = parts.make_if("engine", engine, "engine")
     return Lessons(
         taught.training, taught.rollout, taught.prompt, grammar, questions, search, seed, ctx.scratch, log, dividing

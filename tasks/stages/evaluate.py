@@ -159,9 +159,9 @@ def _play(ctx: Context[Settings], record: SystemRecord, questions: list[Question
     bar.show(0)  # Its clock starts now: the first chunk, too, has a line that says how long the rest takes.
     done = {"greedy": 0, "sampled": 0}
 
-    def progress(mode: str, count: int) -> None:
+    def progress(mode: str, count: int, em: float) -> None:
         done[mode] = count
-        bar.show(sum(done.values()))
+        bar.show(sum(done.values()), {"em": em} if mode == "greedy" else {})
 
     if record.policy is not None:
         require_weights(ctx.root / record.policy, record.policy_sha256)

@@ -61,7 +61,7 @@ def body(ctx: Context[Settings]) -> None:
     ctx.track_data("training", sum(question.split == "train" for question in questions))
 
     passages = {passage.id: passage for passage in read_passages(ctx.root / DATA / "corpus.jsonl")}
-    bar = ctx.bar(settings.made.recall.max_steps + settings.made.read.max_steps)
+    bar = ctx.bar(settings.made.recall.max_steps + settings.made.read.max_steps, unit="step")
     made = make_reader(
         settings.made,
         questions,
@@ -72,6 +72,7 @@ def body(ctx: Context[Settings]) -> None:
         bar.log,
         loads(settings),
     )
+    bar.close()
 
     folder = trained.FOLDER / f"{settings.reader}-{settings.seed}"
     with replacing_folder(ctx.root / folder) as out:

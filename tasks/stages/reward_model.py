@@ -84,7 +84,7 @@ def body(ctx: Context[Settings]) -> None:
 
     blanked, _ = encoded_rows(rows, Blanked(tokenizer), card)
     compared = controls(ctx, start, encoded, blanked)
-    progress = _fit(ctx, model, encoded, "fit", ctx.bar(_num_steps(ctx, encoded)).log)
+    progress = _fit(ctx, model, encoded, "fit", ctx.bar(_num_steps(ctx, encoded), unit="step").log)
     quality = judge(model, encoded["held_out"], settings.fit.max_pack_tokens, settings.loss)
 
     with replacing_folder(ctx.root / trained.FOLDER / f"{settings.reward_model}-{settings.seed}") as out:

@@ -235,6 +235,7 @@ def train(ctx: Context[Settings], learning: Learning) -> None:
     training = _chosen(given.training, search, learning)
     ctx.track_data("training", len(training))
 
+    bar = ctx.bar(settings.num_steps, settings.max_generated_tokens, "step")
     with _models(ctx, start, learning, loaded) as models:
         resources = Resources(ctx.root, ctx.scratch, models.policy, tokenizer, settings.max_batch_tokens, made_here)
         with opened(method.services, resources) as services:
@@ -253,12 +254,13 @@ def train(ctx: Context[Settings], learning: Learning) -> None:
                 validation=validation if num_validation else [],
                 seed=ctx.settings.seed,
                 scratch=ctx.scratch,
-                log=ctx.bar(settings.num_steps).log,
+                log=bar.log,
                 services=services,
-                watch=Watch(f"{ctx.name}: validation"),
+                watch=Watch("validation"),
                 models=flops.of_folder(start, learning.lora, has_critic=models.critic is not None),
             )
             trainer.run()
+            bar.close()
         _publish(ctx, trainer, _used(learning), given.missing)
 
 

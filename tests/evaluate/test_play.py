@@ -176,11 +176,16 @@ def _evaluate(tokenizer: Any, model: Any, scratch: Path, sampled: bool = True, *
 
 
 def test_every_question_is_played_once_a_mode_last_chunk_included(tokenizer: Any, model: Any, tmp_path: Path) -> None:
-    seen: list[tuple[str, int]] = []
-    found = _evaluate(tokenizer, model, tmp_path, progress=lambda mode, done: seen.append((mode, done)))
+    seen: list[tuple[str, int, float]] = []
+    found = _evaluate(tokenizer, model, tmp_path, progress=lambda *said: seen.append(said))
     expected = [(q.id, mode) for q in QUESTIONS for mode in ("greedy", "sampled")]
     assert [(row.question_id, row.mode) for row in found.scores] == expected
-    assert seen == [(mode, done) for mode in ("greedy", "sampled") for done in (4, 8, 11)]
+    assert [said[:2] for said in seen] == [(mode, done) for mode in ("greedy", "sampled") for done in (4, 8, 11)]
+    for mode, done, em in seen:
+        played = [
+            row.em for row in found.scores if row.mode == mode and row.question_id in {q.id for q in QUESTIONS[:done]}
+        ]
+        assert (len(played), em) == (done, sum(played) / done)
     by_id = {q.id: q for q in QUESTIONS}
     for row in found.scores:
         question = by_id[row.question_id]
