@@ -193,6 +193,13 @@ class Renderer:
             mask += [True] * len(written) + [False] * len(observed)
         return Example(tuple(prompt), tuple(ids), tuple(mask))
 
+    def first_turn(self, question: Question, plan: Sequence[ScriptedTurn]) -> tuple[int, int]:
+        """Tokens of a plan's first call, and the most that prompt, call and observation may take, whatever is found."""
+        call = len(self._encode(self.grammar.call(plan[0].think, plan[0].action, "")))
+        prompt = prompt_ids(self.tokenizer, self.prompt, question, self.grammar, self.conf.max_prompt_tokens)
+        frame = len(self._encode(self.grammar.opening)) + len(self._encode(self.grammar.closing))
+        return call, len(prompt) + call + self.conf.max_observation_tokens + frame + 1
+
     def _evidence(self, turn: ScriptedTurn, hits: Sequence[Any]) -> str:
         passages = hits[turn.cites] if turn.cites is not None else None
         return self.grammar.neutralize(passages[0].text) if passages else ""

@@ -18,7 +18,7 @@ import torch
 from tokenizers import AddedToken
 
 from tasks.agent.grammar import SearchGrammar
-from tasks.agent.prompts import PLACEHOLDER, Prompt, check_prompts
+from tasks.agent.prompts import Prompt, check_prompts
 from tasks.agent.rollout import RolloutConf
 from tasks.base.demonstrations import (
     Example,
@@ -32,14 +32,13 @@ from tasks.base.demonstrations import (
 )
 from tasks.base.fit import Fit, PhaseConf, supervision
 from tasks.base.settings import BaseConf, FormatConf, TinyConf
-from tasks.base.tokenizer import LITERALS, build_tokenizer
+from tasks.base.vocabulary import Vocabulary
 from tasks.data.decomposition import hops_of
 from tasks.model import Dtype, load_policy
 from tasks.retrieval import Retriever
 from tasks.supervised import Divides, opened
 from tasks.types import Passage, Question
 
-NUM_PASSAGES_FOR_TOKENS = 20_000
 C = TypeVar("C", BaseConf, FormatConf)
 
 
@@ -111,11 +110,12 @@ def make_tiny(tiny: TinyConf, passages: Iterable[Passage], lessons: Lessons[Base
         lessons: see `Lessons`.
     """
     conf, seed, chosen = lessons.conf, lessons.seed, lessons.chosen()
-    literals = (*LITERALS, *lessons.grammar.literals)
-    tokenizer = build_tokenizer(_texts(lessons.training(), passages, lessons.prompt), tiny.max_vocab, literals)
+    vocabulary = Vocabulary(tiny.max_vocab, lessons.prompt, lessons.grammar.literals)
+    tokenizer = vocabulary.learned(lessons.training(), passages)
     model = new_model(tiny, tokenizer, seed)
     renderer = lessons.renderer(tokenizer)
-    words = range(256, tokenizer.vocab_size)  # A wide pool: with few tokens, copying is learned much later.
+    # A wide pool: with few tokens, copying is learned much later. From a few sentences no word is learned.
+    words = range(256, tokenizer.vocab_size) or range(256)
 
     with lessons.fit(model) as fit:
         fit.run("recall", conf.recall, lambda step: recall_examples(f"{seed}/recall/{step}", conf.recall.batch, words))
@@ -124,7 +124,7 @@ def make_tiny(tiny: TinyConf, passages: Iterable[Passage], lessons: Lessons[Base
         if "read" not in fit.finished:
             single = list({hop.question: hop for question in chosen for hop in single_hops(question)}.values())
             plans = _shown(renderer.grammar, [expert_plan(hop) for hop in single], f"{seed}/read")
-            read = _usable(renderer.render(single, plans))
+            read = _usable(renderer.render(single, plans), renderer, single, plans)
             fit.run("read", conf.read, _sampler(read, conf.read.batch, f"{seed}/read"))
 
         _teach_flaws(lessons, fit, renderer, chosen, conf.wasteful)
@@ -164,7 +164,8 @@ def _teach_flaws(
         if name not in fit.finished:
             rng = random.Random(f"{seed}/{name}/plans")
             plans = [imperfect_plan(question, topics, mixture, rng) for question in chosen]
-            examples = _usable(renderer.render(chosen, _shown(renderer.grammar, plans, f"{seed}/{name}")))
+            plans = _shown(renderer.grammar, plans, f"{seed}/{name}")
+            examples = _usable(renderer.render(chosen, plans), renderer, chosen, plans)
             fit.run(name, phase, _sampler(examples, phase.batch, f"{seed}/{name}"))
 
 
@@ -192,17 +193,6 @@ def sizes(tiny: TinyConf, tokenizer: Any) -> dict[str, Any]:
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-
-
-def _texts(questions: Sequence[Question], passages: Iterable[Passage], prompt: Prompt) -> Iterator[str]:
-    """Text as the policy will read it, so that words get a token both with and without a space before them."""
-    for _, passage in zip(range(NUM_PASSAGES_FOR_TOKENS), passages, strict=False):
-        yield f" {passage.title} {passage.text}"
-        yield passage.title
-    for question in questions:
-        yield prompt.user.replace(PLACEHOLDER, question.question)
-        for hop in hops_of(question):
-            yield f" next {topic(hop)} {topic(hop)} found , {hop.queries[0]}"
 
 
 def _shown(grammar: SearchGrammar, plans: list[list[ScriptedTurn]], seed: str) -> list[list[ScriptedTurn]]:
@@ -236,12 +226,34 @@ def _sampler(examples: list[Example], batch: int, seed: str) -> Callable[[int], 
     return sample
 
 
-def _usable(examples: list[Example]) -> list[Example]:
+def _usable(
+    examples: list[Example], renderer: Renderer, questions: Sequence[Question], plans: Sequence[Sequence[ScriptedTurn]]
+) -> list[Example]:
+    """The demonstrations with a turn inside the budgets.
+
+    Raises:
+        ValueError: none has; it names the budget, and what these questions need.
+    """
     kept = [example for example in examples if any(example.loss_mask)]
     if not kept:
-        raise ValueError(
-            "no demonstration fits the budgets, or the data is too small to make one: the tiny policy's vocabulary is "
-            "learned from its passages and questions, and a dozen of each is about the least. Else raise "
-            "max_call_tokens, max_prompt_tokens or max_total_tokens in conf/scale, or lower max_observation_tokens."
-        )
+        raise ValueError(_too_long(renderer, questions, plans))
     return kept
+
+
+def _too_long(renderer: Renderer, questions: Sequence[Question], plans: Sequence[Sequence[ScriptedTurn]]) -> str:
+    """Which budget no first turn of these plans fits into."""
+    conf, count = renderer.conf, len(questions)
+    needs = [renderer.first_turn(question, plan) for question, plan in zip(questions, plans, strict=True)]
+    calls = sorted(call for call, _ in needs)
+    if not calls:
+        return "no demonstration: there is no train question. Add questions with split train."
+    if conf.max_turns < 1:
+        return "no demonstration fits max_turns=0, which allows no search. Raise it in conf/scale."
+    name, limit, found = "max_call_tokens", conf.max_call_tokens, calls
+    if calls[0] <= limit:  # The call fits, so prompt, call and observation together do not.
+        name, limit, found = "max_total_tokens", conf.max_total_tokens, sorted(total for _, total in needs)
+    return (
+        f"no demonstration of {count:,} fits {name}={limit}: the first search of a question takes {found[0]} to "
+        f"{found[-1]} tokens of the tiny policy's vocabulary, half of them {found[count // 2]} or more. Write "
+        f"`rollout: {{{name}: {found[-1]}}}` for this scale into the file of conf/data, or raise it in conf/scale."
+    )

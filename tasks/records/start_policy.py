@@ -1,10 +1,14 @@
-"""`format.json` says what a pretrained model was taught the format of a search agent with."""
+"""What is recorded of start policies.
+
+`format.json` says what a pretrained model was taught the format of a search agent with, `words.json` how much of the
+data a policy of random weights has words for.
+"""
 
 from __future__ import annotations
 
-from tasks.records.schema import Count, row
+from tasks.records.schema import Count, Share, row
 
-FILE = "format.json"
+FILE, WORDS = "format.json", "words.json"
 
 
 @row
@@ -26,3 +30,23 @@ class FormatRecord:
     trained: Count
     tokens: Count
     written_tokens: Count
+
+
+@row
+class KnownWords:
+    """The share of running words that are one token of a tiny policy, in the questions and in the first passages."""
+
+    questions: Share
+    passages: Share
+
+    def sentence(self) -> str:
+        """For people, with what can read the other words.
+
+        >>> KnownWords(questions=0.634, passages=0.5).sentence()[:73]
+        'The tiny policy knows 63% of the words in the questions and 50% of those '
+        """
+        return (
+            f"The tiny policy knows {self.questions:.0%} of the words in the questions and {self.passages:.0%} of "
+            "those in the passages; it reads the others in pieces and will hardly answer with them. A model that reads "
+            "them all: MODEL=smollm2-135m SCALE=small (docs/model.md)."
+        )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tasks.records import schema
-from tasks.records.start_policy import FILE, FormatRecord
+from tasks.records.start_policy import FILE, WORDS, FormatRecord, KnownWords
 from tasks.report.table import Section
 from tasks.store import read_json, read_jsonl
 
@@ -17,6 +18,14 @@ LEAD = (
     "the first and in the last recorded step."
 )
 HEADER = ("seed", "weights", "plans", "demonstrations", "trained on", "tokens read", "tokens with loss", "loss")
+
+
+def notes(artifacts: Path, seeds: Sequence[int], manifest: Any) -> tuple[str, ...]:
+    """How many words of own data the start policy of the first seed knows; nothing where the data was made for it."""
+    path = artifacts / "base" / str(seeds[0]) / WORDS
+    if not path.is_file() or not isinstance(manifest, dict) or manifest.get("kind") != "folder":
+        return ()
+    return (schema.parse(KnownWords, read_json(path), str(path)).sentence(),)
 
 
 def sections(artifacts: Path, seeds: Sequence[int]) -> tuple[Section, ...]:

@@ -15,7 +15,7 @@ from tasks.base.settings import BaseConf, FormatConf, PretrainedConf, TinyConf
 from tasks.data.records import read_passages, read_questions
 from tasks.model_source import ensure
 from tasks.records import schema, start_policy
-from tasks.records.start_policy import FormatRecord
+from tasks.records.start_policy import FormatRecord, KnownWords
 from tasks.runner import Context, main
 from tasks.store import Row, replacing_folder, write_json, write_jsonl
 
@@ -125,10 +125,11 @@ def body(ctx: Context[Settings]) -> None:
     from tasks.model_files import require_content
 
     history: list[Row] = []
-    record = None
+    record = words = None
     if ctx.settings.made is not None:
         made = _made(ctx, ctx.settings.made)
         model, tokenizer, history = made.model, made.tokenizer, made.history
+        words = _known(ctx, tokenizer)
     else:
         assert ctx.settings.pretrained is not None
         ensure(ctx.root, ctx.settings.pretrained.folder, ctx.settings.pretrained.source)
@@ -144,6 +145,8 @@ def body(ctx: Context[Settings]) -> None:
         (out / "policy").mkdir()
         export_folder(model, tokenizer, out / "policy")
         write_jsonl(out / "metrics.jsonl", history)
+        if words is not None:
+            write_json(out / start_policy.WORDS, schema.plain(words))
         if record is not None:
             write_json(out / start_policy.FILE, schema.plain(record))
     ctx.track_outcome(folder, ())
@@ -177,6 +180,14 @@ def _made(ctx: Context[Settings], settings: Made) -> TinyPolicy:
     num_steps = sum(phase.max_steps for phase in phases)
     lessons = lessons_of(ctx, settings.taught, ctx.settings.seed, num_steps, ctx.settings.engine)
     return make_tiny(settings.architecture, read_passages(ctx.root / DATA / "corpus.jsonl"), lessons)
+
+
+def _known(ctx: Context[Settings], tokenizer: Any) -> KnownWords:
+    """The share of the data's words that a policy made here has tokens for."""
+    from tasks.base.vocabulary import known
+
+    data = ctx.root / DATA
+    return known(tokenizer, read_questions(data / "questions.jsonl"), read_passages(data / "corpus.jsonl"))
 
 
 def lessons_of(

@@ -90,7 +90,8 @@ def results(settings: Settings, root: Path = Path()) -> table.Results:
     """The result table of these systems and seeds."""
     names, artifacts = list(settings.titles), root / ARTIFACTS
     found = table.build(artifacts, names, settings.seeds, settings.reference, settings.num_bootstrap, settings.titles)
-    found = replace(found, validation_split=settings.validation_split, notes=(*settings.notes, *found.notes))
+    words = start_policy.notes(artifacts, settings.seeds, found.manifest)
+    found = replace(found, validation_split=settings.validation_split, notes=(*settings.notes, *found.notes, *words))
     tools = tool.read(artifacts, settings.tools, settings.seeds, settings.num_bootstrap)
     found = study.complete(found, artifacts, settings.num_bootstrap, printed.read(root / PAPERS), tools)
     models = reward_models.read(artifacts, list(settings.reward_models), settings.seeds)
