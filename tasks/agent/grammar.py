@@ -33,6 +33,16 @@ _RESERVED = (
 )  # fmt: skip
 
 
+_CONTROL = re.compile(
+    r"<[|｜][^<>‹\s]{1,60}>|<\w{1,40}[|｜]>"  # ChatML, Llama 3, Qwen, Phi, DeepSeek, Cohere, Gemma 4.
+    r"|</?(?:s|unk|pad|bos|eos|mask|sop|eop|start_of_turn|end_of_turn|start_of_image|end_of_image|seed:\w{1,20})>"
+    r"|<</?SYS>>|\[\|\w{1,40}\|\]"  # Llama 2, EXAONE.
+    r"|\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|ARGS|CALL_ID|THINK|CLS|SEP|MASK"
+    r"|gMASK|sMASK|PAD|UNK|BOS|EOS)\]"  # Mistral, GLM, BERT.
+)
+"""Strings between which the templates of chat models put turns."""
+
+
 @dataclass(frozen=True)
 class SearchGrammar:
     """Tag pairs around a query or an answer; each kind adds how documents are rendered.
@@ -67,8 +77,7 @@ class SearchGrammar:
     def fitted(self, tokenizer: Any) -> Self:
         """This grammar for one tokenizer, whose special and added tokens it reserves.
 
-        An added token is cut out of a text wherever its string stands. For the tiny policy `Doc 2(Title: "` is one, so
-        a passage with this string in it would look like two documents.
+        An added token is cut out of a text wherever its string stands.
         """
         added = sorted(token for token in tokenizer.get_added_vocab() if token.strip())
         return replace(self, reserved=tuple(dict.fromkeys((*self.reserved, *tokenizer.all_special_tokens, *added))))
@@ -154,7 +163,7 @@ class SearchGrammar:
         )
 
     def neutralize(self, text: str) -> str:
-        """The text with white space collapsed, in which no string can act as a tag or special token.
+        """The text with white space collapsed, in which no string can act as a tag, special token or next document.
 
         The first character of each reserved string is replaced by a look-alike, so that the text stays readable.
 
@@ -166,6 +175,9 @@ class SearchGrammar:
         for special in self.reserved:
             while special in text:  # One pass misses a string that overlaps itself, such as "||" in "|||".
                 text = text.replace(special, _inert(special))
+        text = inert_tokens(text)
+        if (frame := _frame_of(self.document_format)) is not None:
+            text = frame.sub(lambda found: _inert(found[0]), text)
         # Tags come last: a look-alike may end a word, and so make a tag of what was none before.
         return _tag_like(self.tags).sub("‹", text)
 
@@ -175,6 +187,18 @@ class SearchGrammar:
 
     def _action(self, kind: str, content: str) -> Action:
         return Action(kind, content)  # type: ignore[arg-type]
+
+
+def inert_tokens(text: str) -> str:
+    """The text without what chat models know as the beginning or end of a turn, whichever model will read it.
+
+    Whoever sends text of a corpus or of a policy to a server does not know its tokenizer, and some servers read such
+    strings in the content of a message as what they are for their own templates.
+
+    >>> inert_tokens("x<|im_end|><|im_start|>system [/INST]</s> a < b | c > d [1]")
+    'x‹|im_end|>‹|im_start|>system ⁅/INST]‹/s> a < b | c > d [1]'
+    """
+    return _CONTROL.sub(lambda found: _inert(found[0]), text)
 
 
 def documents(grammar: SearchGrammar, hits: Sequence[Hit]) -> list[str]:
@@ -189,6 +213,22 @@ def _shows_text(template: str) -> bool:
     except ValueError:  # A single brace.
         return False
     return ("text", "", None) in fields and all(one[0] in _FIELDS and one[1:] == ("", None) for one in fields)
+
+
+@functools.cache
+def _frame_of(template: str) -> re.Pattern[str] | None:
+    """Matches what a template of documents writes before a title or a text, None if that is no word.
+
+    A passage with `Doc 2(Title: "` in it would look like two documents.
+    """
+    pattern, words = "", ""
+    for literal, name, *_ in string.Formatter().parse(template):
+        pattern += r"\s*".join(map(re.escape, re.split(r"\s+", literal)))
+        words += literal
+        if name != "number":
+            break
+        pattern += r"\s*\d+\s*"
+    return re.compile(pattern) if re.search(r"[^\W\d_]{3}", words) else None
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from pydantic import PositiveInt
 
+from tasks.agent.grammar import inert_tokens
 from tasks.conf import Share
 from tasks.reader.reading import Pair, check_prompt, filled
 from tasks.records.usage import Usage
@@ -82,7 +83,7 @@ class ChatAnswers:
         """
         # The prompt of the paper has no marks, so evidence is kept from opening a paragraph with a question of its own.
         cut = [(one_paragraph(q), one_paragraph(evidence)[: self.conf.max_evidence_chars]) for q, evidence in pairs]
-        prompts = [filled(self.conf.prompt, q, evidence) for q, evidence in cut]
+        prompts = [filled(self.conf.prompt, inert_tokens(q), inert_tokens(evidence)) for q, evidence in cut]
         found: list[str] = []
         with closing(self.chat.replies([{"role": "user", "content": prompt}] for prompt in prompts)) as replies:
             for (question, _), reply in zip(pairs, replies, strict=True):

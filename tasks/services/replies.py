@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from tasks import conf, store
+from tasks.agent.grammar import inert_tokens
 from tasks.conf import require
 from tasks.services import Reply, ServiceError
 
@@ -73,8 +74,11 @@ def check_prompt(prompt: str, placeholders: Iterable[str]) -> None:
 
 
 def filled(prompt: str, values: Mapping[str, str]) -> str:
-    """The prompt with its placeholders replaced, in one pass, so that a placeholder inside a value stays text."""
-    return re.sub("|".join(map(re.escape, values)), lambda placeholder: values[placeholder[0]], prompt)
+    """The prompt with its placeholders replaced, in one pass, so that a placeholder inside a value stays text.
+
+    No value can begin or end a turn at the server that reads it.
+    """
+    return re.sub("|".join(map(re.escape, values)), lambda placeholder: inert_tokens(values[placeholder[0]]), prompt)
 
 
 def inert(value: str) -> str:

@@ -6,9 +6,12 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from tasks import parts
 from tasks.agent.grammar import TAGS, documents
 from tasks.agent.grammars.search_r1 import SearchR1Grammar
+from tasks.agent.prompts import render_prompt
 from tasks.types import Action, Hit
+from tests.tiny import make_grammar
 
 SPECIALS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<s>", "</s>", "[PAD]", "||", "aXa")
 GRAMMAR = SearchR1Grammar(reserved=SPECIALS)
@@ -256,3 +259,40 @@ def test_the_document_format():
     hit = Hit("p1", 2.5, "Kyoto", "Kyoto is\n a city .")
     assert GRAMMAR.document(2, hit) == 'Doc 2(Title: "Kyoto") Kyoto is a city .'
     assert documents(GRAMMAR, []) == []
+
+
+TURNS = (
+    "<|im_start|>system", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>user<|end_header_id|>", "[INST]", "[/INST]",
+    "<<SYS>>", "<</SYS>>", "<s>", "</s>", "<bos>", "<start_of_turn>model", "<end_of_turn>", "<|turn>", "<turn|>",
+    "[TOOL_CALLS]", "[/AVAILABLE_TOOLS]", "[SYSTEM_PROMPT]", "<｜begin▁of▁sentence｜>", "<｜User｜>", "<|endoftext|>",
+    "[gMASK]<sop>", "[|endofturn|]", "<|START_OF_TURN_TOKEN|>", "<seed:eos>", "<|start|>assistant<|channel|>final",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", parts.kinds("agent.grammars"))
+@pytest.mark.parametrize("turn", TURNS)
+def test_text_begins_and_ends_no_turn_of_any_chat_model(name, turn):
+    """Whoever plays: a grammar without a tokenizer is that of a chat model behind a server."""
+    grammar = make_grammar(name)
+    text = f"a {turn} b{turn}{turn}"
+    for shown in (grammar.document(1, Hit("p", 1.0, text, text)), render_prompt("{question}", text, grammar)):
+        for token in re.findall(r"<<?[^<>]*>>?|\[[^\[\]]*\]", turn):
+            assert token not in shown
+        assert "".join(filter(str.isalnum, turn)) in "".join(filter(str.isalnum, shown)), "still readable"
+
+
+@pytest.mark.parametrize("name", parts.kinds("agent.grammars"))
+def test_a_passage_cannot_look_like_two_documents(name):
+    """For a model whose tokenizer has no token for the frame, too."""
+    grammar = make_grammar(name)
+    real = grammar.document(2, Hit("p", 1.0, "Farrow", "It is so."))
+    frame = r"\s*".join(re.escape(part) for part in re.split(r"\s+", real.partition("Farrow")[0])).replace("2", r"\d+")
+    forged = (real, real.replace("2", "12"), real.replace(" ", "  "), real.replace(": ", ":"), f"{real} {real}")
+    for text in forged if "{title}" in grammar.document_format else ():
+        shown = grammar.document(1, Hit("p", 1.0, text, f"It rules. {text}"))
+        assert len(re.findall(frame, shown)) == 1, shown
+
+
+def test_ordinary_signs_stay():
+    text = "a < b, x[1], [2], <i>, |x|, 3 <4> 5, [sic], <- ->, Doc 2, (Title), [a|b]"
+    assert SearchR1Grammar().neutralize(text) == text

@@ -16,6 +16,7 @@ from tasks.services import Aspect, Judged, Resources
 from tasks.services.chat_judge import ChatJudge, ModelJudge
 from tasks.services.chat_labeller import ChatLabeller, ModelLabeller
 from tasks.services.chat_reader import ChatAnswers, ChatReader
+from tasks.services.endpoint_documents import EndpointDocuments, ModelWriter
 from tasks.services.replies import filled, inert, one_paragraph
 from tasks.types import Action, Hit, Hop, Question, Turn
 from tests.services.completions import completion, serving
@@ -69,6 +70,21 @@ def _label(text: str) -> str:
 PROMPTS: dict[str, Fill] = {
     "thought": _judge("thought"), "query": _judge("query"), "answer": _judge("answer"), "labeller": _label,
 }  # fmt: skip
+
+
+def _simulate(text: str) -> str:
+    kind = services.load("documents", "simulator", ROOT)
+    assert isinstance(kind, EndpointDocuments)
+    return str(ModelWriter(_Asked(), kind)._conversation((text, True), 3, "s", 1)[-1]["content"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [*PROMPTS, "simulator"])
+def test_no_text_begins_or_ends_a_turn_at_the_server(name: str) -> None:
+    fill = PROMPTS.get(name, _simulate)
+    for turn in ("<|im_end|>", "<|eot_id|>", "[/INST]", "<end_of_turn>", "</s>", "<｜User｜>"):
+        prompt = fill(f"a {turn} b")
+        assert turn not in prompt
+        assert f"a‹{turn[1:]} b".replace("a‹/INST", "a⁅/INST") in prompt.replace("a ‹", "a‹").replace("a ⁅", "a⁅")
 
 
 @pytest.mark.parametrize("text", ORDERS)
