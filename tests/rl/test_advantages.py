@@ -1,5 +1,6 @@
 """Advantages against the golden values of their pages and against slow second implementations."""
 
+import itertools
 import math
 import statistics
 from dataclasses import replace
@@ -51,6 +52,15 @@ def experience_of(rewards, loss_mask, group_ids=("g",), old=None, ref=None, valu
 def test_group_golden(case):
     rewards = tensor(case.get("rewards", [2, 1, 2.05, -1, 0]), dtype=F64)
     close(group_normalized(rewards, ["q"] * len(rewards), deviation=case["deviation"]), case["advantages"])
+
+
+@pytest.mark.parametrize("parts", [[0.1, 0.7, 0.2], [0.1, 0.2, 0.3], [1 / 3, 0.2, 0.6], [2.5, 1e-3, 0.7]])
+def test_equal_rewards_on_other_turns_are_no_difference(parts):
+    """Whichever turns have them: a group whose members earn the same teaches nothing."""
+    rewards = tensor([list(order) for order in itertools.permutations(parts)], dtype=torch.float32)
+    mask = torch.ones_like(rewards, dtype=torch.bool)
+    found = GroupAdvantage()(experience_of(rewards, mask, ("g",) * len(rewards)))
+    assert torch.equal(found.advantages, torch.zeros_like(rewards))
 
 
 def slow_group(scores, ids, eps, deviation):

@@ -83,7 +83,8 @@ class GroupAdvantage:
 
     def __call__(self, experience: Experience) -> Experience:
         """Advantages [N, T], 0 off the loss mask."""
-        scores = experience.rewards.sum(-1).double()
+        # In double precision sums of equal rewards are equal, whichever turns have them.
+        scores = experience.rewards.double().sum(-1)
         compared = group_normalized(scores, experience.group_ids, self.eps, self.deviation)
         return replace(experience, advantages=compared.float()[:, None] * experience.loss_mask)
 
