@@ -35,6 +35,9 @@ from tasks.types import Hit, Passage
 
 FOUND_AMONG = 10
 """A checked passage must be among so many hits of its own vector."""
+FEW = 10 * FOUND_AMONG
+"""Below so many passages a hit counts only with the score of its own vector, to within `SCORE_TOLERANCE`."""
+SCORE_TOLERANCE = 0.1
 NUM_CHECKED = 64
 
 
@@ -231,8 +234,12 @@ def _share_found(index: _Index, passages: Passages, settings: Settings, encoder:
     hits = passages.hits(rows[None], np.zeros((1, len(rows))))[0]
     texts = [passage_text(settings.passage_format, Passage(h.passage_id, h.title, h.text)) for h in hits]
     vectors = encoder.encode(texts, settings.batch_size)
-    found, _ = index.search(vectors, min(FOUND_AMONG, len(passages)))
-    return float(np.mean([row in best for row, best in zip(rows.tolist(), found.tolist(), strict=True)]))
+    found, scores = index.search(vectors, min(FOUND_AMONG, len(passages)))
+    is_own = found == rows[:, None]
+    if len(passages) < FEW:  # Any index finds a passage among so few.
+        products = (vectors * vectors).sum(axis=1, keepdims=True)
+        is_own &= abs(scores - products) <= SCORE_TOLERANCE * products
+    return float(np.mean(is_own.any(axis=1)))
 
 
 def _load_encoder(settings: Settings) -> Encoder:

@@ -104,6 +104,23 @@ def test_what_does_not_belong_to_the_corpus_is_refused(corpus: Path, tmp_path: P
             take_over(corpus, out, Settings("faiss_index", str(tmp_path / name), passage_format=FORM))
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 9, 40])
+def test_vectors_of_somebody_else_are_refused_however_few_passages_there_are(count: int, tmp_path: Path) -> None:
+    rows = [{"id": f"p{i}", "title": f"title{i}", "text": f"w{i} w{i + 1}"} for i in range(count)]
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    settings = Settings("faiss_index", str(tmp_path / "given.index"), passage_format=FORM)
+    vectors = vectors_of(corpus)
+    for kind in ("Flat", "SQ8"):
+        made(kind, vectors, tmp_path / "given.index")
+        assert len(take_over(corpus, tmp_path / "out", settings).search(["title0"], 5)[0]) == min(5, count)
+    noise = np.random.default_rng(count).standard_normal(vectors.shape).astype(np.float32)
+    for strange in (noise / np.linalg.norm(noise, axis=1, keepdims=True), 3 * vectors):
+        made("Flat", strange, tmp_path / "given.index")
+        with pytest.raises(DataError, match="are among the first 10 hits of their own vectors"):
+            take_over(corpus, tmp_path / "none", settings)
+
+
 def test_a_file_or_encoder_that_has_changed_since_is_refused(corpus: Path, tmp_path: Path) -> None:
     path = made("Flat", vectors_of(corpus), tmp_path / "e5.index")
     settings = Settings("faiss_index", str(path), passage_format=FORM)
