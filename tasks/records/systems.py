@@ -23,6 +23,8 @@ class SystemRecord:
         policy_sha256: hash of the weights, or of the settings if there are no weights.
         made_by: the stage that made the weights, such as `base@0`.
         is_trained: whether this folder also has the summary, metrics and trajectories of a training.
+        index_sha256, corpus_sha256: hash of the manifest of the index that the policy was taught with, and of the
+            passages in it; null if it was taught with none here.
     """
 
     name: Text
@@ -32,6 +34,8 @@ class SystemRecord:
     policy_sha256: Text
     made_by: Text
     is_trained: Flag
+    index_sha256: Text | None = None
+    corpus_sha256: Text | None = None
 
 
 def read(folder: Path) -> SystemRecord:

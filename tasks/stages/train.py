@@ -30,7 +30,7 @@ from tasks.rl.method import Method
 from tasks.runner import Context, main
 from tasks.runner.progress import Watch
 from tasks.services import Resources, opened
-from tasks.store import DataError, digest, replacing_folder, write_json, write_jsonl
+from tasks.store import DataError, digest, replacing_folder, sha256, write_json, write_jsonl
 from tasks.systems import Named, Prompted, build
 from tasks.train.settings import TrainConf
 from tasks.types import Question
@@ -197,6 +197,7 @@ def describe(ctx: Context[Settings]) -> None:
         policy_sha256=weights_sha256(ctx.root / policy) if plays_policy else digest(settings.described),
         made_by=made_by if plays_policy else ctx.name,
         is_trained=False,
+        **(_index(ctx) if plays_policy and settings.given is None else {}),
     )
     models = trained.read(_inputs(ctx))
     with replacing_folder(ctx.root / OUT / f"{settings.system}-{settings.seed}") as out:
@@ -381,9 +382,19 @@ def _publish(ctx: Context[Settings], trainer: Trainer, used: dict[str, Any], mis
             policy_sha256=policy_sha256,
             made_by=ctx.name,
             is_trained=True,
+            **_index(ctx),
         )
         systems.write(out, record)
     ctx.track_outcome(folder, rows)
+
+
+def _index(ctx: Context[Settings]) -> dict[str, str]:
+    """Which index the policy has learned to search."""
+    manifest = retrieval.manifest.read(ctx.root / INDEX)
+    return {
+        "index_sha256": sha256(ctx.root / INDEX / retrieval.manifest.NAME),
+        "corpus_sha256": manifest.corpus_sha256,
+    }
 
 
 def _measured(trainer: Trainer) -> dict[str, dict[str, Any]]:

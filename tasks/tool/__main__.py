@@ -16,6 +16,7 @@ from tasks import program, store
 from tasks.retrieval import Retriever
 from tasks.server.__main__ import parser, serve
 from tasks.server.settings import Settings
+from tasks.tool.ask import ANY_INDEX
 
 
 def main(words: list[str] | None = None) -> int:
@@ -23,6 +24,7 @@ def main(words: list[str] | None = None) -> int:
     known = parser("python -m tasks.tool", __doc__ or "")
     known.add_argument("--policy", type=Path, required=True, help="what a run trained: artifacts/train/r_search-0")
     known.add_argument("--generator", default="plain", help="file of conf/generator that writes its text (plain)")
+    known.add_argument("--any-index", action="store_true", help=ANY_INDEX)
     return serve(known.parse_args(words), _service)
 
 
@@ -37,8 +39,9 @@ def _service(given: argparse.Namespace, settings: Settings, changed: Callable[[A
         def load(self) -> tuple[Retriever, dict[str, Any]]:
             """See `SearchService`; answers are kept by the hash of policy, settings and index together."""
             index, served = super().load()
+            folder = None if given.any_index else given.index
             self._stack = contextlib.ExitStack()
-            agent = self._stack.enter_context(opened(given.policy, index, given.generator))
+            agent = self._stack.enter_context(opened(given.policy, index, given.generator, index=folder))
             identity = {"backend": "evidence", "index_sha256": store.digest(served["index_sha256"], agent.identity)}
             return EvidenceRetriever(agent, served["num_passages"]), {**served, **identity}
 

@@ -118,7 +118,11 @@ def at_play(
 
 @contextlib.contextmanager
 def opened(
-    trained: str | Path, retriever: Retriever, generator: str = "plain", root: Path = Path(".")
+    trained: str | Path,
+    retriever: Retriever,
+    generator: str = "plain",
+    root: Path = Path("."),
+    index: Path | None = None,
 ) -> Iterator[EvidenceAgent]:
     """The agent of a trained policy, such as `artifacts/train/r_search-0`.
 
@@ -127,12 +131,15 @@ def opened(
         retriever: the search engine.
         generator: file of `conf/generator/` that writes the policy's text.
         root: root of the clone.
+        index: folder that must be of the index that the policy has learned to search; None takes any.
 
     Raises:
-        DataError: no such policy, or one that writes no evidence.
+        DataError: no such policy, one that writes no evidence, or one that was trained over another index.
     """
     policy = policies.find(trained, root)
     policy.require_evidence()
+    if index is not None:
+        policy.require_index(index)
     writer = generate.load(generator, root)
     weights = policy.checked_weights()
     with at_play(policy.kind(), weights, retriever, lambda folder: writer.start(folder, policy.dtype)) as agent:

@@ -24,6 +24,7 @@ from tasks.tool.script import Script, harmless, one_line
 if TYPE_CHECKING:
     from tasks.tool.asking import Asker
 
+ANY_INDEX = "play the policy also over an index that it was not trained over"
 _PROMPT = "question> "
 _INTERRUPTED, _READER_LEFT = 130, 141  # As shells report SIGINT and SIGPIPE.
 
@@ -67,7 +68,10 @@ def asker_of(given: argparse.Namespace, corpus: Path | None = None) -> Iterator[
     from tasks.tool.asking import opened, search_opened
 
     with (
-        search_opened(given.index, given.retriever, corpus=corpus) as (search, about),
+        search_opened(given.index, given.retriever, corpus=corpus, policy=None if given.any_index else policy) as (
+            search,
+            about,
+        ),
         opened(policy, search, about, given.generator) as asker,
     ):
         yield asker
@@ -78,6 +82,7 @@ def add_words(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", required=True, help="name or folder of a policy: search_r1_grpo-0, base-0")
     parser.add_argument("--retriever", help="file of conf/retriever, if its index is not the one of --index")
     parser.add_argument("--generator", default="plain", help="file of conf/generator that writes its text (plain)")
+    parser.add_argument("--any-index", action="store_true", help=ANY_INDEX)
 
 
 def _answer(asker: Asker, question: str | None) -> int:

@@ -165,7 +165,11 @@ def _limit(max_prompt_tokens: int, weights: Path) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def search_opened(
-    index: Path, retriever: str | None = None, root: Path = Path("."), corpus: Path | None = None
+    index: Path,
+    retriever: str | None = None,
+    root: Path = Path("."),
+    corpus: Path | None = None,
+    policy: Policy | None = None,
 ) -> Iterator[tuple[Retriever, str]]:
     """The search engine, and what it is, for people.
 
@@ -174,15 +178,20 @@ def search_opened(
         retriever: file of `conf/retriever/`; another index than that of the folder is made for this process alone.
         root: of the clone.
         corpus: that the index must have been built from; None takes any.
+        policy: that must have learned to search this index, or the same passages where `retriever` is given; None asks
+            nothing.
 
     Raises:
-        DataError: there is no index, or no server behind it, or it was built from another corpus.
+        DataError: there is no index, or no server behind it, or it was built from another corpus, or is not the
+            policy's.
         ValueError: there is no such file.
     """
     with contextlib.ExitStack() as stack:
         if retriever is not None:
             index = stack.enter_context(_made(index, retriever, root))
         manifest = manifests.read(index)
+        if policy is not None:
+            policy.require_index(index, is_another=retriever is not None)
         about = f"{retriever or index} ({manifest.backend}, {manifest.num_passages} passages)"
         yield retrieval.open_retriever(index, corpus), about
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field
 from tasks import program
 from tasks.retrieval import RetrievalError
 from tasks.server.settings import Settings, port
+from tasks.tool.ask import ANY_INDEX
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
@@ -105,7 +106,8 @@ def _agent(given: argparse.Namespace) -> Iterator[EvidenceAgent]:
             from tasks.tool.agent import open_search, opened
 
             search = open_search(given.index, given.corpus)
-            agent = stack.enter_context(opened(given.policy, search, given.generator))
+            index = None if given.any_index else given.index
+            agent = stack.enter_context(opened(given.policy, search, given.generator, index=index))
         yield agent
 
 
@@ -115,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--index", type=Path, required=True, help="folder of the index, such as artifacts/index")
     parser.add_argument("--corpus", type=Path, help="refuse an index that was built from another corpus")
     parser.add_argument("--generator", default="plain", help="file of conf/generator that writes its text (plain)")
+    parser.add_argument("--any-index", action="store_true", help=ANY_INDEX)
     parser.add_argument("--http", action="store_true", help=f"listen on {HOST} instead of talking over stdio")
     parser.add_argument("--port", type=port, default=8765, help="port of --http (8765)")
     return parser

@@ -17,6 +17,7 @@ from tasks.data.sample import choose
 from tasks.reader.reading import Habits, open_folder
 from tasks.tool.agent import open_search, opened
 from tasks.tool.answers import COUNTS, answered, sources
+from tasks.tool.ask import ANY_INDEX
 from tasks.tool.gains import gains, markdown
 
 _TABLE_5 = (
@@ -31,7 +32,8 @@ def main(words: list[str] | None = None) -> int:
     try:
         questions = choose(list(read_questions(given.questions)), (given.split,), given.max_questions)
         search = open_search(given.index, given.corpus)
-        with opened(given.policy, search, given.generator) as agent:
+        index = None if given.any_index else given.index
+        with opened(given.policy, search, given.generator, index=index) as agent:
             read = sources(questions, agent, search, given.passages)
         habits = None if (given.reader / "reading.json").is_file() else Habits(_TABLE_5, 64)
         reading = open_folder(given.reader, habits, None, given.batch)
@@ -53,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--index", type=Path, default=Path("artifacts/index"))
     parser.add_argument("--corpus", type=Path, help="refuse an index that was built from another corpus")
+    parser.add_argument("--any-index", action="store_true", help=ANY_INDEX)
     parser.add_argument("--questions", type=Path, default=Path("artifacts/data/questions.jsonl"))
     parser.add_argument("--split", default="test", help="split of the questions (test)")
     parser.add_argument("--max-questions", type=int, default=0, help="0 takes all")

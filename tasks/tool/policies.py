@@ -21,6 +21,7 @@ from tasks.agent import grammars
 from tasks.model import Dtype
 from tasks.model_files import require_weights
 from tasks.records import systems as records
+from tasks.retrieval import manifest as manifests
 from tasks.store import DataError
 
 FOLDER = Path("artifacts/train")
@@ -45,6 +46,7 @@ class Policy:
         playing: kind and settings of the system that plays it.
         dtype, num_threads: what it was evaluated in.
         sha256: of its weights as trained; None where nothing says so.
+        index_sha256, corpus_sha256: of the index that it has learned to search; None where nothing says that.
     """
 
     name: str
@@ -54,6 +56,8 @@ class Policy:
     dtype: Dtype
     num_threads: int
     sha256: str | None = None
+    index_sha256: str | None = None
+    corpus_sha256: str | None = None
 
     def checked_weights(self) -> Path:
         """The folder of the model, whose weights are those that were trained.
@@ -63,6 +67,36 @@ class Policy:
         """
         require_weights(self.weights, self.sha256)
         return self.weights
+
+    def require_index(self, index: Path, is_another: bool = False) -> None:
+        """Refuse an index that is not the one that the policy has learned to search.
+
+        Args:
+            index: folder of the index that it would search.
+            is_another: whether another index of the same passages was asked for.
+
+        Raises:
+            DataError: it is another one; there is no index.
+        """
+        manifest = manifests.read(index)
+        found, passages = store.sha256(index / manifests.NAME), manifest.corpus_sha256
+        is_same = passages == self.corpus_sha256 if is_another else found == self.index_sha256
+        if self.index_sha256 is None or is_same:
+            return
+
+        has_passages = passages == self.corpus_sha256
+        helps = (
+            "Make its own with the settings it was trained with (`make run`), or name RETRIEVER= for another search "
+            "engine over the same passages"
+            if has_passages
+            else "A run with other settings, such as `make smoke`, has replaced its index: repeat the run that trained "
+            "the policy (`make run`), or name its index with INDEX=<folder>"
+        )
+        raise DataError(
+            f"{index}: found index {found[:12]} ({manifest.backend}, {manifest.num_passages} passages, corpus "
+            f"{passages[:12]}), expected {self.index_sha256[:12]} (corpus {str(self.corpus_sha256)[:12]}), over which "
+            f"policy {self.name} was trained. {helps}. ARGS=--any-index plays it over this one."
+        )
 
     def kind(self) -> systems.Kind:
         """The system that plays it.
@@ -155,8 +189,15 @@ def _trained(folder: Path, name: str) -> Policy:
     where = f"{path}: settings"
     computed = _computed(train, where)
     kind = {parts.KIND: "policy", **playing}
-    known = summary.get("policy_sha256")
-    return Policy(name, folder / _MODEL, where, kind, computed.dtype, computed.num_threads, known)
+    weights, known = folder / _MODEL, summary.get("policy_sha256")
+    return Policy(name, weights, where, kind, computed.dtype, computed.num_threads, known, *_taught_with(folder))
+
+
+def _taught_with(folder: Path) -> tuple[str | None, str | None]:
+    """Hashes of index and corpus, as the stage that made the policy has written them beside it."""
+    path = folder / records.FILE
+    found = store.read_json(path) if path.is_file() else {}
+    return found.get("index_sha256"), found.get("corpus_sha256")
 
 
 def _computed(settings: Mapping[str, Any], where: str) -> _Computed:
@@ -197,5 +238,5 @@ def _untrained(folder: Path, name: str) -> Policy:
     # The services of a policy are none: only prompted systems call any.
     called = {key: value for key, value in playing.items() if key != "services"}
     computed = _computed(settings, str(planned.path_of(stage)))
-    weights, known = root / record.policy, record.policy_sha256
-    return Policy(name, weights, where, called, computed.dtype, computed.num_threads, known)
+    known = record.policy_sha256, record.index_sha256, record.corpus_sha256
+    return Policy(name, root / record.policy, where, called, computed.dtype, computed.num_threads, *known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 from dataclasses import replace
@@ -10,14 +11,15 @@ from typing import Any
 
 import pytest
 
-from tasks import conf, parts, planned, store
+from tasks import conf, parts, planned, retrieval, store
 from tasks.agent.grammars.r_search import RSearchGrammar
 from tasks.records import systems
 from tasks.records.systems import SystemRecord
+from tasks.retrieval import manifest as manifests
 from tasks.store import DataError
 from tasks.tool import policies
 from tests.tiny import PROMPT
-from tests.tool.conftest import BUDGET, write_summary
+from tests.tool.conftest import BUDGET, ROOT, Learned, write_summary
 
 BASE = SystemRecord(
     name="base", seed=1, kind="policy", policy="artifacts/base/1/policy", policy_sha256="a" * 64, made_by="base@1",
@@ -134,3 +136,63 @@ def test_a_policy_whose_weights_have_changed_does_not_play(name: str, clone: Pat
     file.write_bytes(b"as brained")
     with pytest.raises(DataError, match=r"found weights with sha256 \w+, expected \w+, those that were trained"):
         policies.find(name, clone).checked_weights()
+
+
+@pytest.fixture
+def worlds(learned: Learned, clone: Path) -> Path:
+    """The clone with the index that its policies were taught with, one of other passages and one of another engine."""
+    shutil.copytree(learned.index, clone / "index")
+    manifest = clone / "index" / manifests.NAME
+    hashes = {"index_sha256": store.sha256(manifest), "corpus_sha256": manifests.read(clone / "index").corpus_sha256}
+    trained = replace(BASE, name="r_search", seed=0, is_trained=True, made_by="train@r_search-0", **hashes)
+    systems.write(clone / policies.FOLDER / "r_search-0", trained)
+    systems.write(clone / policies.FOLDER / "base-1", replace(BASE, **hashes))
+
+    other = clone / "other.jsonl"
+    other.write_text('{"id": "p", "title": "T", "text": "x"}\n')
+    settings = retrieval.load_settings("bm25", ROOT)
+    retrieval.build(other, clone / "smoke", settings)
+    retrieval.build(learned.corpus, clone / "engine", replace(settings, k1=1.3))
+    return clone
+
+
+def test_a_policy_is_refused_over_another_index(worlds: Path) -> None:
+    for name in ("r_search-0", "base-1", "search_r1_grpo-0"):  # Nothing says what the last was taught with.
+        policies.find(name, worlds).require_index(worlds / "index")
+    policies.find("search_r1_grpo-0", worlds).require_index(worlds / "smoke")
+    known = store.sha256(worlds / "index" / manifests.NAME)[:12]
+    for name in ("r_search-0", "base-1"):
+        policy = policies.find(name, worlds)
+        for folder, told in (("smoke", "`make smoke`, has replaced its index"), ("engine", "or name RETRIEVER=")):
+            found = store.sha256(worlds / folder / manifests.NAME)[:12]
+            with pytest.raises(DataError) as refused:
+                policy.require_index(worlds / folder)
+            for part in (f"found index {found} (bm25, ", f"expected {known} (corpus ", f"policy {name} was", told):
+                assert part in str(refused.value)
+        policy.require_index(worlds / "engine", is_another=True)
+        with pytest.raises(DataError, match="has replaced its index"):
+            policy.require_index(worlds / "smoke", is_another=True)
+
+
+@pytest.mark.parametrize("module", ["ask", "mcp_server", "measure", "__main__"])
+def test_every_command_that_plays_a_policy_refuses_it(
+    worlds: Path, module: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The chat server opens its policy as `ask` does."""
+    monkeypatch.chdir(worlds)
+    (worlds / "conf").symlink_to(ROOT / "conf")
+    (worlds / "artifacts/data").mkdir()
+    (worlds / "artifacts/data/questions.jsonl").symlink_to(worlds / "none")
+    monkeypatch.setattr("tasks.tool.measure.choose", lambda *_: [])
+    monkeypatch.setattr("tasks.tool.measure.read_questions", lambda _: [])
+    more = {"ask": ["--question", "who"], "measure": ["--reader", "x"], "__main__": ["--port", "0"]}.get(module, [])
+    words = ["--policy", "r_search-0", "--index", "smoke", *more]
+    main = importlib.import_module(f"tasks.tool.{module}").main
+    for given, told in (
+        (words, "policy r_search-0 was trained"),
+        ([*words, "--any-index"], "policy: the model folder is missing"),
+    ):
+        assert main(given) == 1
+        err = capfd.readouterr().err
+        assert ("was trained" in err) == ("--any-index" not in given), err
+        assert told in err, err
