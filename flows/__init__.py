@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tasks import program, writable
+from tasks import loopback, program, writable
 from tasks.runner.git import check_repository
 
 STOPPED = "stopped. Run again to go on where it stopped."
@@ -26,6 +26,13 @@ for _name, _value in {
     "DVC_NO_ANALYTICS": "true",
 }.items():
     os.environ.setdefault(_name, _value)
+
+if "PREFECT_SERVER_API_AUTH_STRING" in os.environ:  # What our server asks for, our clients say.
+    os.environ.setdefault("PREFECT_API_AUTH_STRING", os.environ["PREFECT_SERVER_API_AUTH_STRING"])
+
+for _name in loopback.set_aside():
+    if not loopback.is_here(os.environ.get("PREFECT_API_URL") or "localhost"):
+        print(f"warning: Prefect's client cannot use the proxy in {_name}, and goes without it.", file=sys.stderr)
 
 if Path("dvc.yaml").exists():  # Prefect makes its home, but not what lies above it.
     with contextlib.suppress(OSError):  # `command` says more of it.

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tasks import loopback
+
 Say = Callable[[str], None]
 
 SECONDS_TO_LEAVE = 4.0
@@ -139,7 +141,7 @@ def execute(name: str, words: list[str], root: Path, say: Say, stopper: Stopper,
     child = subprocess.Popen(
         [sys.executable, "-m", "tasks.lifetime", sys.executable, "-m", *words],
         cwd=root,
-        env={**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1", **env},
+        env={**os.environ, **loopback.given_back(), "PATH": path, "PYTHONUNBUFFERED": "1", **env},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

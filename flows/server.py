@@ -6,21 +6,25 @@ As a program, `python -m flows.server SOCKET`, it is that server, closed to web 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tasks import loopback
 from tasks.server.origins import Guarded
 
 UI_ADDRESS = Path(".scratch/ui/prefect")
 LOG = Path(".scratch/logs/prefect.txt")
 SECONDS_TO_START, SECONDS_TO_LEAVE, SECONDS_TO_SEND = 90.0, 5.0, 2.0
+SECONDS_TO_ANSWER = 3.0
 
 
 def find_server(root: Path) -> str | None:
@@ -35,9 +39,20 @@ def find_server(root: Path) -> str | None:
 
 
 def _is_well(url: str) -> bool:
-    with contextlib.suppress(OSError, ValueError), urllib.request.urlopen(url, timeout=2) as answer:
-        return bool(answer.status == 200)
-    return False
+    """Whether a server says so, in a time for the whole: one that sends a byte a second passes each limit of a read."""
+    answered: list[int] = []
+
+    def ask() -> None:
+        proxies = [urllib.request.ProxyHandler({})] if loopback.is_here(url) else []
+        opener = urllib.request.build_opener(*proxies)
+        refused = contextlib.suppress(OSError, ValueError, http.client.HTTPException)
+        with refused, opener.open(url, timeout=SECONDS_TO_ANSWER) as answer:
+            answered.append(answer.status)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(SECONDS_TO_ANSWER)
+    return answered == [200]
 
 
 @contextlib.contextmanager
@@ -133,4 +148,5 @@ def guarded() -> Any:
 if __name__ == "__main__":  # Serves on the socket that the parent has opened.
     import uvicorn
 
-    uvicorn.run("flows.server:guarded", factory=True, fd=int(sys.argv[1]), log_level="warning")
+    # h11 bounds the headers that a client may send; httptools, the default, reads them without end.
+    uvicorn.run("flows.server:guarded", factory=True, fd=int(sys.argv[1]), log_level="warning", http="h11")

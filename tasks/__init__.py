@@ -2,8 +2,9 @@
 
 import os
 
-from tasks import own
+from tasks import loopback, own
 from tasks.writable import use_caches
 
 use_caches(os.environ)  # Here, because libraries read these variables when they are imported.
+loopback.spare()  # Before any client is made.
 own.install()

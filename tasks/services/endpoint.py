@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 from urllib.parse import urlsplit
 
-from tasks import store
+from tasks import loopback, store
 from tasks.conf import require
 from tasks.records.usage import Usage
 from tasks.services import Messages, Refusal, Reply, Resources, Role, ServiceError
@@ -227,7 +227,14 @@ class ChatEndpoint:
         except httpx.InvalidURL as error:
             raise ServiceError(f"{WHERE}: base_url: not an address ({error}).") from None
 
-        self._http = httpx.Client(timeout=httpx.Timeout(conf.timeout_s, connect=min(conf.timeout_s, _CONNECT_S)))
+        limits = httpx.Timeout(conf.timeout_s, connect=min(conf.timeout_s, _CONNECT_S))
+        try:  # A proxy of the environment is for servers elsewhere.
+            self._http = httpx.Client(timeout=limits, trust_env=not loopback.is_here(self.address))
+        except (ImportError, ValueError, httpx.InvalidURL) as error:
+            raise ServiceError(
+                f"{self.address}: the proxy of the environment (http_proxy, https_proxy, all_proxy) cannot be used: "
+                f"{error} Correct it, or name the server in no_proxy."
+            ) from None
         self._request_error = httpx.RequestError
         self._pool = ThreadPoolExecutor(conf.max_in_flight, thread_name_prefix="chat")
 

@@ -26,6 +26,7 @@ TASKS = ROOT / "tasks"
 ORDER = (
     "writable",
     "program",
+    "loopback",
     "lifetime",
     "types",
     "own",
