@@ -12,14 +12,15 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, get_client, runtime, task
+from prefect import flow, get_client, runtime, tags, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
 from prefect.logging import get_run_logger
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Completed, Crashed, Failed, State
@@ -31,10 +32,12 @@ from tasks.params.form import form_of
 from tasks.report.terminal import TABLE
 from tasks.runner import record
 
-SECONDS_TO_END = 4.0
+SECONDS_TO_BEGIN, SECONDS_TO_END = 10.0, 4.0
+GIVEN_UP = "the run went on without Prefect, which did not answer in time"
 GIVEN_BY_PREFECT = re.compile(r"[a-z0-9]+(-[a-z0-9]+){1,2}")
 Form: Any = form_of()
 
+_begun: contextvars.ContextVar[threading.Lock | None] = contextvars.ContextVar("begun", default=None)
 _ready: contextvars.ContextVar[Run | None] = contextvars.ContextVar("ready", default=None)
 
 
@@ -58,6 +61,8 @@ def reproduce(form: Form = Form()) -> State[Any]:  # noqa: B008 - Prefect shows 
     try:
         with _prepared(form) as run, stopped_by_signals(run.stopper):
             _begin(run)
+            if not _may_go_on():
+                return Cancelled(message=GIVEN_UP)
             run.run(lambda name: dvc_stage.submit(name, run.work).wrapped_future)
             if not run.stopper.is_stopped:
                 _show(run)
@@ -82,15 +87,31 @@ def _prepared(form: Any) -> Iterator[Run]:
         yield run
 
 
+def _may_go_on() -> bool:
+    """Whether the command line still waits for this flow; it does not afterwards."""
+    begun = _begun.get()
+    return begun is None or begun.acquire(blocking=False)
+
+
+def _tag(root: Path) -> str:
+    return f"clone:{root.resolve()}"
+
+
 def _begin(run: Run) -> None:
     """Give the run its name, and close what a killed run of this clone has left open: its lock is free."""
-    clone, here = f"clone:{run.root.resolve()}", runtime.flow_run.id
+    here, killed = str(runtime.flow_run.id), Crashed(message="its process was killed")
+    ours = {"all_": [_tag(run.root)]}
     with contextlib.suppress(Exception), get_client(sync_client=True) as client:
-        client.update_flow_run(here, name=run.title, tags=[clone])
-        open_runs = FlowRunFilter(tags={"all_": [clone]}, state={"type": {"any_": ["RUNNING", "CANCELLING"]}})
+        client.update_flow_run(here, name=run.title, tags=ours["all_"])
+        stages = TaskRunFilter(state={"type": {"any_": ["RUNNING", "PENDING"]}})
+        for stage in client.read_task_runs(flow_run_filter=FlowRunFilter(tags=ours), task_run_filter=stages):
+            if str(stage.flow_run_id) != here:
+                client.set_task_run_state(stage.id, killed, force=True)
+
+        open_runs = FlowRunFilter(tags=ours, state={"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}})
         for left in client.read_flow_runs(flow_run_filter=open_runs):
-            if str(left.id) != str(here):
-                client.set_flow_run_state(left.id, Crashed(message="its process was killed"), force=True)
+            if str(left.id) != here:
+                client.set_flow_run_state(left.id, killed, force=True)
 
 
 def _show(run: Run) -> None:
@@ -108,21 +129,34 @@ def _show(run: Run) -> None:
 def follow(run: Run, server: str) -> bool:
     """Run all stages as tasks on this server, or as many as Prefect lets run; whether Prefect then ended, too.
 
-    The flow has a thread of its own, for at its end Prefect waits minutes for a server that has died.
+    The flow has a thread of its own, for at its end Prefect waits minutes for a server that has died. At its beginning
+    it waits as long for one that hangs: whoever takes `begun` first, the flow or this function, does the work.
     """
+    begun = threading.Lock()
 
     def in_thread() -> None:
         _ready.set(run)
+        _begun.set(begun)
         try:
-            with temporary_settings({PREFECT_API_URL: server}):
+            with temporary_settings({PREFECT_API_URL: server}), tags(_tag(run.root)):
                 reproduce(return_state=True)
         except Exception as error:
+            if not begun.acquire(blocking=False) and not run.outcomes:
+                return  # It was given up, and that was said.
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             print(f"warning: Prefect fell away ({reason}); going on without it.", file=sys.stderr, flush=True)
 
     thread = threading.Thread(target=in_thread, daemon=True)
     thread.start()
+    until = time.monotonic() + SECONDS_TO_BEGIN
     while thread.is_alive() and not run.ended.wait(0.1):
+        if time.monotonic() > until and begun.acquire(blocking=False):
+            print(
+                f"warning: Prefect did not begin the run within {SECONDS_TO_BEGIN:.0f} s; going on without it.",
+                file=sys.stderr,
+                flush=True,
+            )
+            return False
         if run.stopper.is_stopped and not run.stopper.is_busy:
             break  # Stopped before its first stage, while a server hangs.
     thread.join(SECONDS_TO_END)

@@ -1,5 +1,6 @@
 """The flow on a real Prefect server with a temporary database: states, log, schedule, and the server's death."""
 
+import base64
 import contextlib
 import http.server
 import os
@@ -22,6 +23,7 @@ from tasks import store
 from tests import prefect_database
 from tests.benchmarks.bench_stops import busy
 from tests.pipeline.toy import HOUSE, NAMES, Toy
+from tests.server.attacks import exchange, resident_bytes
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers]
 
@@ -29,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.servers]
 class Server:
     """A Prefect server of its own, with its files in a temporary folder."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, **env: str) -> None:
         prefect_database.give(home)
         listening = socket.create_server(("127.0.0.1", 0))
         self.api = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
@@ -37,7 +39,10 @@ class Server:
             "PREFECT_HOME": str(home),
             "PREFECT_API_URL": self.api,
             "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
+            **env,
         }
+        password = env.get("PREFECT_SERVER_API_AUTH_STRING", "").encode()
+        self.headers = {"authorization": f"Basic {base64.b64encode(password).decode()}"} if password else {}
         with listening:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "flows.server", str(listening.fileno())],
@@ -63,19 +68,19 @@ class Server:
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """POST a filter to its REST interface."""
-        import httpx
-
-        answer = httpx.post(f"{self.api}/{path}", json=body or {}, timeout=60)
-        answer.raise_for_status()
-        return answer.json()
+        return self.send("POST", path, body or {})
 
     def get(self, path: str) -> Any:
         """GET from its REST interface."""
+        return self.send("GET", path)
+
+    def send(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """What it answers to a request."""
         import httpx
 
-        answer = httpx.get(f"{self.api}/{path}", timeout=60)
+        answer = httpx.request(method, f"{self.api}/{path}", json=body, headers=self.headers, timeout=60)
         answer.raise_for_status()
-        return answer.json()
+        return answer.json() if answer.content else None
 
     def kill(self) -> None:
         """End it the hard way."""
@@ -194,7 +199,7 @@ def test_the_form_starts_runs_and_keeps_settings_only_when_told(server: Server, 
         assert (finished.root / "params.yaml").read_bytes() == before
 
         kept = _over(server, _started(server, form, evaluate={"top_k": 8}, keep=True))
-        assert (kept["name"], kept["state_name"]) == ("small: b; seed 0", "Completed")
+        assert (kept["name"], kept["state_name"]) == ("small · seed 0 · b", "Completed")
         assert b"top_k: 8 " in (finished.root / "params.yaml").read_bytes()
 
         wrong = _over(server, _started(server, form, data="world", data_folder="/nope"))
@@ -221,6 +226,70 @@ def test_a_page_of_another_server_can_neither_read_nor_start(server: Server, hea
     assert httpx.options(f"{server.api}/flow_runs/", headers=asked).status_code == 403
     page = server.api.removesuffix("/api")
     assert httpx.post(f"{server.api}/deployments/filter", json={}, headers={"origin": page}).status_code == 200
+
+
+def test_headers_without_end_are_refused(server: Server) -> None:
+    port, start = int(server.api.split(":")[2].partition("/")[0]), b"GET /api/health HTTP/1.1\r\nhost: localhost\r\n"
+    before = resident_bytes(server.process.pid)
+    for block in (b"x: " + b"a" * 1000 + b"\r\n", b"a" * 1000):
+        assert exchange(port, start, *[block * 1000] * 50)[:12] in (b"HTTP/1.1 400", b"")
+    assert resident_bytes(server.process.pid) - before < 20_000_000
+
+
+EVIL = """\
+import pathlib
+pathlib.Path({mark!r}).touch()
+from prefect import flow
+
+@flow
+def reproduce(form=None):
+    pass
+"""
+
+
+def test_what_a_program_writes_into_a_deployment_runs_no_command(server: Server, finished: Toy, tmp_path: Path) -> None:
+    """Neither in the run, nor in the process that serves it, which loads the flow for the hooks of a stopped run."""
+    mark, evil = tmp_path / "pwned", tmp_path / "evil"
+    (evil / "flows").mkdir(parents=True)
+    for name in ("evilflow.py", "flows/flow.py"):
+        (evil / name).write_text(EVIL.format(mark=str(mark)))
+    step = {"prefect.deployments.steps.run_shell_script": {"script": f"touch {mark}"}}
+    changes: dict[str, Any] = {
+        "entrypoint": f"{evil}/evilflow.py:reproduce", "path": str(evil), "pull_steps": [step],
+    }  # fmt: skip
+    with _served(finished, server, "form") as form:
+        known = server.get(f"deployments/{form}")
+        about = {key: known[key] for key in ("name", "flow_id", "parameters", "parameter_openapi_schema")}
+        assert server.ask("deployments/", {**about, **changes, "entrypoint": known["entrypoint"]})["id"] == form
+        assert server.get(f"deployments/{form}")["pull_steps"] == [step]
+        made = _over(server, _started(server, form, evaluate={"top_k": 7}))
+        assert made["state_name"] == "Completed"
+        assert "evaluate@a-0 7 conf" in (finished.root / "reports/results.md").read_text()
+
+        server.send("PATCH", f"deployments/{form}", {key: changes[key] for key in ("entrypoint", "path")})
+        finished.forget()
+        finished.flag("slow-report")
+        run = _started(server, form, force=["report"])
+        finished.wait_for("report", 60)
+        server.ask(f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+        assert _over(server, run)["state_name"] == "Cancelled"
+    assert not mark.exists()
+    assert not (finished.root / "evilflow.py").exists()
+
+
+def test_a_server_with_a_password_of_its_user(finished: Toy, tmp_path: Path) -> None:
+    secured = Server(tmp_path / "secured", PREFECT_SERVER_API_AUTH_STRING="a:b")
+    try:
+        import httpx
+
+        assert httpx.post(f"{secured.api}/flow_runs/filter", json={}).status_code == 401
+        done = finished.flow("--force", "report", **secured.env)
+        assert (done.returncode, done.stderr) == (0, "")
+        with _served(finished, secured, "form") as form:
+            assert _over(secured, _started(secured, form, force=["report"]))["state_name"] == "Completed"
+        assert len(secured.ask("flow_runs/filter")) == 2
+    finally:
+        secured.kill()
 
 
 def test_the_form_shows_the_settings_and_choices_of_now(server: Server, finished: Toy) -> None:
@@ -319,9 +388,9 @@ def test_a_run_without_a_server_is_recorded_with_every_stage_and_the_next_one_cl
     assert "Traceback" not in done.stdout + done.stderr
     flows, tasks = _recorded(toy)
     by_name = {run["name"]: run for run in flows}
-    assert set(by_name) == {"to be killed", "small: b; seed 0"}
+    assert set(by_name) == {"to be killed", "small · seed 0 · b"}
     assert by_name["to be killed"]["state_name"] == "Crashed"
-    here = by_name["small: b; seed 0"]
+    here = by_name["small · seed 0 · b"]
     assert here["state_name"] == "Completed"
     states = {run["name"]: run["state_name"] for run in tasks if run["flow_run_id"] == here["id"]}
     assert set(states) == set(NAMES)
@@ -416,6 +485,55 @@ def test_a_stop_does_not_wait_for_a_server_that_hangs_from_the_start(finished: T
     assert run.returncode == 130, output
     assert output.endswith("stopped. Run again to go on where it stopped.\n")
     assert finished.counts() == []
+
+
+def _odd(how: str, connection: socket.socket) -> None:
+    """A server of that kind: bytes that are no HTTP, a byte a second, or `/health` and nothing else."""
+    with contextlib.suppress(OSError), connection:
+        asked = connection.recv(65536)
+        if how == "slowhealth" and asked.startswith(b"GET /api/health"):
+            connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+            return
+        if how == "garbage":
+            connection.sendall(b"\0\xff" * 10 + b"\r\n\r\n")
+            return
+        for byte in b"HTTP/1.1 200 OK\r\nx: " + b"a" * 600 if how == "drip" else ():
+            connection.sendall(bytes([byte]))
+            time.sleep(1)
+        while connection.recv(65536):  # It takes what comes, and never answers.
+            pass
+
+
+@pytest.mark.parametrize(
+    ("how", "warning"),
+    [
+        ("garbage", "no Prefect server answers at"),
+        ("drip", "no Prefect server answers at"),
+        ("slowhealth", "Prefect did not begin the run within 10 s; going on without it."),
+    ],
+)
+def test_a_server_that_talks_nonsense_or_hangs_costs_seconds_and_one_warning(
+    finished: Toy, how: str, warning: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=50) as listening:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    one, _ = listening.accept()
+                    threading.Thread(target=_odd, args=(how, one), daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        started = time.monotonic()
+        api = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
+        done = finished.flow("--force", "report", PREFECT_API_URL=api)
+        took = time.monotonic() - started
+        listening.shutdown(socket.SHUT_RDWR)
+    assert (done.returncode, done.stderr.count("warning")) == (0, 1), done.stderr
+    assert warning in done.stderr
+    assert "Traceback" not in done.stderr
+    assert finished.counts() == ["report"]
+    assert took < 60
 
 
 def _results(toy: Toy) -> dict[str, bytes]:
