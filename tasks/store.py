@@ -154,7 +154,7 @@ def _row(line: bytes, path: Path, number: int, max_bytes: int, on_fault: OnFault
 def _parse(line: bytes, path: Path, number: int) -> Row:
     try:
         # With its line break, an error at the end of a line would be reported in column 1 of the next line.
-        row = _DECODER.decode(line.decode("utf-8").rstrip("\r\n"))
+        row = _DECODER.decode(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n"))
     except UnicodeDecodeError as error:
         message = f"{path}: row {number}: byte {error.start} is not UTF-8. Save the file as UTF-8."
         raise DataError(message, "not_utf8") from None

@@ -10,13 +10,14 @@ import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tasks.data.records import split_contents
 from tasks.records.schema import shown
 from tasks.store import DataError, Row, read_jsonl
-from tasks.text import normalize
+from tasks.text import normalize, spelled
 
 NUM_LOOKED_AT = 1000
 """A file lacks a field if none of its first rows has it."""
@@ -24,26 +25,39 @@ PASSAGE, QUESTION = ("id", "title"), ("id", "split")
 SPLITS = ("test", "dev", *("train",) * 8)
 
 
+@dataclass
+class Filled:
+    """What was done to rows before they were checked.
+
+    Attributes:
+        counts: how often each field was filled in.
+        respelled: rows with a text in another spelling than `tasks.text.spelled`.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    respelled: int = 0
+
+
 @dataclass(frozen=True)
 class Defaults:
-    """Fills the rows of one file.
+    """Brings the rows of one file into one spelling and fills them.
 
     Attributes:
         path: the file.
         absent: the fields, of those that may be left out, that the file does not have.
-        counts: how often each field was filled in.
+        filled: counts what was done.
     """
 
     path: Path
     absent: frozenset[str]
-    counts: Counter[str]
+    filled: Filled
 
     @classmethod
-    def of(cls, path: Path, fields: Sequence[str], counts: Counter[str], max_bytes: int = 0) -> Defaults:
+    def of(cls, path: Path, fields: Sequence[str], filled: Filled, max_bytes: int = 0) -> Defaults:
         """Look which of `fields` the first rows of a file have; faulty rows are passed over."""
         rows = (row for _, row in read_jsonl(path, lambda number, error: None, max_bytes))
         seen = {key for row in itertools.islice(map(_renamed, rows), NUM_LOOKED_AT) for key in row}
-        return cls(path, frozenset(fields) - seen if seen else frozenset(), counts)
+        return cls(path, frozenset(fields) - seen if seen else frozenset(), filled)
 
     def passage(self, row: Row, number: int) -> Row:
         """A complete row of `corpus.jsonl`: `id` by its line, an empty `title`.
@@ -51,7 +65,7 @@ class Defaults:
         Raises:
             DataError: the row has a field that the first rows of the file lack.
         """
-        return self._filled(_renamed(row), {"id": f"line-{number}", "title": ""}, number)
+        return self._complete(_renamed(self._spelled(row)), {"id": f"line-{number}", "title": ""}, number)
 
     def question(self, row: Row, number: int) -> Row:
         """A complete row of `questions.jsonl`: also `dataset`, the name of the folder, and `hops`, which rows may lack.
@@ -62,12 +76,21 @@ class Defaults:
         Raises:
             DataError: as `passage`.
         """
-        folder, chain = self.path.absolute().parent.name, row.get("decomposition")
+        folder, row = spelled(self.path.absolute().parent.name), _renamed(self._spelled(row))
+        chain = row.get("decomposition")
         hops = len(chain) if chain and isinstance(chain, list) else 1
-        row = {"dataset": folder, "hops": hops, **_renamed(row)}
-        return self._filled(row, {"id": f"{folder}/line-{number}", "split": split_of(row.get("question"))}, number)
+        if "hops" not in row and not chain:
+            self.filled.counts["hops"] += 1
+        row = {"dataset": folder, "hops": hops, **row}
+        return self._complete(row, {"id": f"{folder}/line-{number}", "split": split_of(row.get("question"))}, number)
 
-    def _filled(self, row: Row, values: Row, number: int) -> Row:
+    def _spelled(self, row: Row) -> Row:
+        """The row with each text, names and ids too, in the one spelling that all stages compare."""
+        found: Row = _respelled(row)
+        self.filled.respelled += found != row
+        return found
+
+    def _complete(self, row: Row, values: Row, number: int) -> Row:
         for name in sorted(self.absent):
             if name in row:
                 raise DataError(
@@ -75,8 +98,17 @@ class Defaults:
                     f"file have none. Give {name!r} to every row, or to none.",
                     "bad_field",
                 )
-        self.counts.update(self.absent)
+        self.filled.counts.update(self.absent)
         return {**{name: values[name] for name in self.absent}, **row}
+
+
+def _respelled(value: Any) -> Any:
+    """A value of JSON with each text of it in one spelling."""
+    if isinstance(value, str):
+        return spelled(value)
+    if isinstance(value, list):
+        return [_respelled(one) for one in value]
+    return {key: _respelled(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
 def _renamed(row: Row) -> Row:
@@ -84,10 +116,14 @@ def _renamed(row: Row) -> Row:
     row = {key: value for key, value in row.items() if key != "metadata"}
     if "golden_answers" in row and "answers" not in row:
         row["answers"] = row.pop("golden_answers")
+    if isinstance(row.get("title"), str):
+        row["title"] = row["title"].strip()
     if "contents" in row and "text" not in row:
         contents = row.pop("contents")
         if "title" not in row and isinstance(contents, str):
-            title, text = split_contents(contents)
+            first, line_end, rest = contents.partition("\n")
+            title, text = split_contents(f"{first.strip()}{line_end}{rest}")
+            title = title.replace('""', '"')  # As DPR's table writes a quotation mark inside quotes.
             return {**row, "title": title, "text": text} if text.strip() else {**row, "title": "", "text": title}
         row["text"] = contents
     return row

@@ -26,9 +26,9 @@ import numpy as np
 from tasks.conf import require
 from tasks.data import near
 from tasks.data.decomposition import REFERENCE, hops_of
-from tasks.data.defaults import PASSAGE, QUESTION, Defaults
+from tasks.data.defaults import PASSAGE, QUESTION, Defaults, Filled
 from tasks.data.records import UnscorableError, passage_row, question_row, to_passage, to_question, wrong_field
-from tasks.data.resplit import NOTE, Resplit, assign, moves
+from tasks.data.resplit import Resplit, assign, moves
 from tasks.store import (
     DataError,
     OnFault,
@@ -42,7 +42,7 @@ from tasks.store import (
     write_json,
     write_jsonl,
 )
-from tasks.text import normalize
+from tasks.text import normalize, spelled
 from tasks.types import Passage, Question
 
 QUESTIONS, CORPUS, MANIFEST, REJECTED = "questions.jsonl", "corpus.jsonl", "manifest.json", "rejected.jsonl"
@@ -297,14 +297,15 @@ class _Survey:
     leaked: list[str] = field(default_factory=list)
     texts: near.Texts = field(default_factory=near.Texts)  # Of questions that are written, not of generated ones.
     moves: Row | None = None  # From published splits to our own.
-    filled: dict[str, Counter[str]] = field(default_factory=lambda: {"corpus": Counter(), "questions": Counter()})
+    renamed: Row | None = None  # Ids of several datasets, where questions were named apart.
+    filled: dict[str, Filled] = field(default_factory=lambda: {"corpus": Filled(), "questions": Filled()})
 
     def passages(self, path: Path) -> Iterator[Passage]:
         """Stream the passages of `path`; a repeated id is an error after the last passage."""
         self.corpus, keys = path, array("Q")
         self.corpus_datasets.clear()
         first: dict[str, int] = {}
-        self.filled["corpus"] = Counter()
+        self.filled["corpus"] = Filled()
         defaults = Defaults.of(path, PASSAGE, self.filled["corpus"], self.conf.max_row_bytes)
         for number, row in read_jsonl(path, self.rejected.of(path), self.conf.max_row_bytes):
             where = f"{path}: row {number}"
@@ -355,13 +356,28 @@ class _Survey:
                 seen.append(_see(question, path, row, lines.tell()))
                 self.texts.add(seen[-1].text_key, question)
                 lines.write(dump(question_row(question)).encode() + b"\n")
-            self._settle(seen, paths)
+            self._settle(self._named_apart(seen), paths)
+            is_changed = self.moves is not None or self.renamed is not None
             with replacing(target) as file:
                 for one in self.kept:
                     lines.seek(one.position)
                     line = lines.readline()
-                    file.write(line if self.moves is None else _with_split(line, one.split))
+                    file.write(_changed(line, one) if is_changed else line)
         spool.unlink()
+
+    def _named_apart(self, seen: list[_Seen]) -> list[_Seen]:
+        """The questions, all called `<dataset>/<id>` if an id stands in several datasets.
+
+        Which rows share an id is a fact of the whole folder, so the new names depend on no order of files and rows.
+        """
+        datasets: dict[str, set[str]] = {}
+        for one in seen:
+            datasets.setdefault(one.id, set()).add(one.dataset)
+        repeated = sorted(name for name, found in datasets.items() if len(found) > 1)
+        if not repeated:
+            return seen
+        self.renamed = {"repeated": len(repeated), "example": repeated[0]}
+        return [replace(one, id=f"{one.dataset}/{one.id}") for one in seen]
 
     def _questions(self, paths: Iterable[Path]) -> Iterator[tuple[Question, Path, int]]:
         for path in paths:
@@ -482,8 +498,8 @@ def _check_references(question: Question, where: str) -> None:
                 raise wrong_field(where, f"decomposition[{number - 1}]", text, expected)
 
 
-def _with_split(line: bytes, split: str) -> bytes:
-    return dump({**json.loads(line), "split": split}).encode() + b"\n"
+def _changed(line: bytes, one: _Seen) -> bytes:
+    return dump({**json.loads(line), "id": one.id, "split": one.split}).encode() + b"\n"
 
 
 def _without(question: Question, **lost: set[str]) -> Question:
@@ -558,8 +574,11 @@ def refuse_repeats(path: Path, suspects: Collection[int]) -> None:
     """
     first: dict[str, int] = {}
     for number, row in read_jsonl(path):
-        if "id" in row and key_of(row["id"]) in suspects and first.setdefault(row["id"], number) != number:
-            raise _repeated(f"{path}: row {number}", row["id"], f"row {first[row['id']]}")
+        if "id" not in row:
+            continue
+        name = spelled(row["id"])
+        if key_of(name) in suspects and first.setdefault(name, number) != number:
+            raise _repeated(f"{path}: row {number}", name, f"row {first[name]}")
 
 
 def _leak_message(train: _Seen, other: _Seen) -> str:
@@ -655,8 +674,13 @@ def _finish(survey: _Survey, work: Path, kind: str) -> Row:
         manifest["sub_questions"] = _shared_hops(survey.kept)
     if survey.moves is not None and survey.conf.resplit is not None:
         manifest["resplit"] = {"shares": survey.conf.resplit.shares, "published": survey.moves}
-    if any(survey.filled.values()):  # Rows that say everything have the manifest that they always had.
-        manifest["filled_in"] = {name: dict(sorted(counts.items())) for name, counts in survey.filled.items()}
+    if survey.renamed is not None:
+        manifest["renamed_ids"] = survey.renamed
+    # Rows that say everything, in our spelling, have the manifest that they always had.
+    if any(filled.counts for filled in survey.filled.values()):
+        manifest["filled_in"] = {name: dict(sorted(one.counts.items())) for name, one in survey.filled.items()}
+    if any(filled.respelled for filled in survey.filled.values()):
+        manifest["respelled"] = {name: filled.respelled for name, filled in survey.filled.items()}
     write_json(work / MANIFEST, manifest)
     return manifest
 
@@ -681,52 +705,6 @@ def _shared_hops(kept: Sequence[_Seen]) -> Row:
         "last_in_training": sum(keys[-1] in trained for keys in evaluated),
         "all_in_training": sum(trained.issuperset(keys) for keys in evaluated),
     }
-
-
-def is_resplit(manifest: Any) -> bool:
-    """Whether the questions are in splits of our own."""
-    return isinstance(manifest, dict) and "resplit" in manifest
-
-
-def notes(manifest: Any) -> list[str]:
-    """What one must know of the questions before any number that is measured on them, a sentence each.
-
-    >>> notes({"resplit": {}, "near_duplicates": {"train_rows_near_evaluation": 0}})
-    ['Our own split of published rows; not comparable with papers.']
-    """
-    found = manifest.get("near_duplicates", {}) if isinstance(manifest, dict) else {}
-    count = found.get("train_rows_near_evaluation", 0)
-    close = f"Train questions that are near-duplicates of evaluation questions: {count:,}."
-    return [*[NOTE] * is_resplit(manifest), *[close] * bool(count), *shared_hops(manifest)]
-
-
-def shared_hops(manifest: Any) -> list[str]:
-    """A sentence on sub-questions that training and evaluation share; nothing where they share none.
-
-    >>> shared_hops({"sub_questions": {"evaluation_rows": 9, "last_in_training": 4, "all_in_training": 1}})
-    ['Of 9 evaluation questions with sub-questions, 4 have their last one, with its answer, in training, and 1 all.']
-    """
-    found = manifest.get("sub_questions", {}) if isinstance(manifest, dict) else {}
-    if not (last := found.get("last_in_training", 0)):
-        return []
-    return [
-        f"Of {found['evaluation_rows']:,} evaluation questions with sub-questions, {last:,} have their last one, with "
-        f"its answer, in training, and {found['all_in_training']:,} all."
-    ]
-
-
-def fault_lines(manifest: Any) -> list[str]:
-    """What a manifest says of faulty rows, for people: nothing where there were none.
-
-    >>> fault_lines({"faulty_rows": {"by_reason": {"not_utf8": 2}, "lost_tails": [{"file": "a.gz", "from_row": 7}]}})
-    ['faulty rows: 2 (2 not_utf8)', 'damaged: a.gz, row 7 and all after it are lost']
-    """
-    faults = manifest.get("faulty_rows", {}) if isinstance(manifest, dict) else {}
-    counts: Row = faults.get("by_reason", {})
-    parts = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items()))
-    lines = [f"faulty rows: {sum(counts.values()):,} ({parts})"] if counts else []
-    tails = faults.get("lost_tails", [])
-    return lines + [f"damaged: {tail['file']}, row {tail['from_row']} and all after it are lost" for tail in tails]
 
 
 def _by_dataset(kept: list[_Seen]) -> dict[str, Row]:

@@ -108,6 +108,8 @@ def known_fields(kind: type) -> tuple[str, ...]:
 def split_contents(whole: str) -> tuple[str, str]:
     r"""Title and text of a passage as Search-R1 writes it: the first line without its quotes, and the rest.
 
+    Its lines end with \n (`tasks.text.spelled`).
+
     >>> split_contents('"Bern"\nA city.')
     ('Bern', 'A city.')
     """

@@ -17,7 +17,7 @@ class DataConf:
     Attributes:
         kind: `world` generates the data, `folder` reads it from the folder that `params.yaml` names.
         validation_split: measured during training.
-        evaluate_splits: played for the result table.
+        evaluate_splits: for the result table the first of these that a dataset has is played.
         world: settings of the generator.
         folder: what to do with rows that cannot be used as they are.
     """

@@ -33,8 +33,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-from tasks.data.ingest import is_resplit
-from tasks.data.resplit import NOTE
+from tasks.data.notes import own_split
 from tasks.evaluate.statistics import MIN_SEEDS, Interval, bootstrap_means, differences, over_seeds
 from tasks.report import curves
 from tasks.report.artifacts import Run
@@ -535,8 +534,7 @@ def section(
             rows.append([*about, f"{pair}: {NAMES[one.measure.name]}", value, shown, written])
         elif is_first:
             rows.append([*about, pair, "", NOT_MEASURED, claim.written])
-    split = [NOTE] if is_resplit(results.manifest) else []
-    lead = " ".join((*split, _RULES, seeds_note(results.seeds), _LIMITS, *_start_note(repeats)))
+    lead = " ".join((*own_split(results.manifest), _RULES, seeds_note(results.seeds), _LIMITS, *_start_note(repeats)))
     header = ["claim", "paper", "measured", "difference", "verdict", "claim written"]
     return Section("claims", "Claims of the papers", lead, header, rows)
 

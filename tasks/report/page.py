@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tasks.clock import PARTS
-from tasks.data.ingest import fault_lines
+from tasks.data.notes import fault_lines
 from tasks.evaluate.errors import KINDS
 from tasks.records import schema
 from tasks.records.metrics import MetricRow

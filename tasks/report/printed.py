@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from tasks.data.ingest import is_resplit
+from tasks.data.notes import own_split
 from tasks.report.table import Results, Section, show
 from tasks.store import DataError
 
@@ -79,7 +79,7 @@ def _row(line: Sequence[str], where: str) -> Printed:
 
 def section(results: Results, rows: Sequence[Printed]) -> Section | None:
     """Every policy of this run that a paper prints, its own line first; None without one, or if the split is ours."""
-    if is_resplit(results.manifest):
+    if own_split(results.manifest):
         return None
     lines = []
     for policy in results.policies:

@@ -14,7 +14,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tasks.data.ingest import fault_lines, notes
+from tasks.data.notes import fault_lines, notes
 from tasks.evaluate.statistics import MIN_SEEDS, QUESTIONS, Interval, Values, bootstrap_means, differences, shown
 from tasks.records.scores import ScoreRow
 from tasks.report.artifacts import (
@@ -472,8 +472,20 @@ def _markdown_of(section: Section) -> tuple[str, str, str]:
 
 def asked(results: Results) -> str:
     """How many questions every system played; they are called held-out where they chose no policy."""
+    rows = results.runs[0].scores["greedy"]
     kind = "questions" if chosen_on(results) else "held-out questions"
-    return f"{len(results.runs[0].scores['greedy'])} {kind}"
+    return f"{len(rows)} {kind}{_of_splits(results.manifest, rows)}"
+
+
+def _of_splits(manifest: Any, rows: Sequence[ScoreRow]) -> str:
+    """Which split of which dataset was played; nothing where the questions are generated."""
+    if not isinstance(manifest, dict) or manifest.get("kind") != "folder":
+        return ""
+    by_split: dict[str, set[str]] = {}
+    for row in rows:
+        by_split.setdefault(row.split, set()).add(row.dataset)
+    parts = (f"{split} of {', '.join(sorted(names))}" for split, names in sorted(by_split.items(), reverse=True))
+    return f" ({'; '.join(parts)})"
 
 
 def chosen_on(results: Results) -> list[str]:

@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.data.ingest import MANIFEST, REJECTED, FolderConf, fault_lines, ingest, is_resplit, publish, shared_hops
+from tasks.base.vocabulary import Vocabulary, known
+from tasks.data.ingest import CORPUS, MANIFEST, QUESTIONS, REJECTED, FolderConf, ingest, publish
+from tasks.data.notes import defaults, fault_lines, is_resplit, own_split, shared_hops
+from tasks.data.records import read_passages, read_questions
 from tasks.data.resplit import NOTE
 from tasks.data.world import WorldConf, write_world
+from tasks.records.start_policy import KnownWords
 from tasks.runner import Context, main
 from tasks.store import Row
 
@@ -30,11 +34,13 @@ class Settings:
         world: settings of the generator; None if real data is read.
         folder: what happens to faulty rows of real data.
         data_folder: the folder of real data.
+        vocabulary: of a tiny policy that will read real data; the stage says how much of it the policy knows.
     """
 
     world: WorldConf | None
     folder: FolderConf | None
     data_folder: str
+    vocabulary: Vocabulary | None = None
 
 
 def settings(run: RunSettings) -> Settings:
@@ -44,7 +50,13 @@ def settings(run: RunSettings) -> Settings:
         raise ValueError(
             f"params.yaml: data_folder is empty, but data is {run.params.data!r}. Name the folder that holds the data."
         )
-    return Settings(chosen.world, chosen.folder, "" if chosen.world else run.params.data_folder)
+    if chosen.world is not None:
+        return Settings(chosen.world, None, "")
+    prompt, grammar = run.model_prompting
+    vocabulary = None
+    if run.model.tiny is not None and prompt is not None and grammar is not None:
+        vocabulary = Vocabulary(run.model.tiny.max_vocab, prompt, grammar.literals)
+    return Settings(None, chosen.folder, run.params.data_folder, vocabulary)
 
 
 def body(ctx: Context[Settings]) -> None:
@@ -58,6 +70,16 @@ def body(ctx: Context[Settings]) -> None:
     _print(counts, manifest)
     for line in _about_splits(manifest, counts, ctx.settings.data_folder):
         print(line, flush=True)
+    if ctx.settings.vocabulary is not None:
+        print(_known(ctx.settings.vocabulary, ctx.root).sentence(), flush=True)
+
+
+def _known(vocabulary: Vocabulary, root: Path) -> KnownWords:
+    """How much of the data a tiny policy will know, before hours go into its training."""
+    questions = list(read_questions(root / OUT / QUESTIONS))
+    training = [question for question in questions if question.split == "train"]
+    tokenizer = vocabulary.learned(training, read_passages(root / OUT / CORPUS))
+    return known(tokenizer, questions, read_passages(root / OUT / CORPUS))
 
 
 def _make(settings: Settings, root: Path) -> Row:
@@ -68,11 +90,6 @@ def _make(settings: Settings, root: Path) -> Row:
 
 def _print(counts: dict[str, int], manifest: Row) -> None:
     print(", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()), flush=True)
-    leaked, unscorable = manifest["leakage"]["train_rows_dropped"], manifest["unscorable"]["rows_dropped"]
-    if leaked:
-        print(f"left out, train rows that repeat evaluation questions: {len(leaked)}", flush=True)
-    if unscorable:
-        print(f"left out, questions whose answers normalise to nothing: {len(unscorable)}", flush=True)
     for line in fault_lines(manifest):
         print(line, flush=True)
     if manifest["faulty_rows"]["by_reason"]:
@@ -87,6 +104,9 @@ def _about_splits(manifest: Row, counts: dict[str, int], folder: str) -> Iterato
             f"{NOTE} Shares: {shares}. Published splits: {OUT / MANIFEST}; `resplit: null` in conf/data, where it "
             "stands for this scale, keeps them"
         )
+    else:
+        yield from own_split(manifest)
+    yield from defaults(manifest)
     yield from shared_hops(manifest)
     near = manifest.get("near_duplicates", {})
     if near.get("pairs"):

@@ -30,7 +30,7 @@ class Settings:
     Attributes:
         data: name of the file of `conf/data/`.
         validated: the split that is played during training.
-        evaluated: the splits that are played for the result table.
+        evaluated: the splits of which the first that a dataset has is played for the result table.
     """
 
     data: str

@@ -14,7 +14,7 @@ from tasks.data.ingest import FolderConf, ingest
 from tasks.data.records import read_passages, read_questions
 from tasks.store import DataError, read_jsonl
 from tasks.types import Passage
-from tests.data.rows import Row, passage, question
+from tests.data.rows import Row, lines, passage, question
 
 Make = Callable[..., Path]
 FEWEST: list[Row] = [{"question": f"Who is number {n}?", "answers": [f"Name {n}"]} for n in range(40)]
@@ -32,7 +32,7 @@ def test_question_and_answers_and_text_are_enough(make_folder: Make, tmp_path: P
         Passage("line-1", "", TEXTS[0]["text"]),
         Passage("line-2", "", TEXTS[1]["text"]),
     ]
-    assert manifest["filled_in"] == {"corpus": {"id": 2, "title": 2}, "questions": {"id": 40, "split": 40}}
+    assert manifest["filled_in"] == {"corpus": {"id": 2, "title": 2}, "questions": {"hops": 40, "id": 40, "split": 40}}
 
 
 def test_the_split_follows_the_text_and_nothing_else(make_folder: Make, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_rows_of_other_projects(make_folder: Make, tmp_path: Path) -> None:
         Passage("2", "", "Only a text."),
         Passage("3", "Chur", "Chur\nis old."),
     ]
-    assert manifest["filled_in"] == {"corpus": {}, "questions": {"split": 40}}
+    assert manifest["filled_in"] == {"corpus": {}, "questions": {"hops": 40, "split": 40}}
 
 
 def test_nothing_is_said_of_defaults_where_rows_are_complete(make_folder: Make, tmp_path: Path) -> None:
@@ -116,3 +116,52 @@ def test_all_that_a_row_lacks_is_named_at_once(make_folder: Make, tmp_path: Path
 def test_a_broken_first_row_is_named_as_before(make_folder: Make, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"corpus\.jsonl: row 1: column 2: not JSON"):
         ingest(make_folder(FEWEST, "{oops\n" + json.dumps(TEXTS[0]) + "\n"), tmp_path / "out")
+
+
+def _sets(folder: Path, **names: list[Row]) -> Path:
+    for name, rows in names.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "questions.jsonl").write_text(lines(rows), encoding="utf-8")
+    (folder / "corpus.jsonl").write_text(lines(TEXTS), encoding="utf-8")
+    return folder
+
+
+def _numbered(first: int, split: str, count: int = 3) -> list[Row]:
+    """As FlashRAG numbers its rows."""
+    return [
+        {"id": f"{split}_{n}", "split": split, "question": f"Who is {first + n}?", "golden_answers": [f"Name {n}"]}
+        for n in range(count)
+    ]
+
+
+def test_an_id_of_several_datasets_is_named_apart(tmp_path: Path) -> None:
+    nq, popqa = _numbered(0, "test") + _numbered(10, "train"), _numbered(20, "test", 5)
+    manifest = ingest(_sets(tmp_path / "all", nq=nq, popqa=popqa), tmp_path / "out")
+    found = [q.id for q in read_questions(tmp_path / "out" / "questions.jsonl")]
+    assert found == sorted([*(f"nq/{r['id']}" for r in nq), *(f"popqa/{r['id']}" for r in popqa)])
+    assert manifest["renamed_ids"] == {"repeated": 3, "example": "test_0"}
+    ingest(_sets(tmp_path / "turned", nq=nq[::-1], popqa=popqa[::-1]), tmp_path / "again")
+    assert (tmp_path / "out/questions.jsonl").read_bytes() == (tmp_path / "again/questions.jsonl").read_bytes()
+
+
+def test_ids_that_differ_stay_as_they_are(tmp_path: Path) -> None:
+    manifest = ingest(_sets(tmp_path / "all", nq=_numbered(0, "test"), mine=_numbered(9, "train")), tmp_path / "out")
+    assert "renamed_ids" not in manifest
+    assert {q.id for q in read_questions(tmp_path / "out" / "questions.jsonl")} >= {"test_0", "train_0"}
+
+
+def test_an_id_of_train_in_one_set_and_of_test_in_another_is_no_leak(tmp_path: Path) -> None:
+    train = [row | {"id": f"q{n}"} for n, row in enumerate(_numbered(0, "train"))]
+    test = [row | {"id": f"q{n}"} for n, row in enumerate(_numbered(50, "test"))]
+    manifest = ingest(_sets(tmp_path / "all", a=train, b=test), tmp_path / "out")
+    assert manifest["files"]["questions.jsonl"]["rows"] == 6
+
+
+@pytest.mark.parametrize("named", [{}, {"dataset": "one"}])
+def test_an_id_twice_in_one_dataset_is_still_refused(tmp_path: Path, named: Row) -> None:
+    """Also where its rows stand in two files that name the same dataset."""
+    rows = _numbered(0, "test") + _numbered(10, "train")
+    other = [row | {"question": f"Other {row['question']}"} for row in rows]
+    sets = {"nq": rows + other} if not named else {"a": [r | named for r in rows], "b": [r | named for r in other]}
+    with pytest.raises(DataError, match=r"field 'id': found '\w+_0' again, first in .*row 1"):
+        ingest(_sets(tmp_path / "all", **sets), tmp_path / "out")

@@ -164,8 +164,9 @@ def test_what_a_published_split_calls_a_leak_is_kept_in_one_split(make_folder: M
 
 
 def test_an_id_that_stands_twice_is_named(make_folder: Make, tmp_path: Path) -> None:
+    again = question(1, question="Another?", dataset=_many()[1]["dataset"])
     with pytest.raises(DataError, match=r"row 61: field 'id': found 'd/1' again, first in .*: row 2;"):
-        ingest(make_folder([*_many(), question(1, question="Another?")]), tmp_path / "out", RESPLIT)
+        ingest(make_folder([*_many(), again]), tmp_path / "out", RESPLIT)
 
 
 def test_a_split_without_a_question_is_named(make_folder: Make, tmp_path: Path) -> None:

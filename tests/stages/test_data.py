@@ -16,6 +16,7 @@ from tasks.stages import data, validate
 from tasks.store import DataError, read_json
 from tests.data.rows import lines, passage, question
 
+HOUSE = Path(__file__).parents[2]
 SHARED_KEYS = "validation_split: dev\nevaluate_splits: [dev, test]\n"
 FOLDER = f"kind: folder\n{SHARED_KEYS}folder: {{leakage: error, unscorable: drop}}\n"
 WORLD = f"""kind: world
@@ -37,8 +38,9 @@ def context(tmp_path: Path) -> Callable[..., Any]:
     def make(conf: str, data_folder: str = "conf/data") -> Any:
         (tmp_path / "conf" / "data").mkdir(parents=True)
         (tmp_path / "conf" / "data" / "mine.yaml").write_text(conf)
+        (tmp_path / "conf" / "model").symlink_to(HOUSE / "conf" / "model")
         logged: list[tuple[int, dict[str, float]]] = []
-        params = SimpleNamespace(data="mine", data_folder=data_folder, scale="laptop")
+        params = SimpleNamespace(data="mine", data_folder=data_folder, scale="laptop", model="qwen2.5-3b")
         run = RunSettings(tmp_path, params)  # type: ignore[arg-type]
         return SimpleNamespace(
             settings=data.settings(run), run=run, root=tmp_path,
@@ -122,12 +124,13 @@ def test_few_train_rows_name_the_other_split(
 
 def test_comparisons_that_were_left_out_are_told() -> None:
     near = {"pairs": 0, "pairs_across_splits": {}, "train_rows_near_evaluation": 0, "comparisons_left_out": 1200}
+    leakage = {"repeated_question_texts": 0, "gold_passages_of_train_and_evaluation": 0, "train_rows_dropped": []}
+    rest = {"kind": "folder", "files": {"questions.jsonl": {"rows": 0}}, "questions": {}, "leakage": leakage}
+    rest["unscorable"] = {"rows_dropped": [], "aliases_dropped": 0}
     counts = dict.fromkeys(("questions_train", "questions_dev", "questions_test"), 0)
-    (line,) = data._about_splits({"kind": "folder", "near_duplicates": near}, counts, "given")
+    (line,) = data._about_splits({**rest, "near_duplicates": near}, counts, "given")
     assert line.startswith("near-duplicates: 1,200 comparisons by frequent words were left out")
-    assert not list(
-        data._about_splits({"kind": "folder", "near_duplicates": near | {"comparisons_left_out": 0}}, counts, "")
-    )
+    assert not list(data._about_splits({**rest, "near_duplicates": near | {"comparisons_left_out": 0}}, counts, ""))
 
 
 def test_a_split_of_our_own_is_told_and_counted(
