@@ -122,11 +122,30 @@ def evaluate(server: Server, chosen: str, questions: Path | None, index: Path | 
     number = chosen if chosen in _versions(server) else _aliases(server).get(chosen)
     if number is None:
         raise ValueError(_unknown(server, chosen))
-    uri = f"models:/{NAME}/{number}"
-    model = mlflow.pyfunc.load_model(uri, model_config={"index": str(index or "")}).unwrap_python_model()
+    folder = Path(mlflow.artifacts.download_artifacts(f"models:/{NAME}/{number}"))
+    _require_weights(server, number, folder)
+    model = mlflow.pyfunc.load_model(str(folder), model_config={"index": str(index or "")}).unwrap_python_model()
     rows = model.measure(model.questions if questions is None else list(read_questions(questions))).scores
     found = {"policy": model.card.name, "version": str(number), "num_questions": len(rows)}
     return found | cards.intervals(rows) | {"scores_sha256": store.digest([schema.plain(row) for row in rows])}
+
+
+def _require_weights(server: Server, number: str, folder: Path) -> None:
+    """Refuse a version whose weights are not those that were registered, before its code is run.
+
+    Raises:
+        ValueError: they are others.
+    """
+    from tasks.model_files import weights_sha256
+
+    card = cards.read(folder / "artifacts/card.json").policy_sha256
+    noted = server.client.get_model_version(NAME, number).tags.get("policy_sha256")
+    found = weights_sha256(folder / "artifacts/policy")
+    if not found == card == noted:
+        raise ValueError(
+            f"version {number} of {NAME}: its weights have the hash {found}, its card has {card} and the registry "
+            f"{noted}, expected one hash: the files were changed after they were registered. Register the policy again."
+        )
 
 
 def _aliases(server: Server) -> dict[str, str]:

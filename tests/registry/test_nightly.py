@@ -183,8 +183,10 @@ def _check_a_changed_weight(clone: Clone) -> None:
     (weights,) = (clone.root / ".scratch/mlflow").rglob("model.safetensors")
     tensors = {name: tensor * 0.5 for name, tensor in load_file(weights).items()}
     save_file(tensors, weights, {"format": "pt"})
+    before = nights.read(clone.root)
     said = clone.run("tasks.registry.nightly")
-    assert (said.returncode, ALARM in said.stderr) == (1, True), said.stdout + said.stderr
+    assert (said.returncode, "its weights have the hash" in said.stderr) == (1, True), said.stdout + said.stderr
+    assert nights.read(clone.root) == before
     said = clone.run("tasks.registry.nightly", "--accept", "a new policy")
     assert "is what the next one is compared with" in said.stdout, said.stderr
     assert nights.read(clone.root)[-1].is_good

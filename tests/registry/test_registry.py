@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from tasks import conf, parts, planned, store
 from tasks.agent.grammars.r_search import RSearchGrammar
 from tasks.data.records import question_row
+from tasks.model_files import weights_sha256
 from tasks.records import systems
 from tasks.records.systems import SystemRecord
 from tasks.registry import __main__ as registry
@@ -43,11 +44,15 @@ class Clone:
         shutil.copytree(HOUSE / "requirements", root / "requirements", dirs_exist_ok=True)
         store.write_jsonl(root / "artifacts/data/questions.jsonl", map(question_row, self.questions))
 
-    def add(self, name: str, ems: str, is_trained: bool = True) -> None:
-        """A system with one seed, and its exact match by question."""
+    def add(self, name: str, ems: str, is_trained: bool = True, scale: float = 1) -> None:
+        """A system with one seed, and its exact match by question; its weights are the given ones times `scale`."""
         folder = self.root / "artifacts/train" / f"{name}-0"
         shutil.copytree(self.given.folder / "policy", folder / "policy")
-        about = {"name": name, "seed": 0, "kind": "policy", "policy": "p", "policy_sha256": name, "made_by": "x"}
+        weights = folder / "policy/model.safetensors"
+        tensors = {key: tensor * scale for key, tensor in load_file(weights).items()}
+        save_file(tensors, weights, {"format": "pt", "name": name})  # No two systems have the same bytes.
+        about = {"name": name, "seed": 0, "kind": "policy", "policy": "p", "made_by": "x"}
+        about["policy_sha256"] = weights_sha256(folder / "policy")
         systems.write(folder, SystemRecord(**about, is_trained=is_trained))
         store.write_json(folder / "summary.json", {"data_sha256": "d", "config_sha256": "c"})
         playing = {
@@ -154,6 +159,42 @@ def test_the_first_is_champion_and_a_better_one_takes_the_alias(
     assert "It is the new champion: 0.333 [0." in said
 
 
+def test_weights_that_are_not_those_of_the_card_are_neither_played_nor_registered(
+    clone: Clone, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also after the clone has moved: its registry goes with it, and writes nothing where it was."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    clone.add("first", "010" * 4)
+    monkeypatch.chdir(clone.root)
+    assert registry.main(["register"]) == 0
+    moved = clone.root.with_name("moved")
+    clone.root.rename(moved)
+    monkeypatch.chdir(moved)
+    capsys.readouterr()
+    assert registry.main(["evaluate", "champion"]) == 0
+    assert "first-0 (version 1 of search-agent, 12 questions): exact match 1.000" in capsys.readouterr().out
+    assert not clone.root.exists()
+
+    (weights,) = (moved / ".scratch/mlflow").rglob("policy/model.safetensors")
+    (card,) = (moved / ".scratch/mlflow").rglob("card.json")
+    kept = weights.read_bytes(), card.read_text()
+    save_file({name: tensor * 0.5 for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
+    forged = card.read_text().replace(
+        weights_sha256(moved / "artifacts/train/first-0/policy"), weights_sha256(weights.parent)
+    )
+    for text in (kept[1], forged):
+        card.write_text(text)
+        assert registry.main(["evaluate", "1"]) == 1
+        said = capsys.readouterr().err
+        assert "version 1 of search-agent: its weights have the hash" in said
+        assert "changed after they were registered" in said
+
+    weights, _ = moved / "artifacts/train/first-0/policy/model.safetensors", weights.write_bytes(kept[0])
+    save_file({name: tensor * 0.5 for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
+    assert registry.main(["register"]) == 1
+    assert "the files are damaged or were exchanged" in capsys.readouterr().err
+
+
 @pytest.mark.long
 @pytest.mark.servers
 def test_a_registered_policy_plays_anywhere_and_a_changed_weight_shows(clone: Clone, tmp_path: Path) -> None:
@@ -185,10 +226,7 @@ def test_a_registered_policy_plays_anywhere_and_a_changed_weight_shows(clone: Cl
         in_this_process(clone.root, "evaluate", "1", "--out", "two.json", **env)
         assert one == store.read_json(clone.root / "two.json")
 
-        clone.add("changed", "1" * 12)
-        weights = clone.root / "artifacts/train/changed-0/policy/model.safetensors"
-        tensors = {name: tensor * 0.5 for name, tensor in load_file(weights).items()}
-        save_file(tensors, weights, {"format": "pt"})
+        clone.add("changed", "1" * 12, scale=0.5)
         (clone.root / cards.RESULTS).write_text(HEAD + "changed,all,all,all,greedy,em,1.0\n")
         assert "changed-0 is version 2" in in_this_process(clone.root, "register", **env)
         in_this_process(clone.root, "evaluate", "2", "--out", "three.json", **env)
