@@ -143,7 +143,7 @@ class Cluster:
         return Place(host.name, number, start, host.folder, host.python, host.interface, host.address, device)
 
 
-def load(name: str | None = None, root: Path = Path(".")) -> Cluster:
+def load(name: str | None = None, root: Path = conf.ROOT) -> Cluster:
     """A file of conf/cluster; None is the one that the environment names.
 
     Raises:

@@ -50,6 +50,9 @@ Title = Annotated[str, AfterValidator(_one_line)]
 
 PARAMS = Path("params.yaml")
 CONF = Path("conf")
+# Programs that others start, such as the tools of a chat program, begin in whatever folder those like.
+ROOT = Path(".") if CONF.is_dir() else Path(__file__).resolve().parents[1]
+"""Root of the clone: the working folder where it is one, else where this code lies."""
 MAX_NODES = 20_000
 """Most nodes of a YAML file with its aliases replaced by what they stand for; our largest file has a few hundred."""
 
@@ -88,7 +91,7 @@ def known(names: Sequence[str]) -> str:
     return f"Known: {', '.join(names)}." if names else "There is none yet."
 
 
-def path_of(kind: str, name: str, root: Path = Path("."), where: str = str(PARAMS)) -> Path:
+def path_of(kind: str, name: str, root: Path = ROOT, where: str = str(PARAMS)) -> Path:
     """`conf/<kind>/<name>.yaml`, of the clone or of one's own folder (`tasks.own`).
 
     The ValueError for an unknown name begins with `where` and lists the known ones.
@@ -97,12 +100,12 @@ def path_of(kind: str, name: str, root: Path = Path("."), where: str = str(PARAM
     return next(place / file for place in own.settings(root) if (place / file).is_file())
 
 
-def names(kind: str, root: Path = Path(".")) -> list[str]:
+def names(kind: str, root: Path = ROOT) -> list[str]:
     """Names of the files `conf/<kind>/*.yaml`, one's own included."""
     return sorted({path.stem for place in own.settings(root) for path in (place / kind).glob("*.yaml")})
 
 
-def kind_of(kinds: Sequence[str], name: str, root: Path = Path("."), where: str = str(PARAMS)) -> str:
+def kind_of(kinds: Sequence[str], name: str, root: Path = ROOT, where: str = str(PARAMS)) -> str:
     """The one of these folders of `conf/` that has a file of that name.
 
     Raises:
@@ -130,12 +133,12 @@ def modules(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.py") if path.stem.isidentifier())
 
 
-def section(kind: str, name: str, root: Path = Path(".")) -> Tree:
+def section(kind: str, name: str, root: Path = ROOT) -> Tree:
     """The mapping of `conf/<kind>/<name>.yaml`, with what is set for this run."""
     return laid_over(kind, name, read_yaml(path_of(kind, name, root)), root)
 
 
-def load(cls: type[T], kind: str, name: str, key: str | None = None, root: Path = Path(".")) -> T:
+def load(cls: type[T], kind: str, name: str, key: str | None = None, root: Path = ROOT) -> T:
     """Fill `cls` from `conf/<kind>/<name>.yaml`, or from its top-level `key`."""
     tree, where = section(kind, name, root), f"{CONF}/{kind}/{name}.yaml"
     if key is not None:
@@ -300,7 +303,7 @@ def flow(value: Any) -> str:
     return text.removesuffix("...\n").strip()
 
 
-def laid_over(kind: str, name: str, tree: Tree, root: Path = Path(".")) -> Tree:
+def laid_over(kind: str, name: str, tree: Tree, root: Path = ROOT) -> Tree:
     """The settings of a file of `conf/`, or with an empty name of a section, with what is set for this run.
 
     A word that is a key of the file is this key, also where a file of the folder has the same name.

@@ -17,7 +17,7 @@ EXTENDS, SCALES = "extends", "scales"
 Place = tuple[str, ...]
 
 
-def read(kind: str, name: str, scale: str, root: Path = Path("."), own: Collection[str] = ()) -> Tree:
+def read(kind: str, name: str, scale: str, root: Path = conf.ROOT, own: Collection[str] = ()) -> Tree:
     """`conf/<kind>/<name>.yaml` with what it extends, as it is at one scale.
 
     Args:

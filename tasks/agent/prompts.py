@@ -33,7 +33,7 @@ class Prompt:
         require(PLACEHOLDER in self.user, "user", self.user, expected)
 
 
-def load(name: object, where: str, root: Path = Path(".")) -> Prompt:
+def load(name: object, where: str, root: Path = conf.ROOT) -> Prompt:
     """The prompt `conf/prompt/<name>.yaml`.
 
     Raises:

@@ -231,7 +231,7 @@ class Engine(Protocol):
         ...
 
 
-def load(name: str, root: Path = Path(".")) -> Engine:
+def load(name: str, root: Path = conf.ROOT) -> Engine:
     """The engine of `conf/engine/<name>.yaml`."""
     tree = conf.section("engine", name, root)
     engine: Engine = parts.make("engine", tree, f"{conf.CONF}/engine/{name}.yaml")

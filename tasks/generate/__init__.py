@@ -272,7 +272,7 @@ TRAIN = "train"
 """A file of `conf/generator/` may have this section beside its own keys. It changes that of the scale."""
 
 
-def load(name: str, root: Path = Path(".")) -> GeneratorConf:
+def load(name: str, root: Path = conf.ROOT) -> GeneratorConf:
     """The settings of `conf/generator/<name>.yaml`."""
     tree = conf.section("generator", name, root)
     tree.pop(TRAIN, None)
@@ -280,7 +280,7 @@ def load(name: str, root: Path = Path(".")) -> GeneratorConf:
     return settings
 
 
-def training_changes(name: str, root: Path = Path(".")) -> conf.Tree:
+def training_changes(name: str, root: Path = conf.ROOT) -> conf.Tree:
     """What `conf/generator/<name>.yaml` changes of the scale's section `train`; empty where it changes nothing.
 
     Raises:

@@ -68,7 +68,7 @@ class MethodFile:
 def load(
     name: str,
     scale: str,
-    root: Path = Path("."),
+    root: Path = conf.ROOT,
     prompt: Prompt | None = None,
     grammar: SearchGrammar | None = None,
 ) -> Tree:

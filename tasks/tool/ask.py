@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks import program
+from tasks.conf import ROOT
 from tasks.store import OutageError
 from tasks.tool.questions import require_text
 from tasks.tool.script import Script, harmless, one_line
@@ -147,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tasks.tool.ask", description="A trained policy answers questions.")
     parser.add_argument("--question", help="without it, a question is read from each line of standard input")
     add_words(parser)
-    parser.add_argument("--index", type=Path, default=Path("artifacts/index"), help="folder of the index")
+    parser.add_argument("--index", type=Path, default=ROOT / "artifacts/index", help="folder of the index")
     return parser
 
 

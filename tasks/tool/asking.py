@@ -124,7 +124,7 @@ class Asker:
 
 
 @contextlib.contextmanager
-def opened(policy: Policy, search: Retriever, about: str, generator: str, root: Path = Path(".")) -> Iterator[Asker]:
+def opened(policy: Policy, search: Retriever, about: str, generator: str, root: Path = conf.ROOT) -> Iterator[Asker]:
     """The asker of a policy.
 
     Args:
@@ -167,7 +167,7 @@ def _limit(max_prompt_tokens: int, weights: Path) -> tuple[int, str]:
 def search_opened(
     index: Path,
     retriever: str | None = None,
-    root: Path = Path("."),
+    root: Path = conf.ROOT,
     corpus: Path | None = None,
     policy: Policy | None = None,
 ) -> Iterator[tuple[Retriever, str]]:

@@ -53,10 +53,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--reader", type=Path, required=True, help="model folder, such as artifacts/models/tiny_llama-1"
     )
-    parser.add_argument("--index", type=Path, default=Path("artifacts/index"))
+    parser.add_argument("--index", type=Path, default=conf.ROOT / "artifacts/index")
     parser.add_argument("--corpus", type=Path, help="refuse an index that was built from another corpus")
     parser.add_argument("--any-index", action="store_true", help=ANY_INDEX)
-    parser.add_argument("--questions", type=Path, default=Path("artifacts/data/questions.jsonl"))
+    parser.add_argument("--questions", type=Path, default=conf.ROOT / "artifacts/data/questions.jsonl")
     parser.add_argument("--split", default="test", help="split of the questions (test)")
     parser.add_argument("--max-questions", type=int, default=0, help="0 takes all")
     parser.add_argument("--passages", type=int, nargs="+", default=COUNTS, help="of the plain searches (1 3 5)")

@@ -121,7 +121,7 @@ class Policy:
             )
 
 
-def find(named: str | Path, root: Path = Path(".")) -> Policy:
+def find(named: str | Path, root: Path = conf.ROOT) -> Policy:
     """The policy of a name or of a folder.
 
     Args:

@@ -251,3 +251,31 @@ def _until(terminal: int, end: bytes | None) -> bytes:
                 return shown
             shown += block
     return shown
+
+
+PROGRAMS = """
+import sys
+from tasks import conf, retrieval
+from tasks.server.__main__ import main as search
+from tasks.tool import __main__, ask, chat_server, mcp_server, measure
+
+assert conf.ROOT.is_absolute() and retrieval.load_settings("bm25").backend == "bm25"
+named = ["--policy", "nobody-0", "--index", "none"]
+assert search(["--index", "none", "--port", "0"]) == 1
+for program in (__main__, chat_server):
+    assert program.main([*named, "--port", "0"]) == 1
+for program in (ask, mcp_server):
+    assert program.main(named + ["--question", "Who?"] * (program is ask)) == 1
+assert measure.main([*named, "--reader", "none"]) == 1
+"""
+
+
+def test_every_program_finds_its_clone_from_elsewhere(tmp_path: Path) -> None:
+    """Chat programs start tools in whatever folder they like: settings are found there, and nothing is written."""
+    command, environment = [sys.executable, "-c", PROGRAMS], {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 6, done.stderr
+    assert not [line for line in errors if "root of the clone" in line or "unknown" in line]
+    assert (done.stdout, list(tmp_path.iterdir())) == ("", [])
