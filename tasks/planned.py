@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tasks import conf, identity, store
+from tasks.libraries import REQUIREMENTS
 from tasks.reached import divided
 
 FOLDER = Path("artifacts/plan")
@@ -36,12 +37,14 @@ class Plan:
     Attributes:
         settings: resolved settings, JSON-ready.
         files: source files the stage may load -> their hashes, see `tasks.identity`.
-        libraries: hash of the pinned versions of all libraries, and of those installed in another version.
+        libraries: hash of the pinned versions of its libraries, and of those installed in another version.
+        extras: files of `requirements/` that have these libraries, besides that of every run.
     """
 
     settings: dict[str, Any]
     files: dict[str, str]
     libraries: str
+    extras: tuple[str, ...] = ()
 
 
 def path_of(name: str) -> Path:
@@ -139,8 +142,8 @@ def check_sources(plan: Plan, root: Path, name: str) -> None:
     """
     sources = identity.Sources(identity.ROOT)
     changed = [path for path, digits in plan.files.items() if sources.changed(path, digits)]
-    if plan.libraries != store.digest(identity.libraries(root)):
-        changed.append(str(identity.REQUIREMENTS))
+    if plan.libraries != store.digest(identity.libraries(root, plan.extras)):
+        changed.append(str(REQUIREMENTS))
     if changed:
         raise ValueError(
             f"{path_of(name)}: {', '.join(changed)} changed after the plan was made. Run `make run`, which plans anew."

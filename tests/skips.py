@@ -1,6 +1,6 @@
 """Why a test may be skipped: what a machine may lack. With `STRICT_SKIPS=1` any other skip fails (`conftest.py`).
 
-Packages that `requirements/` pins, servers that the tests start themselves and the rows of `tests/fixtures` are never
+Packages that `make test` installs, servers that the tests start themselves and the rows of `tests/fixtures` are never
 lacking.
 """
 
@@ -10,6 +10,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+
+from tasks import libraries
 
 HOUSE = Path(__file__).parents[1]
 REAL_LIKE = HOUSE / "tests" / "fixtures" / "real"
@@ -28,6 +30,8 @@ ALLOWED = (
     "no TRL",
     "no root",
     "no bfloat16",
+    "no build of torch for vLLM",
+    "no network",
 )
 """How the reason of such a skip begins."""
 
@@ -42,6 +46,12 @@ def chromium() -> str | None:
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
+needs_vllm = pytest.mark.skipif(
+    bool(libraries.without_build(libraries.VLLM)),
+    reason="no build of torch for vLLM: it needs the CPU build, or a GPU. make setup WITH=vllm says where from",
+)
+"""On such a machine `make test` installs no vLLM either."""
+
 needs_chromium = pytest.mark.skipif(chromium() is None, reason="no chromium: it is not installed")
 
 
@@ -50,6 +60,6 @@ def fault(reason: str) -> str | None:
     if reason.removeprefix("Skipped: ").startswith(ALLOWED):
         return None
     return (
-        f"skipped, and STRICT_SKIPS is set: {reason}. This test can run wherever requirements/ is installed: make it "
-        f"run, or add what it lacks to tests/skips.py."
+        f"skipped, and STRICT_SKIPS is set: {reason}. This test can run wherever `make test` has installed what it "
+        f"needs: make it run, or add what it lacks to tests/skips.py."
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tasks import identity
+from tasks import identity, libraries
 from tasks.identity import Sources
 
 FILES = {
@@ -248,6 +247,17 @@ def test_modules_of_settings_are_found_where_what_loads_is_made_for_the_question
         assert identity.modules_of([Loading(make) for make in makers]) == {"tasks.rewards.mine", "tasks.types"}
 
 
+@dataclass(frozen=True)
+class Vector:
+    """A part that requires something in some settings alone."""
+
+    is_used: bool
+
+    @property
+    def requires(self) -> str:
+        return "dense" if self.is_used else ""
+
+
 def identity_part() -> object:
     """A dataclass of the real package."""
     from tasks.types import Passage
@@ -255,25 +265,11 @@ def identity_part() -> object:
     return Passage("p", "title", "text")
 
 
-def test_pins_are_those_of_the_file_the_environment_was_made_from(root: Path) -> None:
-    _write(root, "requirements/cpu.txt", "# by hand\nNumpy==2.1.0\ntorch[cpu] == 2.5.1 ; python_version > '3'\n-r x\n")
-    _write(root, "requirements/gpu.txt", "torch==2.5.1+cu124 \\\n    --hash=sha256:00\n")
-    assert identity.pins(root) == {"numpy": "2.1.0", "torch": "2.5.1"}
-    _write(root, "requirements/.made-from", "gpu.txt\n")
-    assert identity.pins(root) == {"torch": "2.5.1+cu124"}
-    _write(root, "requirements/gpu.txt", "torch\n")
-    with pytest.raises(ValueError, match=r"gpu\.txt: found no line such as"):
-        identity.pins(root)
-    (root / "requirements/gpu.txt").unlink()
-    with pytest.raises(ValueError, match=r"gpu\.txt: the file is missing"):
-        identity.pins(root)
-
-
 def test_a_library_in_another_version_than_pinned_is_part_of_the_identity(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pinned = "torch==2.5.1\nNumpy==2.1.0\ntyping_extensions==4.0\npeft==0.1\n"
-    _write(root, "requirements/cpu.txt", pinned)
+    _write(root, "requirements/run.txt", pinned)
     there = {
         "torch": "2.5.1+cu124",
         "numpy": "2.1.0",
@@ -298,10 +294,39 @@ def test_a_library_in_another_version_than_pinned_is_part_of_the_identity(
     assert not (root / identity.INSTALLED).exists()
 
 
-def test_installed_versions_are_those_that_the_packages_say() -> None:
-    found = identity.installed()
-    for name in ("numpy", "torch", "pytest", "PyYAML", "great_expectations"):
-        assert found[name.lower().replace("_", "-")] == importlib.metadata.version(name)
+def test_only_what_uses_further_libraries_depends_on_them(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part's `requires` names a file of pins. Test tools are nobody's, nor is a file that is not all there."""
+    for name, pin in {
+        "run": "numpy==2",
+        "deepspeed": "deepspeed==1\nninja==1",
+        "dense": "faiss==1",
+        "test": "pytest==9",
+    }.items():
+        _write(root, f"requirements/{name}.txt", f"{pin}\n")
+    there = {"numpy": "2"}
+    for module in (identity, libraries):
+        monkeypatch.setattr(module, "installed", lambda: there)
+    before = identity.libraries(root)
+    there |= {"deepspeed": "1", "faiss": "0.9", "pytest": "8"}
+    identity.note_installed(root)
+    assert identity.libraries(root) == before == {"numpy": "2"}
+    assert identity.libraries(root, ("deepspeed",)) == {"numpy": "2", "deepspeed": "1", "ninja": "1"}
+    assert identity.libraries(root, ("dense",))["faiss"] == "1, installed 0.9"
+    assert (root / identity.INSTALLED).read_text() == "faiss 1 -> 0.9\n"
+    there |= {"deepspeed": "2", "ninja": "1"}
+    identity.note_installed(root)
+    assert (root / identity.INSTALLED).read_text() == "deepspeed 1 -> 2\nfaiss 1 -> 0.9\n"
+
+
+def test_a_part_says_what_it_requires_however_deep_it_lies() -> None:
+    assert identity.required_by({"a": [1, Part(("x",))]}) == set()
+    needs = type("Needs", (Part,), {"requires": "deepspeed"})
+    assert identity.required_by(
+        [Part({"of": needs(1)}), Loading(lambda: Vector(True)), Loading(lambda: Vector(False))]
+    ) == {
+        "deepspeed",
+        "dense",
+    }
 
 
 def test_loaded_files_are_those_that_python_has_run(root: Path) -> None:

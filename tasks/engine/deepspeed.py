@@ -20,7 +20,7 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from tasks import checkpoint, cluster
+from tasks import checkpoint, cluster, libraries
 from tasks.crew import Crew
 from tasks.engine import Critic, DivergedError, Objective, Plan, Policy, Training, Update
 from tasks.engine.deepspeed_worker import World
@@ -256,6 +256,8 @@ class DeepSpeedEngine:
         timeout_s: longest wait of workers for one another.
     """
 
+    requires = "deepspeed"
+
     workers: PositiveInt
     stage: Stage = 2
     offload: bool = False
@@ -275,8 +277,10 @@ class DeepSpeedEngine:
 
         Raises:
             CrewError: a worker does not start, or died; later calls raise it as well.
-            ValueError: workers compute on other kinds of devices, or in other types, than the first.
+            ValueError: workers compute on other kinds of devices, or in other types, than the first; or there is no
+                DeepSpeed.
         """
+        libraries.require(self.requires)
         model, _, _ = outline(folder)
         with self._workers(training.dtype) as crew:
             crew.call("build", [(model.config, training, self._zero)] * self.workers, read_weights(folder))

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import torch
 from safetensors import safe_open
 
+from tasks import libraries
 from tasks.conf import require
 from tasks.generate import (
     Adapters,
@@ -67,6 +68,8 @@ class VllmConf:
         block_size: tokens per block of the prefix cache; only whole blocks are reused, so short turns want small ones.
     """
 
+    requires = libraries.VLLM
+
     max_model_len: int
     gpu_memory_utilization: float
     cpu_kv_cache_gib: float
@@ -86,6 +89,7 @@ class VllmConf:
 
     def start(self, folder: Path, dtype: Dtype, trainee: Trainee | None = None) -> VllmGenerator:
         """See `GeneratorConf.start`; vLLM's logprobs are compared with the trainee's."""
+        libraries.require(self.requires)
         computed = computes_in(dtype, pick_device(self.tensor_parallel_size))
         precision: Precision = "bfloat16" if computed == torch.bfloat16 else "float32"
         return VllmGenerator(folder, self, precision, None if trainee is None else trainee.sequence_logprobs)

@@ -11,13 +11,14 @@ Nothing here trains, searches or loads a model: a wrong setting of any stage end
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 
-from tasks import conf, identity, planned, store
+from tasks import conf, identity, libraries, planned, store
 from tasks.params import chosen
 from tasks.plan import model_folders, preflight
 from tasks.plan.run_settings import RunSettings as RunSettings
@@ -38,7 +39,7 @@ def plans(
         ValueError: a wrong setting; names file and key.
     """
     sources = sources or identity.Sources(identity.ROOT)
-    libraries = store.digest(identity.libraries(run.root))
+    hash_of = functools.cache(lambda extras: store.digest(identity.libraries(run.root, extras)))
     for stage, module in stages.items():
         keys = getattr(module, "MATRIX", ())
         for values in itertools.product(*(run.items(key) for key in keys)):
@@ -46,7 +47,8 @@ def plans(
             loaded = module.loads(settings) if hasattr(module, "loads") else ()
             modules = {module.__name__} | identity.modules_of([settings, loaded])
             item = "-".join(map(str, values))
-            plan = Plan(conf.plain(settings), sources.used(modules), libraries)
+            extras = tuple(sorted(map(libraries.file_of, identity.required_by([settings, loaded]))))
+            plan = Plan(conf.plain(settings), sources.used(modules), hash_of(extras), extras)
             yield f"{stage}@{item}" if item else stage, plan
 
 
@@ -54,22 +56,26 @@ def write(out: Path, run: RunSettings, stages: Mapping[str, ModuleType]) -> list
     """Write all plans into `out`, which appears only when every setting is right; returns the names of the stages.
 
     Raises:
-        ValueError: a wrong setting, a model folder that is not there, or more memory or disk than there is.
+        ValueError: a wrong setting, a model folder that is not there, more memory or disk than there is, or no build of
+            torch for a part.
+        OutageError: a library that a part requires cannot be installed.
     """
     run.check_models()
     model_folders.check(run)
     preflight.check(run)
-    if differing := identity.differing(run.root):
+    sources = identity.Sources(identity.ROOT)
+    made = list(plans(run, stages, sources))
+    extras = {name for _, plan in made for name in plan.extras}
+    if libraries.ensure(run.root, extras):
+        made = list(plans(run, stages, sources))  # Versions have changed.
+    if differing := identity.differing(run.root, extras):
         told = ", ".join(f"{name} {pin} (installed: {found})" for name, (pin, found) in differing.items())
-        print(f"warning: other versions are installed than {identity.REQUIREMENTS}/ pins: {told}. Results may differ; "
+        print(f"warning: other versions are installed than {libraries.REQUIREMENTS}/ pins: {told}. Results may differ; "
               "nothing that was made with the pinned ones is used. If you did not mean this: rm -r .venv; make setup",
               file=sys.stderr)  # fmt: skip
-    sources = identity.Sources(identity.ROOT)
     with store.replacing_folder(out) as work:
-        names = []
-        for name, plan in plans(run, stages, sources):
+        for name, plan in made:
             planned.write(work, name, plan)
-            names.append(name)
         chosen.require_used(run.root)
     sources.remember()
-    return names
+    return [name for name, _ in made]

@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from tasks import conf, identity, program, store
+from tasks import conf, libraries, program, store
 from tasks.data.records import question_row, read_questions
 from tasks.records import schema
 from tasks.registry import card as cards
@@ -95,7 +95,7 @@ def _log(root: Path, server: Server, card: Card) -> str:
             code_paths=[str(SCRIPT.parents[1])],
             signature=signature,
             input_example=pd.DataFrame({"question": [question.question for question in asked[:2]]}),
-            pip_requirements=[f"{library}=={pin}" for library, pin in identity.pins(root).items()],
+            pip_requirements=[f"{library}=={pin}" for library, pin in libraries.pins(root).items()],
             model_config={"index": ""},
             metadata=about,
             tags=tags,

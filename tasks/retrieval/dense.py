@@ -67,6 +67,8 @@ class Settings:
         device: where the encoder runs; it is a setting, because it changes the last bits of the vectors.
     """
 
+    requires = "dense"
+
     backend: Literal["dense"]
     encoder: str = MINILM
     query_prefix: str = ""

@@ -75,6 +75,11 @@ class ElasticSettings:
         require_passage_format(self.passage_format)
 
     @property
+    def requires(self) -> str:
+        """See `tasks.libraries`."""
+        return "dense" if self.has_vectors else ""
+
+    @property
     def has_terms(self) -> bool:
         """Whether BM25 is used."""
         return self.mode != "knn"

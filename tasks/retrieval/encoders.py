@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tasks import store
+from tasks import libraries, store
 from tasks.conf import require
 from tasks.model_files import check_modules
 from tasks.store import DataError
@@ -56,8 +56,10 @@ class SentenceEncoder:
             device: torch device.
 
         Raises:
-            DataError: no such folder or usable model, or the embedded weights are not the published ones.
+            DataError: no sentence-transformers, no such folder or usable model, or the embedded weights are not the
+                published ones.
         """
+        libraries.require("dense")
         folder = _folder(name)
         self.sha256 = folder_sha256(folder)
         from sentence_transformers import SentenceTransformer

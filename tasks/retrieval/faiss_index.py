@@ -59,6 +59,8 @@ class Settings:
         device: where the encoder runs.
     """
 
+    requires = "dense"
+
     backend: Literal["faiss_index"]
     path: str
     encoder: str = MINILM

@@ -174,7 +174,7 @@ class Bench:
         packages = [*PACKAGES, *([peer] if peer else [])]
         print(f"\n## {part}\n{described(self.sizes.threads, packages)}", flush=True)
         if peer and version(peer) is None:
-            how = "`make bench` installs it" if peer == "trl" else "requirements/cpu.txt has it"
+            how = "`make bench` installs it" if peer == "trl" else "`make setup WITH=vllm` installs it"
             print(f"not measured: {peer} is not installed; {how}.")
             self.missed.append(f"{part}: not measured")
             return

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import time
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,9 @@ from tasks.generate import Call, Sampling, WeightsError, load
 from tasks.generate.vllm import VllmConf, VllmGenerator, folder_logprobs
 from tasks.model import load_policy
 from tasks.train.loop import Trainer
-from tests import tiny
+from tests import skips, tiny
 
-# Looked for only: importing it takes seconds, and every process of pytest imports this file.
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.skipif(find_spec("vllm") is None, reason="no vllm")]
+pytestmark = [pytest.mark.slow, pytest.mark.long, skips.needs_vllm]
 
 ROOT = Path(__file__).parents[2]
 GREEDY = Sampling(temperature=0.0, top_p=1.0, stop=(), seed=0)

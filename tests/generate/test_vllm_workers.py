@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from tasks.model import LoraConf, load_tokenizer
 from tasks.rl.losses import Normalizer
 from tasks.train.handing import Handed
 from tasks.train.loop import Trainer
-from tests import forked, tiny
+from tests import forked, skips, tiny
 from tests.engine.test_deepspeed import EXACT, TRAINING
 from tests.engine.test_plain import batch_of
 from tests.generate.test_vllm import BUDGET, CONF, SAMPLED, _running, make_policy, prompts
@@ -38,7 +37,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.long,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(find_spec("vllm") is None, reason="no vllm"),
+    skips.needs_vllm,
 ]
 MATRIX = 64 * 64 * 4
 """Bytes of the smallest matrix of a layer."""

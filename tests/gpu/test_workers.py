@@ -32,7 +32,6 @@ pytestmark = [
 def test_a_policy_of_one_worker_takes_the_steps_of_the_plain_one(
     offload: bool, dtype: Any, rank: int, bound: float, tmp_path: Path
 ) -> None:
-    pytest.importorskip("deepspeed", reason="no GPU requirements: deepspeed")
     tokenizer, folder = make_tokenizer(), tmp_path / "start"
     export_folder(make_model(tokenizer, kv_heads=2), tokenizer, folder)
     training = replace(TRAINING, dtype=dtype, lora=LoraConf(rank=rank))

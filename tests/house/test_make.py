@@ -22,28 +22,6 @@ FURTHER = ("STUDY", "MODEL", "INDEX", "POLICY", "READER", "PORT", "QUESTION", "M
 """Variables that are no settings and that a recipe reads."""
 
 
-@pytest.mark.parametrize(
-    ("nvidia_smi", "given", "wanted"),
-    [
-        ("echo 'GPU 0: some card (UUID: GPU-1)'; echo 'GPU 1: some card (UUID: GPU-2)'", [], "gpu.txt 2"),
-        ("echo 'No devices were found'; exit 6", [], "cpu.txt 0"),
-        ("exit 127", [], "cpu.txt 0"),
-        ("echo 'GPU 0: some card (UUID: GPU-1)'", ["REQUIREMENTS=requirements/cpu.txt"], "cpu.txt 1"),
-    ],
-)
-def test_requirements_follow_the_machine(tmp_path: Path, nvidia_smi: str, given: list[str], wanted: str) -> None:
-    command = tmp_path / "nvidia-smi"
-    command.write_text(f"#!/bin/sh\n{nvidia_smi}\n")
-    command.chmod(0o755)
-    show = ["--eval", "show: ; @echo $(REQUIREMENTS) $(or $(GPUS),0)", "show"]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
-    done = subprocess.run(
-        ["make", "--silent", *given, *show], cwd=ROOT, capture_output=True, text=True,
-        env=environment | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
-    )  # fmt: skip
-    assert done.stdout.strip() == f"requirements/{wanted}", done.stderr
-
-
 def _make(*words: str, cwd: Path = ROOT, **more: str) -> subprocess.CompletedProcess[str]:
     # `make test` exports its own default of POLICY, which is another one than that of `make ask`, and its LONG.
     ours = ("MAKE", "POLICY", "LONG")
@@ -109,7 +87,7 @@ MODULES = (
     "tests.benchmarks.bench_server", "tests.benchmarks.bench_retrieval",
     "tests.benchmarks.bench_trl", "tests.benchmarks.bench_model",
 )  # fmt: skip
-STAMPS = (".venv/.made-from-cpu.txt", ".venv/.made-from-bench.txt")
+STAMPS = tuple(f".venv/.made-from-{name}.txt" for name in ("run", "test", "bench"))
 FILE = "ran_by_a_shell"
 ATTACKS = (
     f"it's \"; touch {FILE}; ' ; touch {FILE}; $(touch {FILE}) `touch {FILE}` && touch {FILE} #",
@@ -143,7 +121,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _handed_on(root: Path, target: str, *given: str, **environment: str) -> tuple[list[str], dict[str, str]]:
     """The words and the environment of the last module that a target starts."""
     old = (f"--old-file={stamp}" for stamp in STAMPS)
-    words = ("--silent", *old, "REQUIREMENTS=requirements/cpu.txt", target, *given)
+    words = ("--silent", *old, target, *given)
     done = _make(*words, cwd=root, **environment)
     assert done.returncode == 0, done.stderr
     last, variables = json.loads(done.stdout.splitlines()[-1])
@@ -225,13 +203,11 @@ def test_words_of_the_user_are_split_and_not_run(told: Path, attack: str) -> Non
             split = shlex.split(attack)
             assert words[-len(split) :] == split
             assert not (told / FILE).exists()
-    done = _make(
-        "--old-file=.venv/.made-from-cpu.txt", "REQUIREMENTS=requirements/cpu.txt", "test", "ARGS=it's", cwd=told
-    )
+    done = _make(*(f"--old-file={stamp}" for stamp in STAMPS), "test", "ARGS=it's", cwd=told)
     assert (done.returncode, done.stderr.splitlines()[0]) == (2, "error: ARGS: No closing quotation.")
 
 
-@pytest.mark.parametrize("name", ["VENV", "REQUIREMENTS", "UV", "BIN", "GPUS", "STAMP", "INSTALL", "odd", "SHELL"])
+@pytest.mark.parametrize("name", ["VENV", "PYTHON", "WITH", "BIN", "STAMP", "FIND_PYTHON", "odd", "SHELL"])
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_names_of_files_and_the_makefiles_own_words_run_nothing(told: Path, name: str, attack: str) -> None:
     for target in ("run", "help", "setup", "report"):
@@ -247,7 +223,10 @@ NO_REGISTRY = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.
 
 def _requirements(root: Path) -> Path:
     shutil.copy(ROOT / "Makefile", root)
-    shutil.copytree(ROOT / "requirements", root / "requirements", ignore=shutil.ignore_patterns(".made-from"))
+    shutil.copytree(ROOT / "requirements", root / "requirements", ignore=shutil.ignore_patterns(".installed"))
+    (root / "tasks").mkdir()
+    for name in ("__init__", "libraries", "store"):
+        shutil.copy(ROOT / f"tasks/{name}.py", root / "tasks")
     return root
 
 
@@ -260,7 +239,7 @@ def _is_made_anew(root: Path, **environment: str) -> None:
     assert not Path(home[1]).is_relative_to(root)
     assert (root / ".venv/bin/pip").exists()
     assert not (root / ".venv/bin/half-installed").exists()
-    assert not list((root / ".venv").glob(".made-from-*"))
+    assert not list((root / ".venv").glob(".made-*"))
 
 
 @pytest.mark.slow

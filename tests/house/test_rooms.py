@@ -38,6 +38,7 @@ ORDER = (
     "clock",
     "store",
     "trained",
+    "libraries",
     "identity",
     "device",
     "footprint",

@@ -97,7 +97,7 @@ class Toy:
                 store.write_json(root / "conf" / kind / f"{name}.yaml", {"name": name})
         (root / "requirements").mkdir(exist_ok=True)
         (root / "conf/data/none.txt").write_text("none\n", encoding="utf-8")
-        (root / "requirements/cpu.txt").write_text("numpy==2.0.0\n", encoding="utf-8")
+        (root / "requirements/run.txt").write_text("numpy==2.0.0\n", encoding="utf-8")
         subprocess.run(["git", "init", "-q", str(root)], check=True)
         self.command("dvc", "init", "-q").check_returncode()
         prefect_database.give(root / ".scratch/prefect")

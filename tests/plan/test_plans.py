@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tasks import conf, extends, identity, params, plan, planned, services, systems
+from tasks import conf, extends, identity, libraries, params, plan, planned, services, systems
 from tasks.base.settings import FormatConf
 from tasks.model import export_folder
 from tasks.params import Params
@@ -222,7 +222,7 @@ def test_what_is_installed_in_another_version_than_pinned_is_told(
     monkeypatch.setattr(identity, "installed", lambda: {"torch": "1.0"})
     plan.write(tmp_path / "plan", run, {})
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"torch {identity.pins(ROOT)['torch']} (installed: 1.0). Results may differ" in line
+    assert f"torch {libraries.pins(ROOT)['torch']} (installed: 1.0). Results may differ" in line
 
 
 def test_a_wrong_setting_of_the_last_stage_leaves_no_plan(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_another_pin_changes_every_plan(tmp_path: Path) -> None:
     before = dict(plan.plans(run, stages(), SOURCES))
     (tmp_path / "requirements").unlink()
     (tmp_path / "requirements").mkdir()
-    (tmp_path / "requirements/cpu.txt").write_text("numpy==0.0.1\n")
+    (tmp_path / "requirements/run.txt").write_text("numpy==0.0.1\n")
     after = dict(plan.plans(run, stages(), SOURCES))
     assert all(dataclasses.replace(before[name], libraries=after[name].libraries) == after[name] for name in before)
     assert not {made.libraries for made in before.values()} & {made.libraries for made in after.values()}

@@ -42,8 +42,8 @@ def ends_with_make(*words: str, seconds: float = SECONDS_TO_START) -> None:
         AssertionError: it was never ready, or something lives on or still listens.
     """
     port = free_port()
-    made = Path(sys.prefix) / ".made-from-cpu.txt"
-    of_make = ("--silent", f"--old-file={made}", f"VENV={sys.prefix}", "REQUIREMENTS=requirements/cpu.txt")
+    made = Path(sys.prefix) / ".made-from-run.txt"
+    of_make = ("--silent", f"--old-file={made}", f"VENV={sys.prefix}")
     environment = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
     with subprocess.Popen(
         ["make", *of_make, *words, f"PORT={port}"],

@@ -241,8 +241,8 @@ class Clone:
         for name in ("bin", "lib", "pyvenv.cfg"):
             if not (self.root / ".venv" / name).exists():
                 (self.root / ".venv" / name).symlink_to(Path(sys.prefix) / name)
-        (self.root / ".venv/.made-from-cpu.txt").touch()
-        command = ["make", "--old-file=.venv/.made-from-cpu.txt", "REQUIREMENTS=requirements/cpu.txt", *words]
+        (self.root / ".venv/.made-from-run.txt").touch()
+        command = ["make", "--old-file=.venv/.made-from-run.txt", *words]
         plain = {key: value for key, value in self.env().items() if not key.startswith("MAKE")}
         return command, {**plain, "BREADCRUMB_TRACKING": "on"}
 

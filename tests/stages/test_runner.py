@@ -106,7 +106,7 @@ def clone(tmp_path: Path) -> Path:
         for name in names:
             (tmp_path / "conf" / kind / f"{name}.yaml").write_text("name: x\n")
     (tmp_path / "requirements").mkdir()
-    (tmp_path / "requirements/cpu.txt").write_text("numpy==2.0.0\n")
+    (tmp_path / "requirements/run.txt").write_text("numpy==2.0.0\n")
     toy.plan(tmp_path, "tasks.retrieval")
     return tmp_path
 
@@ -244,7 +244,7 @@ def _change(clone: Path, path: str, old: str, new: str) -> None:
             '"tasks/stores.py"',
             "a-0.json: tasks/stores.py changed after the plan was made. Run",
         ),
-        ("requirements/cpu.txt", "2.0.0", "2.0.1", "a-0.json: requirements changed after the plan was made. Run `make"),
+        ("requirements/run.txt", "2.0.0", "2.0.1", "a-0.json: requirements changed after the plan was made. Run `make"),
         (PLAN, '"used"', '"use"', "artifacts/plan/train/a-0.json: settings: unknown key 'use'. Did you mean 'used'?"),
         (PLAN, '"libraries"', '"library"', "artifacts/plan/train/a-0.json: unknown key 'library'. Did you mean 'libra"),
     ],
@@ -319,7 +319,7 @@ def test_the_resume_folder_follows_what_the_stage_depends_on(clone: Path) -> Non
     for path, old, new in [
         ("params.yaml", "scale: small", "scale: large"),
         ("artifacts/data/out.txt", "data", "other"),
-        ("requirements/cpu.txt", "2.0.0", "2.0.1"),
+        ("requirements/run.txt", "2.0.0", "2.0.1"),
     ]:
         _change(clone, path, old, new)
         seen.add(planned())

@@ -302,9 +302,9 @@ def test_a_colleague_pulls_the_table_with_every_hash_equal(committed: Clone, tmp
     _git(clone, "clone", "--quiet", str(clone.root), str(tmp_path / "other"))
     other = Clone(tmp_path / "other")
     assert other.files() == {}
-    for note in (".made-from", ".installed"):  # The same environment, of which `make` takes a note.
-        if (HOUSE / "requirements" / note).is_file():
-            shutil.copyfile(HOUSE / "requirements" / note, other.root / "requirements" / note)
+    note = Path("requirements/.installed")  # The same environment, of which `make` takes a note.
+    if (HOUSE / note).is_file():
+        shutil.copyfile(HOUSE / note, other.root / note)
     _dvc(other, "pull")
 
     stages = yaml.safe_load((other.root / "dvc.lock").read_text(encoding="utf-8"))["stages"]
