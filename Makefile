@@ -9,6 +9,7 @@
 #   make compare                the methods and seeds of conf/compare/main.yaml (STUDY=main) at laptop scale; the report
 #                               judges the papers' claims on them
 #   make report                 the result table of the last run
+#   make runs                   the reports of earlier runs, which are kept in runs/ (REMOVE=name,name KEEP_LAST=5)
 #   make experiments            settings that differ, and exact match, of DVC's experiments (ARGS= goes to dvc)
 #   make ui                     Prefect, MLflow and the form of a run on this machine (PORT_PREFECT=4200 PORT_MLFLOW=5000)
 #   make serve                  schedules the nightly evaluation of registered policies on that Prefect (conf/nightly)
@@ -53,6 +54,7 @@ override TAKES_run := PARALLEL RUN_NAME CLUSTER KEEP
 override TAKES_smoke := PARALLEL RUN_NAME CLUSTER KEEP
 override TAKES_compare := PARALLEL RUN_NAME CLUSTER KEEP STUDY
 override TAKES_nightly := ACCEPT
+override TAKES_runs := REMOVE KEEP_LAST
 override TAKES_serve := NIGHTLY_WEBHOOK
 override TAKES_ui := PORT_PREFECT PORT_MLFLOW
 override TAKES_score := METHOD FILE PARTS ARGS
@@ -172,7 +174,7 @@ endef
 export WITH_ARGS
 override RUN_WITH_ARGS := $(BIN)/python -c "$$WITH_ARGS"
 
-.PHONY: help setup run smoke compare test lint check format bench bench-retrieval bench-slate ui serve nightly score ask chat-server search-server evidence-server mcp-server measure-tool report experiments upload register evaluate clean
+.PHONY: help setup run smoke compare test lint check format bench bench-retrieval bench-slate ui serve nightly runs score ask chat-server search-server evidence-server mcp-server measure-tool report experiments upload register evaluate clean
 
 help:
 	@sed --quiet -e '/^$$/q' -e 's/^# \{0,1\}//p' Makefile
@@ -258,6 +260,9 @@ bench-retrieval: $(TEST_STAMP)
 report: $(STAMP)
 	@if [ ! -r reports/results.md ]; then echo "There is no report yet: make run"; exit 1; fi
 	@cat reports/results.md - <<<$$'\nOpen reports/index.html in a browser; it needs no server.' || [ $$? = 141 ]
+
+runs: $(STAMP)
+	@exec $(BIN)/python -m tasks.runner.runs $${REMOVE:+--remove="$$REMOVE"} $${KEEP_LAST:+--keep-last="$$KEEP_LAST"}
 
 # Without these words the table has a column for each input of each stage and for each setting.
 experiments: $(STAMP)

@@ -24,7 +24,7 @@ from flows.child import Outcome, Say, Stopper, execute
 from tasks import conf, planned
 from tasks.params import edit, lent, places
 from tasks.report.terminal import TABLE, headline, times
-from tasks.runner import ledger, record
+from tasks.runner import ledger, record, runs
 from tasks.runner.lock import BUSY, HOLDER, PIPELINE, pipeline_pid
 
 REPORT = Path("reports/index.html")
@@ -234,6 +234,20 @@ def prepared(root: Path, answers: dict[str, Any], keep: bool = False, name: str 
             tracked = record.pipeline(root, key, record.title(params, name), lambda: run.status)
             with tracked if graph.stale else contextlib.nullcontext():
                 yield run
+            _keep_report(run)
+
+
+def _keep_report(run: Run) -> None:
+    """Copy the report of a run that has ended well, with its settings; a failure to do so is a warning."""
+    if run.problems or run.stopper.is_stopped:
+        return
+    try:
+        kept = runs.keep(run.root, run.key, run.title, run.changes)
+    except OSError as error:
+        print(f"warning: {runs.FOLDER}/{run.key}: the report is not kept there ({error.strerror}).", file=sys.stderr)
+    else:
+        if kept == run.key:
+            print(f"Kept:    {runs.FOLDER}/{kept} (this report with its settings; make runs lists all)", flush=True)
 
 
 @contextlib.contextmanager

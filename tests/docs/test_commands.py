@@ -55,6 +55,7 @@ PARAMS = (
     "tests/pipeline/test_flow.py::test_a_setting_re_executes_what_depends_on_it_and_one_for_this_run_only_is_put_back"
 )
 CHOSEN = "tests/params/test_chosen.py::test_what_is_set_wins_over_every_file_and_only_what_reads_it_changes"
+KEPT = "tests/stages/test_runs.py::test_old_ones_are_listed_and_removed"
 SCALE = "tests/benchmarks/test_bench_retrieval.py::test_every_step_of_the_scale_benchmark_runs"
 EVIDENCE = "tests/tool/test_serving.py::test_the_client_of_the_search_server_gets_evidence"
 RESPLIT = "tests/stages/test_data.py::test_a_split_of_our_own_is_told_and_counted"
@@ -124,6 +125,9 @@ RUN_BY = {
     "make compare STUDY=learned": COMPARED,
     "make compare STUDY=family": COMPARED,
     "make report": MADE,
+    "make runs": KEPT,
+    "make runs REMOVE=20261128-030000-4711": KEPT,
+    "make runs KEEP_LAST=5": KEPT,
     "make clean": MADE,
     "make help": HELP,
     "make setup": SETUP,
@@ -310,7 +314,7 @@ def test_a_dry_run_calls_the_module_that_the_tests_run() -> None:
         "mcp-server": "tasks.tool.mcp_server --http --policy", "measure-tool": "tasks.tool.measure --policy",
         "upload": "tasks.runner.upload", "register": "tasks.registry register", "evaluate": "tasks.registry evaluate",
         "bench": "tests.benchmarks.bench_trl", "bench-retrieval": "tests.benchmarks.bench_server", "test": "pytest",
-        "bench-slate": "tests.benchmarks.bench_slate", "nightly": "tasks.registry.nightly",
+        "bench-slate": "tests.benchmarks.bench_slate", "nightly": "tasks.registry.nightly", "runs": "tasks.runner.runs",
         "bench MODEL=smollm2-135m": 'tests.benchmarks.bench_model --model="$MODEL";',
     }  # fmt: skip
     for target, module in calls.items():

@@ -180,6 +180,7 @@ def test_flows_import_nothing_of_the_core_but_settings_and_the_guard_of_servers(
         "tasks.runner.ledger",
         "tasks.runner.lock",
         "tasks.runner.record",
+        "tasks.runner.runs",
         "tasks.server.origins",
     )
     wrong = [

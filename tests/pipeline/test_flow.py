@@ -19,6 +19,7 @@ from flows import dag
 from flows.child import Outcome, Stopper, execute
 from flows.pipeline import Run
 from tasks import planned, store
+from tasks.runner import runs
 from tests.pipeline.conftest import First
 from tests.pipeline.toy import NAMES, Toy, kill_group
 
@@ -31,8 +32,11 @@ def test_first_run_executes_all_and_the_second_none(first: First, finished: Toy)
     assert "hello from train@a-0" in first.printed
     assert "evaluate@a-0 3 conf" in [line.strip() for line in first.printed.splitlines()]
     assert not any(str(ROOT) in line for line in first.printed.splitlines())
+    (kept,) = runs.names(finished.root)
+    assert f"Kept:    runs/{kept} (this report with its settings" in first.printed
     second = finished.flow("--no-prefect")
     assert second.returncode == 0
+    assert runs.names(finished.root) == [kept]
     assert finished.counts() == []
     assert "0 of 7 stages executed, 7 cached" in second.stdout
     assert finished.bytes() == first.bytes
@@ -48,6 +52,9 @@ def test_a_setting_re_executes_what_depends_on_it_and_one_for_this_run_only_is_p
     assert finished.counts() == ["plan", "evaluate@a-0", "evaluate@b-0", "report"]
     assert "4 of 7 stages executed, 3 cached" in done.stdout
     assert "params.yaml: evaluate.top_k: 3 -> 5" in done.stdout
+    latest = finished.root / "runs/latest"
+    assert "evaluate@a-0 5 conf" in (latest / "results.md").read_text()
+    assert (latest / "params.yaml").read_text() == (finished.root / "params.yaml").read_text()
     text = (finished.root / "params.yaml").read_text()
     assert "top_k: 5           # passages" in text
     assert "# Toy settings." in text
@@ -57,6 +64,8 @@ def test_a_setting_re_executes_what_depends_on_it_and_one_for_this_run_only_is_p
     done = finished.flow("--no-prefect", "--set", "evaluate.top_k=3")
     assert "0 of 7 stages executed" in done.stdout, done.stderr  # What was replaced comes back from the cache.
     assert (finished.counts(), finished.bytes()) == ([], before)
+    assert "evaluate@a-0 3 conf" in (latest / "results.md").read_text(), "the first run's copy is the latest again"
+    assert len(runs.names(finished.root)) == 2
     assert (finished.root / "params.yaml").read_bytes() == written
 
 
