@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tasks.retrieval import RetrievalError, Retriever
+from tasks.retrieval import QueryError, RetrievalError, Retriever, search_again
 from tasks.types import Hit
 
 _OUTAGE = 3  # So many rows fail one after another: the search engine is down, and the queries are not to blame.
@@ -26,7 +26,8 @@ def search_for_rows(
 ) -> dict[int, RowResult]:
     """Send the queries of all rows in one call, retried with growing pauses; if that fails, search row by row.
 
-    After `_OUTAGE` rows that fail one after another, all remaining rows fail without a search.
+    After `_OUTAGE` rows that fail one after another, all remaining rows fail without a search. A row whose query the
+    engine refuses is none of them.
 
     Args:
         retriever: answers the queries.
@@ -38,15 +39,11 @@ def search_for_rows(
     everything = [query for row in queries.values() for query in row]
     if not everything:
         return {}
-    failure = RetrievalError("no attempt was made")
-    for attempt in range(retries + 1):
-        if attempt:
-            sleep(2.0 ** (attempt - 1))
-        try:
-            hits = iter(retriever.search(everything, top_k))
-            return {row: [next(hits) for _ in of_row] for row, of_row in queries.items()}
-        except RetrievalError as error:
-            failure = error
+    try:
+        hits = iter(search_again(retriever, everything, top_k, retries, sleep))
+        return {row: [next(hits) for _ in of_row] for row, of_row in queries.items()}
+    except RetrievalError as error:
+        failure = error
 
     results: dict[int, RowResult] = dict.fromkeys(queries, failure)
     # A single row's queries were the whole call, so a search of its own would repeat what has just failed.
@@ -60,6 +57,9 @@ def _row_by_row(retriever: Retriever, queries: Mapping[int, Sequence[str]], top_
     for row, of_row in queries.items():
         try:
             results[row] = retriever.search(list(of_row), top_k)
+            failures_in_a_row = 0
+        except QueryError as error:
+            results[row] = error
             failures_in_a_row = 0
         except RetrievalError as error:
             results[row] = error

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tasks.retrieval import Retriever
+from tasks.retrieval import Retriever, search_again
 from tasks.text import normalize
 from tasks.types import Hit, Hop
 
@@ -33,7 +33,7 @@ class Source:
         Raises:
             RetrievalError: a search failed.
         """
-        found = self.retriever.search([probe.query for probe in probes], top_k)
+        found = search_again(self.retriever, [probe.query for probe in probes], top_k)
         if validity == "nonempty":
             return [any(hit.score > 0 or not self.is_lexical for hit in hits) for hits in found]
         return [_answers(hits, probe.hop) for hits, probe in zip(found, probes, strict=True)]

@@ -19,8 +19,8 @@ from tasks.agent.prompts import Prompt, prompt_ids
 from tasks.agent.rollout import RolloutConf
 from tasks.conf import Share
 from tasks.data.decomposition import hops_of
-from tasks.retrieval import Retriever
-from tasks.types import Action, Hop, Question
+from tasks.retrieval import Retriever, search_again
+from tasks.types import Action, Hit, Hop, Question
 
 
 @dataclass(frozen=True)
@@ -163,12 +163,16 @@ class Renderer:
         for first in range(0, len(plans), 512):
             batch = range(first, min(first + 512, len(plans)))
             queries = [turn.action.content for i in batch for turn in plans[i] if turn.action.kind == "search"]
-            results = iter(self.retriever.search(queries, self.conf.top_k)) if queries else iter([])
+            results = iter(self.searched(queries))
             for i in batch:
                 hits = [next(results) if turn.action.kind == "search" else None for turn in plans[i]]
                 examples.append(self.example(questions[i], plans[i], hits))
             progress(len(examples))
         return examples
+
+    def searched(self, queries: list[str]) -> list[list[Hit]]:
+        """The passages of each query; a search that fails is repeated as in a rollout."""
+        return search_again(self.retriever, queries, self.conf.top_k, self.conf.search_retries) if queries else []
 
     def example(self, question: Question, plan: Sequence[ScriptedTurn], hits: Sequence[Any]) -> Example:
         """A plan as tokens, with what each of its turns found; None for a turn that does not search."""

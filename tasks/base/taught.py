@@ -129,7 +129,7 @@ def demonstrations(questions: Sequence[Question], renderer: Renderer, conf: Form
         batch = questions[first : first + BATCH]
         plans = [searches_of(question, conf, renderer.conf.max_turns, rng) for question in batch]
         queries = [search.query for plan in plans for search in plan]
-        results = iter(renderer.retriever.search(queries, renderer.conf.top_k))
+        results = iter(renderer.searched(queries))
         for question, plan in zip(batch, plans, strict=True):
             hits = [next(results) for _ in plan]
             repeats = rng.random() < conf.repeat and len(plan) < renderer.conf.max_turns

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, TypeVar
@@ -28,16 +29,22 @@ class RetrievalError(store.OutageError):
     """A search could not be carried out; the rollout counts it as a failure and never as an empty result."""
 
 
+class QueryError(RetrievalError):
+    """The search engine refuses a query of this call. It is up, and may answer the other ones."""
+
+
 class Retriever(Protocol):
     """The interface of every backend.
 
     `search` returns one list a query, in the order of the queries, each with exactly
     `min(top_k, passages in the index)` hits, best first, equal scores in corpus order. An empty query is
-    valid and also gets that many hits. `search([], top_k)` is `[]` and asks nothing of the index.
+    valid and also gets that many hits, and so does one whose words no passage has: BM25 gives the first passages of
+    the corpus, with score 0. `search([], top_k)` is `[]` and asks nothing of the index.
 
     Raises:
         ValueError: top_k is below 1 or above the limit of a server (10,000 for Elasticsearch, `max_top_k` for
             `tasks.server`), or a query is not text.
+        QueryError: the engine refuses one of the queries, such as one that is too long for it.
         RetrievalError: the search failed.
     """
 
@@ -59,7 +66,7 @@ def silent(iterable: Iterable[Item], total: int | None, desc: str) -> Iterable[I
     return iterable
 
 
-def load_settings(name: str, root: Path = Path(".")) -> Any:
+def load_settings(name: str, root: Path = conf.ROOT) -> Any:
     """Settings of `conf/retriever/<name>.yaml`, as the dataclass of the backend it names.
 
     Raises:
@@ -158,6 +165,29 @@ def _turn(scratch: Path | None) -> Iterator[None]:
             print(f"waiting for another build that uses {scratch}", flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def search_again(
+    retriever: Retriever,
+    queries: list[str],
+    top_k: int,
+    retries: int = 2,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[list[Hit]]:
+    """As `retriever.search`; where that fails, it is repeated `retries` times, after 1, 2, 4, ... seconds.
+
+    Raises:
+        QueryError: a query is refused, which would be refused again.
+        RetrievalError: the last try failed, too.
+    """
+    for attempt in range(retries):
+        try:
+            return retriever.search(queries, top_k)
+        except QueryError:
+            raise
+        except RetrievalError:
+            sleep(2.0**attempt)
+    return retriever.search(queries, top_k)
 
 
 def check_request(queries: list[str], top_k: int) -> None:

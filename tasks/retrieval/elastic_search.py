@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tasks.retrieval import RetrievalError, elastic_server
+from tasks.retrieval import QueryError, RetrievalError, elastic_server
 from tasks.retrieval.elastic_server import Cluster, PassingError
 from tasks.store import Row
 from tasks.text import composed
@@ -80,7 +80,8 @@ class Searches:
             if status == 404:
                 raise self.lost(reason)
             if not elastic_server.passes(status):
-                raise RetrievalError(f"elasticsearch: the search was refused: {reason}.")
+                kind = QueryError if status in (400, 413) else RetrievalError
+                raise kind(f"elasticsearch: the search was refused: {reason}.")
             raise PassingError(reason)
 
         shards = answer.get("_shards", {})

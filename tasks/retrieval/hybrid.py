@@ -178,7 +178,7 @@ class HybridRetriever:
         try:
             results = self._parts[name].search(queries, depth)
         except RetrievalError as error:
-            raise RetrievalError(f"hybrid: part {name!r}: {error}") from error
+            raise type(error)(f"hybrid: part {name!r}: {error}") from error
         counts = [len(hits) for hits in results]
         if counts != [depth] * len(queries):
             raise RetrievalError(f"hybrid: part {name!r}: found {counts} hits, expected {depth} for each query.")

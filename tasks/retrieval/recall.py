@@ -10,7 +10,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 
-from tasks.retrieval import Progress, Retriever, silent
+from tasks.retrieval import Progress, Retriever, search_again, silent
 from tasks.text import contains_any, findable, normalize
 from tasks.types import Hit, Question
 
@@ -53,7 +53,7 @@ def answered(
     """
     found: list[Question] = []
     for batch in _batches(progress(questions, None, "searching questions")):
-        results = retriever.search([question.question for question in batch], k)
+        results = search_again(retriever, [question.question for question in batch], k)
         for question, hits in zip(batch, results, strict=True):
             answers = findable(question.answers)
             if any(holds(hit, answers) for hit in hits):
@@ -76,7 +76,7 @@ def question_rows(
     every: dict[str, list[Row]] = defaultdict(list)
     with_gold: dict[str, list[Row]] = defaultdict(list)
     for batch in _batches(progress(questions, None, "searching questions")):
-        results = retriever.search([question.question for question in batch], depth)
+        results = search_again(retriever, [question.question for question in batch], depth)
         for question, hits in zip(batch, results, strict=True):
             row = {f"answer@{k}": float(answered) for k, answered in _answered(question, hits, ks)}
             if question.gold_complete:

@@ -29,7 +29,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from tasks import conf, store
 from tasks.data.records import split_contents
-from tasks.retrieval import Progress, RetrievalError, check_request
+from tasks.retrieval import Progress, QueryError, RetrievalError, check_request
 from tasks.retrieval.manifest import NAME, Built, Manifest
 from tasks.retrieval.passages import count_passages
 from tasks.store import DataError
@@ -47,6 +47,7 @@ INDEX_HEADER = "x-index-sha256"
 """The header of an answer of `tasks.server` with the hash of its index."""
 
 _OUTAGE = (408, 429, 502, 503, 504)
+_OF_QUERIES = (400, 413, 422)
 _CONNECT_S = 10.0
 _SHOWN = 200
 _PROBE = "capital city"
@@ -194,6 +195,7 @@ def _hit(one: Any, with_titles: bool, place: str) -> Hit:
     score = one.get("score")
     if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
         raise ValueError(f"{place}.score: found {score!r:.40}, expected a finite number")
+    whole = ""
     if with_titles:
         name, title, text = (_text(document.get(name), f"{place}.document.{name}") for name in ("id", "title", "text"))
     else:
@@ -201,6 +203,8 @@ def _hit(one: Any, with_titles: bool, place: str) -> Hit:
         name = document.get("id", store.digest(whole))  # Search-R1's BM25 server gives no ids.
         name = _text(str(name) if isinstance(name, int) else name, f"{place}.document.id")
         title, text = split_contents(spelled(whole))
+    if not (text if with_titles else whole).strip():
+        raise ValueError(f"{place}: found a passage without text, expected a whole one")
     return Hit(passage_id=name, score=float(score), title=title, text=text)
 
 
@@ -351,7 +355,8 @@ class Client:
                 status, answer = self._send(method, path, content)
                 if status >= 400:
                     self.breaker.record(status < 500)  # 4xx proves that the server is up; do not trip the breaker.
-                    raise RetrievalError(f"{self.address}{path}: refused with status {status}: {_detail(answer)}.")
+                    kind = QueryError if status in _OF_QUERIES else RetrievalError
+                    raise kind(f"{self.address}{path}: refused with status {status}: {_detail(answer)}.")
                 result = read(json.loads(answer))
             except _OutageError as error:
                 self.breaker.record(False)
@@ -387,9 +392,7 @@ class Client:
                     if len(body) > limit:
                         raise ValueError(f"found more than {limit} bytes, expected at most max_response_bytes")
 
-                served = response.headers.get(INDEX_HEADER)
-                if self.index_sha256 and served and served != self.index_sha256:
-                    raise ValueError(f"found index {served[:12]}, expected {self.index_sha256[:12]} as at the start")
+                self._check_index(response.headers.get(INDEX_HEADER), response.status_code == 200)
                 if response.status_code in _OUTAGE:
                     reason = f"status {response.status_code}: {_detail(bytes(body))}"
                     raise _OutageError(reason, _seconds(response.headers.get("retry-after")))
@@ -398,6 +401,13 @@ class Client:
             if time.monotonic() >= self._deadline.until:
                 raise _OutageError(f"the answer took longer than {self.settings.timeout_s:g} s") from None
             raise _OutageError(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) from None
+
+    def _check_index(self, served: str | None, is_answer: bool) -> None:
+        """Refuse what another index has found, and hits of which nobody says what has found them."""
+        if self.index_sha256 is None or (served is None and not is_answer) or served == self.index_sha256:
+            return
+        found = f"index {served[:12]}" if served else f"no header {INDEX_HEADER}"
+        raise ValueError(f"found {found}, expected index {self.index_sha256[:12]} as at the start")
 
     def _pause(self, attempt: int, asked_s: float) -> None:
         longest = self.settings.max_backoff_s

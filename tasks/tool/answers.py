@@ -10,7 +10,7 @@ from typing import Any
 
 from tasks import text
 from tasks.records.read_answers import ReadAnswer
-from tasks.retrieval import Retriever
+from tasks.retrieval import Retriever, search_again
 from tasks.services import Reader
 from tasks.tool.agent import EvidenceAgent
 from tasks.tool.gains import EVIDENCE, PASSAGES_READ, plain
@@ -43,7 +43,7 @@ def sources(
     size = agent.system.batch_questions
     for first in range(0, len(questions), size):
         asked = [question.question for question in questions[first : first + size]]
-        for hits in search.search(asked, max(counts)):
+        for hits in search_again(search, asked, max(counts)):
             for count in counts:
                 read[plain(count)].append(_joined(hits[:count]))
         for one in agent.find(asked):

@@ -6,17 +6,18 @@ from typing import Any
 
 import pytest
 
+from tasks.agent import observation
 from tasks.agent.grammars.search_r1 import SearchR1Grammar
 from tasks.agent.rollout import RolloutConf
 from tasks.generate import Sampling
 from tasks.generate.plain import PlainGenerator, PlainSession
-from tasks.retrieval import RetrievalError
+from tasks.retrieval import QueryError, RetrievalError
 from tasks.rewards.answer import AnswerReward
 from tasks.rewards.format_answer import FormatAnswerReward
 from tasks.rl.experience import collate
 from tasks.rl.samples import whole_trajectories
 from tasks.store import DataError
-from tasks.types import Hit, Trajectory
+from tasks.types import Action, Hit, Trajectory
 from tests.tiny import Script, Shelf, hit, logprobs_of, make_model, make_player, question, rollout_conf
 
 SAMPLING = Sampling(1.0, 1.0, (), 0)
@@ -240,6 +241,36 @@ def test_a_query_that_cannot_be_answered_fails_its_own_row_alone(tokenizer: Any)
     assert rows[1].error == "a query is too long"
     together, alone = [["Avenor", "Hask", "Avenor"]] * 2, [["Avenor"], ["Hask"], ["Avenor"]]
     assert shelf.asked == together + alone
+
+
+def test_queries_that_the_engine_refuses_end_no_search_of_others(tokenizer: Any) -> None:
+    """However many there are: four rows ask what it refuses, which is no outage and is not tried again."""
+
+    class Refusing(Picky):
+        def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
+            try:
+                return super().search(queries, top_k)
+            except RetrievalError as error:
+                raise QueryError(str(error)) from None
+
+    shelf, bad = Refusing(), ["<search> Hask </search>", ANSWER]
+    rows = play(tokenizer, bad, bad, bad, bad, [SEARCH, ANSWER], shelf=shelf, search_retries=2)
+    assert [t.status for t in rows] == ["failed"] * 4 + ["answered"]
+    assert shelf.asked == [["Hask"] * 4 + ["Avenor"], *[["Hask"]] * 4, ["Avenor"]]
+
+
+def test_books_are_shown_as_far_as_their_budget_and_kept_in_no_memory(tokenizer: Any) -> None:
+    """What is shown of a long passage is what would be shown of it if all of it were read."""
+    words = "Avenor rules Bristow , and so on ( 1 ) : Hask sleeps . "
+    for texts in ((words * 9000,), ("Hask rules .", words * 9000, words), (words * 400, words * 400), ("x" * 90_000,)):
+        hits = [[Hit(f"p{number}", 1.0, "Avenor", text) for number, text in enumerate(texts)]]
+        grammar, action = SearchR1Grammar(), Action("search", "q")
+        whole = tokenizer.encode(grammar.body(action, hits), add_special_tokens=False)
+        before = observation._kept.cache_info().currsize
+        shown = observation.observation_ids(tokenizer, grammar, action, hits, 60, False)
+        frame = [tokenizer.encode(part, add_special_tokens=False) for part in (grammar.opening, grammar.closing)]
+        assert shown == [*frame[0], *whole[:60], *frame[1]]
+        assert observation._kept.cache_info().currsize <= before + 2, "the frames alone"
 
 
 def test_an_outage_is_not_tried_row_by_row_to_the_end(tokenizer: Any) -> None:

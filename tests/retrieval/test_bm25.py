@@ -239,3 +239,12 @@ def test_the_stop_words_are_the_ones_documented():
     analyzer = bm25.Analyzer(Settings("bm25"))
     assert [word for word in sorted(STOP) if analyzer.term(word) is not None] == []
     assert analyzer.terms("which who") == ["which", "who"]
+
+
+@pytest.mark.parametrize("query", ["zzz", "", "the of and", "\U0001f600", "zzz the"])
+def test_a_query_of_unknown_words_finds_the_first_passages_with_score_0(query, corpus, town_passages, tmp_path):
+    """As many as were asked for, in the order of the corpus: no word of it stands in any passage."""
+    retrieval.build(corpus(town_passages), tmp_path / "index", Settings("bm25"))
+    (hits,) = retrieval.open_retriever(tmp_path / "index").search([query], 3)
+    assert [hit.score for hit in hits] == [0.0] * 3
+    assert [hit.title for hit in hits] == [title for title, _ in town_passages[:3]]

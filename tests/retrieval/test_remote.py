@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 from tasks import conf, retrieval, store
 from tasks.data.records import split_contents
-from tasks.retrieval import RetrievalError, remote
+from tasks.retrieval import QueryError, RetrievalError, remote
 from tasks.retrieval import manifest as manifests
 from tasks.retrieval.bm25 import Settings as Bm25
-from tasks.retrieval.remote import Breaker, Client, RemoteRetriever, Served, Settings
+from tasks.retrieval.remote import INDEX_HEADER, Breaker, Client, RemoteRetriever, Served, Settings
 from tasks.store import DataError
 
 QUICK = Settings("remote", backoff_s=0.001, max_backoff_s=0.002, timeout_s=5.0, retries=2)
@@ -116,11 +116,11 @@ class OurShape(SearchR1Shape):
     def __call__(self, path: str, body: Any) -> Response:
         if path == "/health":
             return 200, self.health
-        status, tree = super().__call__(path, body)
+        status, tree, *_ = super().__call__(path, body)
         for hit in (hit for hits in tree["result"] for hit in hits):
             title, _, text = hit["document"]["contents"].partition("\n")
             hit["document"] |= {"title": title[1:-1], "text": text}
-        return status, tree
+        return status, tree, {INDEX_HEADER: self.health["index_sha256"]}
 
 
 @pytest.fixture
@@ -241,6 +241,43 @@ def test_another_server_is_refused(stub, built, tmp_path, change, told):
     stub.answer = OurShape(local, {**health, "index_sha256": "1" * 64})
     with pytest.raises(DataError, match=r"serves index 111111111111, .*manifest.json was made when"):
         retrieval.open_retriever(tmp_path / "index", path)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda tree, headers: headers.clear(), "found no header x-index-sha256, expected index"),
+        (lambda tree, headers: headers.update({INDEX_HEADER: "2" * 64}), "found index 222222222222, expected index"),
+        (lambda tree, headers: tree["result"][1][0]["document"].update(text=""), r"result\[1\]\[0\]: found a passage"),
+        (lambda tree, headers: tree["result"][0][1]["document"].update(text=" \n"), "a passage without text"),
+        (lambda tree, headers: tree["result"][0][1]["document"].pop("text"), r"document\.text: found NoneType"),
+    ],
+)
+def test_hits_that_are_not_whole_or_of_nobody_knows_which_index_are_refused(stub, built, tmp_path, change, told):
+    path, local, health = built
+    ours = stub.answer = OurShape(local, health)
+    retrieval.build(path, tmp_path / "index", QUICK)
+    client = retrieval.open_retriever(tmp_path / "index", path)
+    assert client.search(["city", "river"], 2) == local.search(["city", "river"], 2)
+
+    def changed(path: str, body: Any) -> Response:
+        status, tree, headers = ours(path, body)
+        change(tree, headers)
+        return status, tree, headers
+
+    stub.answer = changed
+    stub.asked.clear()
+    with pytest.raises(RetrievalError, match=told):
+        client.search(["city", "river"], 2)
+    assert len(stub.asked) == 1
+
+
+@pytest.mark.parametrize(("status", "is_of_query"), [(400, True), (413, True), (422, True), (401, False), (404, False)])
+def test_a_query_that_is_refused_is_told_from_a_server_that_refuses_all(stub, status, is_of_query):
+    stub.answer = lambda path, body: (status, {"detail": "no"})
+    with pytest.raises(RetrievalError, match=f"refused with status {status}: no") as refused:
+        RemoteRetriever(Client(QUICK), Served(3)).search(["x"], 1)
+    assert isinstance(refused.value, QueryError) is is_of_query
 
 
 def test_no_server(built, tmp_path, monkeypatch):
