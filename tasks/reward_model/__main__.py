@@ -12,14 +12,16 @@ import argparse
 import asyncio
 import json
 import sys
-from pathlib import Path
+from dataclasses import replace
 
-from tasks import parts, program, trained
+from tasks import conf, parts, program, trained
 from tasks.reward_model import wire
 from tasks.reward_model.card import read_card
+from tasks.server.__main__ import add_settings, address_of, settings_of
 from tasks.server.guard import GoneError, RefusedError, answer, read_body
 from tasks.server.listening import Server, listening
 from tasks.server.origins import App, Message, Receive, Send
+from tasks.server.problems import error_object
 from tasks.server.settings import Settings, port
 from tasks.services import Head, Resources, RewardModel
 
@@ -36,27 +38,27 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on; without a key, so in a trusted network"
     )
+    add_settings(parser)
     given = parser.parse_args(words)
     try:
-        return _serve(given.model, given.seed, given.host, given.port)
+        return _serve(given.model, given.seed, replace(settings_of(given), max_body_bytes=MAX_BYTES))
     except (ValueError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return 1
 
 
-def _serve(model: str, seed: int, host: str, port: int) -> int:
-    settings = Settings(host, port=port, max_body_bytes=MAX_BYTES)
-    root = Path.cwd()
+def _serve(model: str, seed: int, settings: Settings) -> int:
+    root = conf.ROOT.resolve()
     with listening(settings) as listener:
         models = trained.find(root, [model], seed)
         head = read_card(root / models[model].folder).head
         kind = parts.make("services", {"kind": "reward_model", "model": model, "head": head}, "--model")
         with kind.opened(Resources(root, root, models=models)) as opened:
             name = f"{model}-{seed}@{models[model].sha256[:16]}"
-            address = f"http://{host}:{listener.getsockname()[1]}/v1"
+            address = f"{address_of(settings, listener)}/v1"
             ready = f"ready: model {name} at {address}. Ctrl-C ends it."
             app = make_app(opened, name, head, settings)
-            Server(app, settings).answer(listener, lambda: print(ready, flush=True))
+            Server(app, settings, problem=error_object).answer(listener, lambda: print(ready, flush=True))
     return 0
 
 
@@ -76,9 +78,9 @@ def make_app(opened: RewardModel, name: str, head: Head, settings: Settings) -> 
             message = {"role": "assistant", "content": wire.answer(found, head)}
             await answer(send, 200, {"choices": [{"message": message, "finish_reason": "stop"}]})
         except RefusedError as refused:
-            await answer(send, refused.status, {"error": {"message": str(refused)}}, refused.headers)
+            await answer(send, refused.status, error_object(refused.status, str(refused)), refused.headers)
         except (ValueError, RecursionError) as error:
-            await answer(send, 400, {"error": {"message": str(error)[:300]}})
+            await answer(send, 400, error_object(400, str(error)[:300]))
         except GoneError:
             pass
 

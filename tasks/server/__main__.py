@@ -44,7 +44,7 @@ def main(words: list[str] | None = None) -> int:
     given = known.parse_args(words)
     if given.worker_of > 1:
         end_with_parent()
-        return serve(given, _index_service, given.worker_of)
+        return processes.worked(lambda: serve(given, _index_service, given.worker_of))
     if given.processes == 1:
         return serve(given, _index_service)
     try:
@@ -111,12 +111,17 @@ def parser(program: str, about: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=program, description=about.partition(";")[0])
     parser.add_argument("--index", type=Path, required=True, help="folder of the index, such as artifacts/index")
     parser.add_argument("--corpus", type=Path, help="refuse an index that was built from another corpus")
-    parser.add_argument("--settings", default="default", help="name of a file of conf/server (default)")
     parser.add_argument("--host", help="address to listen on")
     parser.add_argument("--port", type=port, help="port to listen on; 0 takes a free one")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another value of a setting")
+    add_settings(parser)
     parser.add_argument("--without-key", action="store_true", help="let everybody in, on any address")
     return parser
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Add the words that name and change settings; `settings_of` reads them with `--host` and `--port`."""
+    parser.add_argument("--settings", default="default", help="name of a file of conf/server (default)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another value of a setting")
 
 
 def settings_of(given: argparse.Namespace) -> Settings:

@@ -21,13 +21,13 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
-from tasks import store
+from tasks import conf, store
 from tasks.retrieval import RetrievalError, Retriever, open_retriever
 from tasks.retrieval import manifest as manifests
 from tasks.retrieval.remote import INDEX_HEADER, PROTOCOL, contents
-from tasks.server.batching import Batcher, QueueFullError
+from tasks.server.batching import OF_A_QUERY, Batcher, QueueFullError
 from tasks.server.cache import AnswerCache
-from tasks.server.guard import Guard, RefusedError
+from tasks.server.guard import Guard, RefusedError, require_no_parameters
 from tasks.server.metrics import Metrics
 from tasks.server.page import docs_page
 from tasks.server.settings import Settings
@@ -152,7 +152,7 @@ class SearchService:
         """The encoded hits of each query, from the cache or from a search.
 
         Raises:
-            RefusedError: 503 if too many queries wait or the search fails, 504 if it takes too long.
+            RefusedError: 422 if a query is refused, 503 if too many wait or the search fails, 504 if it takes too long.
         """
         assert self._batcher is not None
         keys = {query: self._key(query, top_k) for query in queries}
@@ -169,17 +169,27 @@ class SearchService:
         missing = [query for query in keys if query not in found]
         self.metrics.misses.inc(len(missing))
         try:
+            await self.admit(missing)
             searched = await self._batcher.ask(missing, top_k, self._settings.request_timeout_s)
         except QueueFullError as error:
             raise RefusedError(503, str(error)) from None
         except TimeoutError as error:
             raise RefusedError(504, str(error)) from None
+        except OF_A_QUERY as error:
+            raise RefusedError(422, f"body.queries: {error}") from None
         except RetrievalError as error:
             raise RefusedError(503, f"the search failed: {error}") from error
         for query, answer in zip(missing, searched, strict=True):
             found[query] = answer
             self._keep(keys[query], answer)
         return [found[query] for query in queries]
+
+    async def admit(self, queries: Sequence[str]) -> None:
+        """Refuse what cannot be searched before it waits among the queries of others.
+
+        Raises:
+            QueryError: one of them cannot be.
+        """
 
     def measure(self) -> bytes:
         """The metrics in Prometheus' format."""
@@ -206,7 +216,7 @@ class SearchService:
             # Libraries load and compile now instead of in the first request.
             retriever.search([first.text[: self._settings.max_query_chars]], 1)
             if self._settings.cache_bytes:
-                self._cache = AnswerCache(Path(self._settings.cache_folder), self._settings.cache_bytes)
+                self._cache = AnswerCache(conf.ROOT / self._settings.cache_folder, self._settings.cache_bytes)
             result = (retriever, health)
         except Exception as error:
             result = error
@@ -284,6 +294,7 @@ def make_app(service: SearchService, settings: Settings, api_key: str | None = N
     @app.post("/retrieve", responses=_responses(has_key), openapi_extra=_request_body(model, has_key))
     async def retrieve(request: Request) -> Response:
         """The `topk` best passages for each query, at most all there are; `topk` null takes the server's default."""
+        require_no_parameters(request.scope)
         wanted: Any = _parse(model, await request.body())
         top_k = settings.default_top_k if wanted.topk is None else wanted.topk
         if top_k * len(wanted.queries) > settings.max_hits:
@@ -398,9 +409,10 @@ def _security(key: bool) -> dict[str, Any]:
 
 def _responses(key: bool) -> dict[int | str, dict[str, Any]]:
     told = {
-        400: "Not JSON",
+        400: "Not JSON, or parameters in the address",
         408: "The body came too slowly",
         413: "The body is too large",
+        415: "The body is compressed, or no UTF-8 by its headers",
         422: "JSON, but not a request: unknown field, wrong type or over a limit",
         500: "A fault of the server",
         503: "Starting, stopping, too much in work, or the search failed; try again after Retry-After seconds",
@@ -421,7 +433,9 @@ def _parse(model: type[BaseModel], body: bytes) -> BaseModel:
         RefusedError: 400 if the body is no JSON, 422 if it is JSON of another schema.
     """
     try:
-        return model.model_validate_json(body)
+        wanted = model.model_validate_json(body)
+        store.loads(body)  # Pydantic takes the last of two equal keys in silence.
+        return wanted
     except ValidationError as error:
         told = []
         for one in error.errors(include_url=False, include_context=False)[:_MAX_ERRORS]:
@@ -430,6 +444,8 @@ def _parse(model: type[BaseModel], body: bytes) -> BaseModel:
             place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in one["loc"])
             told.append(f"body{place:.{_MAX_SHOWN}}: {one['msg']}, found {_shown(one['input'])}")
         raise RefusedError(422, "; ".join(told)) from None
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(422, f"body: {error}; expected each key once") from None
 
 
 def _shown(value: Any) -> str:

@@ -15,11 +15,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tasks.retrieval import QueryError
 from tasks.types import Hit
 
 Key = tuple[str, int]
 Answers = list[bytes]
 _FAILURES_IN_A_ROW = 2
+OF_A_QUERY = (QueryError, ValueError)
+"""Errors of `search` that a query is to blame for."""
 
 
 @dataclass(eq=False)
@@ -204,9 +207,10 @@ class Batcher:
         for index, query in enumerate(queries):
             (one,) = self._answers([query], top_k)
             results.append(one)
-            failures = failures + 1 if isinstance(one, Exception) else 0
-            # Then the search engine fails, not the query.
-            if isinstance(one, Exception) and failures == _FAILURES_IN_A_ROW:
+            # What a query is to blame for says nothing about the other ones, which other clients may have sent.
+            is_outage = isinstance(one, Exception) and not isinstance(one, OF_A_QUERY)
+            failures = failures + 1 if is_outage else 0
+            if is_outage and failures == _FAILURES_IN_A_ROW:
                 return results + [one] * (len(queries) - index - 1)
         return results
 

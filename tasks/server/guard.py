@@ -20,6 +20,7 @@ from tasks.server.settings import Settings
 GUARDED = "/retrieve"
 WITH_KEY = (GUARDED, "/metrics")
 RETRY_AFTER_S = 1
+_MAX_SHOWN = 80
 
 
 class RefusedError(Exception):
@@ -117,6 +118,17 @@ def check_key(scope: Message, api_key: str | None) -> None:
         found = "another one" if given else "none"
         detail = f"header Authorization: found {found}, expected 'Bearer ' and the key of this server"
         raise RefusedError(401, detail, www_authenticate="Bearer")
+
+
+def require_no_parameters(scope: Message) -> None:
+    """Refuse parameters in the address of a request whose body says everything: they would be left unread.
+
+    Raises:
+        RefusedError: 400.
+    """
+    if query := scope.get("query_string", b""):
+        found = ascii(query.decode("latin-1"))[:_MAX_SHOWN]
+        raise RefusedError(400, f"address: found the parameters {found}, expected none: put them into the body")
 
 
 async def read_body(scope: Message, receive: Receive, settings: Settings) -> bytes:

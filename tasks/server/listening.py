@@ -11,22 +11,38 @@ from types import FrameType
 
 import uvicorn
 
+from tasks.server.bodies import PlainBodies
 from tasks.server.origins import App, Guarded
+from tasks.server.problems import Problem, detail
 from tasks.server.protocol import bounded_protocol
 from tasks.server.settings import Settings
 
 _FILES = 65_536
+_OTHER_NAMES = "Allow a name with --set names=[NAME], or with `names` of conf/server/default.yaml."
 
 
 class Server(uvicorn.Server):
     """Answers what browsers' pages did not send, within the bounds of its settings."""
 
-    def __init__(self, app: App, settings: Settings, stopping: Callable[[], None] = lambda: None) -> None:
-        """Serve `app`; `stopping` is called at the signal, before the last requests are answered."""
+    def __init__(
+        self,
+        app: App,
+        settings: Settings,
+        stopping: Callable[[], None] = lambda: None,
+        problem: Problem = detail,
+    ) -> None:
+        """Serve an application.
+
+        Args:
+            app: the application.
+            settings: bounds.
+            stopping: called at the signal, before the last requests are answered.
+            problem: words what is refused before the application sees it.
+        """
         self._stopping = stopping
         config = uvicorn.Config(
-            Guarded(app, (settings.host, *settings.names)),
-            http=bounded_protocol(settings),
+            Guarded(PlainBodies(app, problem), (settings.host, *settings.names), problem, _OTHER_NAMES),
+            http=bounded_protocol(settings, problem),
             ws="none",
             access_log=False,
             log_level="warning",

@@ -12,6 +12,8 @@ import re
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
+from tasks.server.problems import Problem, detail
+
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -26,21 +28,28 @@ _POLICY_VIOLATION = 1008
 class Guarded:
     """ASGI middleware that answers 403 to a foreign Host or Origin, also where a websocket is asked for."""
 
-    def __init__(self, app: App, hosts: Collection[str] = ()) -> None:
-        """Wrap `app`. Allowed are the names of this machine, the address that a client connected to, and `hosts`."""
-        self._app = app
+    def __init__(self, app: App, hosts: Collection[str] = (), problem: Problem = detail, advice: str = "") -> None:
+        """Wrap an application.
+
+        Args:
+            app: the application.
+            hosts: allowed besides the names of this machine and the address that a client connected to.
+            problem: words the refusal.
+            advice: how a user allows a further name.
+        """
+        self._app, self._problem, self._advice = app, problem, f". {advice}" if advice else ""
         self._hosts = frozenset(host.lower() for host in (*LOOPBACK, *hosts))
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Hand a request on, or refuse it."""
-        detail = None if scope["type"] == "lifespan" else self._refusal(scope)
-        if detail is None:
+        refusal = None if scope["type"] == "lifespan" else self._refusal(scope)
+        if refusal is None:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             # Closed before it was accepted: the server answers 403.
-            await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": detail[:_MAX_SHOWN]})
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": refusal[:_MAX_SHOWN]})
         else:
-            body = json.dumps({"detail": detail}).encode() + b"\n"
+            body = json.dumps(self._problem(403, refusal)).encode() + b"\n"
             headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
             await send({"type": "http.response.start", "status": 403, "headers": headers})
             await send({"type": "http.response.body", "body": body})
@@ -50,7 +59,8 @@ class Guarded:
         hosts, origins = (_sent(scope, name) for name in (b"host", b"origin"))
         connected_to = str((scope.get("server") or ("",))[0]).removeprefix("::ffff:")
         if len(hosts) != 1 or name_of(hosts[0]) not in {*self._hosts, connected_to}:
-            return f"header Host: found {_shown(hosts)}, expected the address of this server or a name that it has"
+            expected = f"expected the address of this server or a name that it has{self._advice}"
+            return f"header Host: found {_shown(hosts)}, {expected}"
         if any(origin.partition("://")[2] != hosts[0] for origin in origins):
             return f"header Origin: found {_shown(origins)}, expected none or {hosts[0]}: no other page may ask"
         return None

@@ -11,12 +11,14 @@ from __future__ import annotations
 import argparse
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from prometheus_client.multiprocess import mark_process_dead
@@ -59,6 +61,19 @@ def serve(words: list[str], count: int, settings: Settings) -> int:
     with listening(settings, is_shared=True), tempfile.TemporaryDirectory(prefix="search-server-") as folder:
         shared = ["--port", str(settings.port), "--worker-of", str(count)]
         return _Processes([*words, *shared], count, folder, 2 * settings.stop_timeout_s + _SPARE_S).run()
+
+
+def worked(serve: Callable[[], int]) -> int:
+    """What `serve` returns in one of the processes, which removes their folder if the supervisor is gone.
+
+    A supervisor that is killed removes nothing; its processes end with it.
+    """
+    supervisor = os.getppid()
+    try:
+        return serve()
+    finally:
+        if os.getppid() != supervisor and (folder := os.environ.get(FOLDER)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tasks.server.offers import Parser
+from tasks.server.problems import Problem
 from tasks.server.settings import Settings
 
 MAX_HEAD_BYTES = 64 << 10
@@ -23,8 +26,13 @@ class BoundedProtocol(HttpToolsProtocol):
     _head = 0  # Bytes of the address and of whole headers of this request, trailers among them.
     _unfinished = 0  # Bytes since the parser last made out anything.
     settings: Settings
+    problem: Problem
     _reading: asyncio.TimerHandle | None = None
     _writing: asyncio.TimerHandle | None = None
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.parser: Any = Parser(self)  # type: ignore[assignment]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -49,7 +57,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head > MAX_HEAD_BYTES:  # `_count` has ended the parsing.
             self._answer_and_close(b"431 Request Header Fields Too Large", _TOO_LARGE)
         else:
-            super().send_400_response(msg)
+            self._answer_and_close(b"400 Bad Request", msg)
 
     def on_message_begin(self) -> None:
         self._head = self._unfinished = 0
@@ -113,7 +121,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _answer_and_close(self, status: bytes, detail: str) -> None:
         # While an earlier request is being answered, another answer between would be taken for its own.
         if not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete):
-            body = json.dumps({"detail": detail}).encode()
+            body = json.dumps(self.problem(int(status[:3]), detail)).encode()
             self.transport.write(
                 b"HTTP/1.1 %b\r\ncontent-type: application/json\r\nconnection: close\r\n"
                 b"content-length: %d\r\n\r\n%b" % (status, len(body), body)
@@ -121,6 +129,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def bounded_protocol(settings: Settings) -> type[BoundedProtocol]:
-    """The protocol with these bounds; uvicorn takes a class."""
-    return type("BoundedProtocol", (BoundedProtocol,), {"settings": settings})
+def bounded_protocol(settings: Settings, problem: Problem) -> type[BoundedProtocol]:
+    """The protocol with these bounds, whose refusals `problem` words; uvicorn takes a class."""
+    return type("BoundedProtocol", (BoundedProtocol,), {"settings": settings, "problem": staticmethod(problem)})

@@ -144,6 +144,9 @@ RUN_BY = {
     'make search-server INDEX=.scratch/served-index ARGS="--host 0.0.0.0 --without-key"': (
         "tests/server/test_server.py::test_what_keeps_it_from_listening_to_others"
     ),
+    'make search-server INDEX=.scratch/served-index ARGS="--set names=[host.docker.internal]"': (
+        "tests/tool/test_chat.py::test_every_refusal_is_an_error_object"
+    ),
     'make search-server INDEX=.scratch/served-index ARGS="--processes 4"': (
         "tests/server/test_processes.py::test_both_answer_as_one_process_and_the_metrics_are_sums"
     ),

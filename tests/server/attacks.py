@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import socket
 import time
@@ -34,6 +35,68 @@ def exchange(port: int, *sent: bytes, seconds: float = 5.0) -> bytes:
             while block := one.recv(65536):
                 received += block
     return received
+
+
+H2C = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAA\r\n"
+HARMLESS = {
+    "what Java offers": H2C,
+    "a websocket": "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n",
+    "other protocols": "connection: keep-alive, upgrade\r\nupgrade: TLS/1.0, IRC/6.9\r\n",
+    "an offer without its connection": "upgrade: h2c\r\n",
+    "expects": "expect: 100-continue\r\n",
+    "trailers": "te: trailers, deflate;q=0.5\r\ntrailer: x\r\n",
+    "repeated": "x-a: 1\r\nx-a: 2\r\ncache-control: no-cache\r\ncache-control: no-store\r\n",
+    "no coding": "content-encoding: identity\r\n",
+    "wishes": "priority: u=1\r\naccept-language: de;q=0.1\r\naccept-encoding: gzip, br\r\nprefer: wait=1\r\n",
+}
+"""Headers that change nothing about what a request asks."""
+CODED = ("content-encoding: gzip", "content-encoding: identity, br", "content-type: text/plain; charset=utf-16")
+
+
+def reads_all_that_was_sent(port: int, path: str, body: bytes, expected: tuple[int, str], more: str = "") -> None:
+    """A body is read whole beside headers that a server may ignore, with the mark of UTF-8 before it, and in parts.
+
+    Args:
+        port, path: of the server.
+        body: what is sent.
+        expected: status, and words of the answer that nobody can know who has not read the body.
+        more: headers that are always sent.
+    """
+    plain = sent(port, path, body, more)
+    assert (plain[0], expected[1] in plain[1]) == (expected[0], True), plain
+    for name, headers in HARMLESS.items():
+        assert sent(port, path, body, more + headers) == plain, name
+        assert sent(port, path, body, more + headers, is_chunked=True) == plain, name
+    assert sent(port, path, b"\xef\xbb\xbf" + body, more) == plain
+    assert sent(port, path, b"\xef\xbb\xbf" + body, more + H2C, is_chunked=True) == plain
+    for header in CODED:
+        status, told = sent(port, path, body, f"{more}{header}\r\n")
+        assert (status, header.rpartition(" ")[2].rpartition("=")[2] in told) == (415, True), told
+
+    # The next requests on the same connection are read as well, offers or not.
+    one = head(path, more + H2C, f"content-length: {len(body)}\r\n") + body
+    last = head(path, f"{more}{H2C}connection: close\r\n", f"content-length: {len(body)}\r\n") + body
+    assert exchange(port, one * 2 + last, seconds=30).count(f"HTTP/1.1 {expected[0]} ".encode()) == 3
+
+
+def head(path: str, headers: str, framing: str) -> bytes:
+    return f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{headers}{framing}\r\n".encode()
+
+
+def sent(port: int, path: str, body: bytes, headers: str, is_chunked: bool = False) -> tuple[int, str]:
+    """Status and body of the answer to a POST."""
+    cut = len(body) // 3
+    if is_chunked:
+        framing, parts = "transfer-encoding: chunked\r\n", [body[:2], body[2:cut], body[cut:]]
+        body = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+    else:
+        framing = f"content-length: {len(body)}\r\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as one:
+        one.sendall(head(path, headers, framing) + body[:cut])
+        one.sendall(body[cut:])
+        response = http.client.HTTPResponse(one)
+        response.begin()
+        return response.status, response.read().decode()
 
 
 def get(port: int, headers: str, path: str = "/health", method: str = "GET") -> bytes:

@@ -40,7 +40,8 @@ def server(world_index: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     folder = tmp_path_factory.mktemp("server")
     limits = ("read_timeout_s=1.5", "request_timeout_s=20", "stop_timeout_s=5")
     words = [word for limit in limits for word in ("--set", limit)]
-    with ServerProcess(world_index, "--port", "0", "--set", f"cache_folder={folder}/cache", *words) as running:
+    words += ["--set", f"cache_folder={folder}/cache"]
+    with ServerProcess(world_index, "--port", "0", *words, cwd=folder) as running:
         yield running
 
 

@@ -83,15 +83,22 @@ def free_port() -> int:
 
 
 class ServerProcess:
-    """A server on the loopback address; `words` go to its command line."""
+    """A server on the loopback address; `words` go to its command line. It works in any folder: `cwd`."""
 
-    def __init__(self, index: Path, *words: str, module: str = "tasks.server", env: dict[str, str] | None = None):
+    def __init__(
+        self,
+        index: Path,
+        *words: str,
+        module: str = "tasks.server",
+        env: dict[str, str] | None = None,
+        cwd: Path = ROOT,
+    ):
         self.log = index.parent / f"server-{time.monotonic_ns()}.log"
-        given = {"SEARCH_SERVER_API_KEY": "", **(env or {})}
+        given = {"SEARCH_SERVER_API_KEY": "", "PYTHONPATH": str(ROOT), **(env or {})}
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", module, "--index", str(index), *words],
-                cwd=ROOT, stdout=subprocess.PIPE, stderr=output, text=True, env={**os.environ, **given},
+                cwd=cwd, stdout=subprocess.PIPE, stderr=output, text=True, env={**os.environ, **given},
             )  # fmt: skip
         self.url = ""
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.retrieval import RetrievalError
+from tasks.retrieval import QueryError, RetrievalError
 from tasks.server.app import encode_hits
 from tasks.server.batching import Batcher, QueueFullError
+from tasks.types import Hit
 from tests.server.running import NumberRetriever
 
 
@@ -97,6 +98,31 @@ def test_a_query_that_fails_does_not_fail_its_neighbours():
     answers = _run(batcher, body())
     assert [isinstance(answer, RetrievalError) for answer in answers] == [False, True, False, False]
     assert [len(queries) for queries, _ in retriever.batches] == [1, 4, 1, 1, 1, 1]  # Together, then each alone.
+
+
+@settings(max_examples=20)
+@given(bad=st.lists(st.booleans(), min_size=1, max_size=30), kind=st.sampled_from([QueryError, ValueError]))
+def test_beside_bad_queries_the_others_get_what_they_would_get_alone(bad, kind):
+    class Refusing(NumberRetriever):
+        def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
+            found = super().search(queries, top_k)
+            if any("bad" in query for query in queries):
+                raise kind("not that one")
+            return found
+
+    retriever = Refusing()
+    batcher = _batcher(retriever, max_batch=16)
+    queries = [f"{'bad' if is_bad else 'good'} {number}" for number, is_bad in enumerate(bad)]
+
+    async def body() -> list[Any]:
+        first = await _blocked(batcher, retriever)
+        tasks = [asyncio.create_task(batcher.ask([query], 2, 10)) for query in queries]
+        await asyncio.sleep(0)
+        retriever.free.set()
+        return (await asyncio.gather(first, *tasks, return_exceptions=True))[1:]
+
+    for query, is_bad, answer in zip(queries, bad, _run(batcher, body()), strict=True):
+        assert isinstance(answer, kind) if is_bad else answer == [encode_hits(retriever.hits(query, 2))]
 
 
 def test_an_outage_fails_all_after_few_searches():

@@ -183,10 +183,14 @@ def test_what_keeps_them_from_starting_is_told_once(world_index, tmp_path):
     (told,) = fails("--index", str(tmp_path), "--port", "0")
     assert "no search index here (manifest.json is missing)" in told
     port = str(free_port())
-    with ServerProcess(world_index, "--port", port, "--processes", "2", "--set", "cache_bytes=0", *LIMITS):
+    with ServerProcess(world_index, "--port", port, "--processes", "2", "--set", "cache_bytes=0", *LIMITS) as one:
+        (folder, *_) = {Path(worker.environ()[FOLDER]) for worker in workers(one)}
         # A shared port would be open to a second server of this user: half of the answers would be of another index.
         (told,) = fails("--index", str(world_index), "--port", port)
         assert told.startswith(f"error: cannot have port {port} of 127.0.0.1 (Address already in use)")
+        assert folder.is_dir()
+        one.process.kill()
+        wait_for(lambda: not folder.exists())
     (told,) = fails("--index", str(world_index), "--host", "0.0.0.0")
     assert "SEARCH_SERVER_API_KEY is not set" in told
 

@@ -21,6 +21,7 @@ from tasks import retrieval
 from tasks.retrieval import RetrievalError, remote
 from tasks.retrieval.bm25 import Settings as Bm25
 from tasks.store import DataError
+from tests.server.attacks import reads_all_that_was_sent
 from tests.server.running import ROOT, ServerProcess, ends_with_make, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers]
@@ -78,6 +79,24 @@ def test_five_hundred_clients_at_once(server, local):
         found = [[(h["document"]["id"], h["score"]) for h in hits] for hits in json.loads(body)["result"]]
         expected = local.search(queries[i], 1 + i % 5)
         assert found == [[(hit.passage_id, hit.score) for hit in hits] for hits in expected]
+
+
+def test_what_a_server_may_ignore_costs_no_body(server):
+    body = b'{"queries": ["film directed city"], "topk": 1, "return_scores": true}'
+    reads_all_that_was_sent(server.port, "/retrieve", body, (200, '"score"'))
+
+
+def test_what_would_be_read_by_half_is_named(server):
+    for path, body, status, told in (
+        ("/retrieve?topk=5", b'{"queries": ["x"]}', 400, "address: found the parameters 'topk=5', expected none"),
+        ("/retrieve", b'{"queries": ["x"], "queries": ["y"]}', 422, "the key 'queries' stands twice"),
+        ("/retrieve", b'{"queries": ["x"], "top_k": 5}', 422, "body.top_k"),
+    ):
+        answer = httpx.post(f"{server.url}{path}", content=body)
+        assert (answer.status_code, told in answer.json()["detail"]) == (status, True), answer.text
+    foreign = httpx.post(f"{server.url}/retrieve", json={"queries": []}, headers={"host": "host.docker.internal:8001"})
+    assert foreign.status_code == 403
+    assert "--set names=[NAME]" in foreign.json()["detail"]
 
 
 @pytest.mark.parametrize("declared", [True, False])
