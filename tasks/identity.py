@@ -294,6 +294,11 @@ def loaded(root: Path = ROOT) -> set[str]:
     return {path for path in files if not path.startswith(FRAME)}
 
 
+def outside(files: Mapping[str, str], root: Path = ROOT) -> dict[str, str]:
+    """Those source files of a plan, with their hashes, that lie in the folder of one's own and not in the clone."""
+    return {path: digits for path, digits in files.items() if not (root / path).is_file()}
+
+
 def libraries(root: Path, extras: Iterable[str] = ()) -> dict[str, str]:
     """Name and pinned version of every library; with the installed version where that is another one.
 

@@ -124,6 +124,8 @@ def test_a_part_of_the_folder_is_a_kind_and_its_files_are_sources_of_its_users_a
     names = {"tasks/rewards/likes_short.py", "tasks/rewards/likes_words.py"}
     assert names <= before.keys()
     assert not names & other.keys()
+    assert identity.outside(before) == {name: before[name] for name in names}
+    assert identity.outside(other) == {}
     assert [path for path in before if Path(path).is_absolute()] == []
     assert "mine" in conf.names("method", ROOT)
     assert retrieval.load_settings("mine_first", ROOT).much == 1

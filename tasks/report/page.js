@@ -142,6 +142,7 @@
       ["stage", h("code", {}, stage.stage)],
       ["settings", stage.config_sha256 && [h("code", {}, stage.config_sha256), " is the hash of those in ", h("code", {}, stage.plan)]],
       ["git commit", found.git_commit ? h("code", {}, found.git_commit.slice(0, 12), found.git_dirty ? " (with local changes)" : "") : "not recorded on this machine"],
+      ["parts of one's own", Object.entries(found.own_parts || {}).map((file) => file.join(" ")).join(", ")],
       ["libraries", Object.entries(found.libraries || {}).map((library) => library.join(" ")).join(", ")],
       ["MLflow run", found.mlflow_run_id && h("code", {}, found.mlflow_run_id)],
       ["took", known(found.seconds) ? duration(found.seconds) : null],

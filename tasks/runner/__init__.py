@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tasks import conf, planned
+from tasks import conf, identity, planned
 from tasks.runner import ledger, process, record
 from tasks.runner.context import Context as Context
 from tasks.runner.git import read_commit
@@ -81,10 +81,14 @@ def run(
                 used: Any = planned.settings_of(plan, settings, name) if plan and settings else None
                 params = conf.read_yaml(root / conf.PARAMS)  # For records only; what a stage does stands in its plan.
                 track = record.start(name, params, root, code)
+                own_parts = identity.outside(plan.files) if plan is not None else {}
+                if own_parts:  # No commit has them.
+                    track.set_tags({"own_parts": ", ".join(map(" ".join, own_parts.items()))})
                 context = Context(name, root, used, str(params.get("data")), track)
                 body(context)
 
-            ledger.write(root, name, context.measured, code, time.monotonic() - started, track.record)
+            measured = context.measured | ({"own_parts": own_parts} if own_parts else {})
+            ledger.write(root, name, measured, code, time.monotonic() - started, track.record)
             if clean and "scratch" in vars(context):
                 shutil.rmtree(context.scratch, ignore_errors=True)
         status = "FINISHED"

@@ -238,6 +238,10 @@ def test_a_system_outside_the_clone_is_one_of_the_run(project: Project) -> None:
     plan = project.json("artifacts/plan/evaluate/title-0.json")
     assert "tasks/systems/first_title.py" in plan["files"]
     assert not (project.clone.root / "tasks/systems/first_title.py").exists()
+    owned = {"tasks/systems/first_title.py": plan["files"]["tasks/systems/first_title.py"]}
+    assert project.json(".scratch/ledger/evaluate@title-0.json")["own_parts"] == owned
+    assert "own_parts" not in project.json(".scratch/ledger/evaluate@base-0.json")
+    assert owned["tasks/systems/first_title.py"] in (project.clone.root / "reports/index.html").read_text()
     written = project.clone.files("artifacts", "reports")
     place = str(project.clone.root.parent).encode()
     assert [name for name, content in written.items() if place in content] == []
