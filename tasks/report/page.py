@@ -45,7 +45,7 @@ from tasks.text import exact_match, findable, normalize
 HERE = Path(__file__).parent
 MAX_POINTS = 400  # Points a learning curve keeps; the rest are thinned out evenly.
 NO_CLAIMS = (
-    "No claim is judged here: this run has no two systems that a claim of the papers compares. `make compare` trains "
+    "No claim is judged here: this run has no two systems that a claim of the papers compares. make compare trains "
     "them, and its page has the verdicts in this place."
 )
 MAX_TEXT = 4000  # Characters kept of one passage, prompt or observation.

@@ -18,7 +18,9 @@ GAINS = {"1": (-0.01, -0.02, 0.0), "2": (0.7, 0.6, 0.8), "4": (0.4, 0.3, 0.5)}
 
 
 def _cell(policy: str, hops: str, metric: str, value: float, low: float, high: float, seed: str = "all") -> Cell:
-    return Cell(policy, seed, "all", hops, "greedy", metric, value, low, high, 9, "data", "policy", "settings")
+    return Cell(
+        policy, seed, "all", hops, "greedy", metric, value, low, high, 9, "data", "policy", "settings", "questions"
+    )
 
 
 def _rows() -> list[Cell]:
@@ -56,7 +58,7 @@ def test_it_runs_and_holds_no_output(path: Path, tmp_path: Path, monkeypatch: py
 def test_gains_stand_with_their_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     by_hops, gain, searches = run(BY_HOPS, tmp_path)[1]
-    assert list(by_hops.columns) == list(gain.columns) == ["value", "low", "high"]
+    assert list(by_hops.columns) == list(gain.columns) == ["value", "low", "high", "interval_over"]
     assert list(by_hops.index) == [(hops, policy) for hops in GAINS for policy in ("base", "ppo")]
-    assert {hops: tuple(row) for (hops, _), row in gain.iterrows()} == GAINS
+    assert {hops: tuple(row[["value", "low", "high"]]) for (hops, _), row in gain.iterrows()} == GAINS
     assert searches.shape == (3, 2)

@@ -219,7 +219,7 @@ def test_page_draws_everything_without_a_complaint(browser: Browser, page: Path)
     sections = browser.run("[...document.querySelectorAll('section')].map(s => s.id)")
     assert sections[:7] == ["results", "hops", "parts", "claims", "learning", "errors", "trajectories"]
     assert sections[7:] == ["health", "cost", "data", "provenance-list"]
-    assert "`make compare` trains them" in text(browser, "#claims")
+    assert "make compare trains them" in text(browser, "#claims")
     assert browser.run("document.querySelectorAll('svg.plot path.mean').length") > 20
     label = browser.run("document.querySelector('#hops svg.plot').getAttribute('aria-label')")
     assert label.startswith("Exact match by number of hops, with intervals")
