@@ -17,8 +17,6 @@ from collections.abc import Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 
-import yaml
-
 VARIABLE = "BREADCRUMB_PARTS"
 """The folder for one command, in the place of the one that `params.yaml` names."""
 NONE = "conf/parts/none.txt"
@@ -103,6 +101,10 @@ def _named_in(params: Path) -> str | None:
 @functools.lru_cache(maxsize=16)
 def _parts_of(text: str) -> str | None:
     if "parts" not in text:
+        return None
+    try:
+        import yaml
+    except ModuleNotFoundError:  # Set-up runs this package before there is any library.
         return None
     try:
         tree = yaml.safe_load(text)

@@ -7,8 +7,9 @@ hits are the evidence that the agent wrote and the passages that it read.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,13 @@ def _service(given: argparse.Namespace, settings: Settings, changed: Callable[[A
             index, served = super().load()
             folder = None if given.any_index else given.index
             self._stack = contextlib.ExitStack()
-            agent = self._stack.enter_context(opened(given.policy, index, given.generator, index=folder))
+            self._agent = agent = self._stack.enter_context(opened(given.policy, index, given.generator, index=folder))
             identity = {"backend": "evidence", "index_sha256": store.digest(served["index_sha256"], agent.identity)}
             return EvidenceRetriever(agent, served["num_passages"]), {**served, **identity}
+
+        async def admit(self, queries: Sequence[str]) -> None:
+            """See `SearchService`."""
+            await asyncio.to_thread(self._agent.check, queries)
 
     return EvidenceService(given.index, settings, given.corpus, changed)
 

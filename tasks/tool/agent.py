@@ -7,16 +7,17 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from tasks import generate, parts, retrieval, store, systems
+from tasks import conf, generate, parts, retrieval, store, systems
 from tasks.generate import Generator
 from tasks.model_files import weights_sha256
-from tasks.retrieval import RetrievalError, Retriever
+from tasks.retrieval import QueryError, RetrievalError, Retriever
 from tasks.rewards.blocks import evidence_of, is_verbatim
 from tasks.store import DataError
 from tasks.systems import System
 from tasks.tool import policies
+from tasks.tool.live import Audience, LiveRetriever, StoppableGenerator
 from tasks.types import Hit, Question, Trajectory
 
 _SEED = 0  # Greedy play draws nothing.
@@ -47,44 +48,62 @@ class EvidenceAgent:
         system: the trained policy with its prompt, grammar and budgets.
         retriever: the search engine that it uses.
         identity: hash of policy and settings.
+        audience: asked whether the play is still wanted.
     """
 
     system: System
     retriever: Retriever
     identity: str
+    audience: Audience
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
 
-    def find(self, questions: Sequence[str]) -> list[Found]:
-        """What the agent found for each question, in order.
+    def check(self, questions: Sequence[str]) -> None:
+        """Refuse questions that the agent cannot take; threads may call it while others are played.
 
         Raises:
-            RetrievalError: a search failed, or the agent cannot take a question: one that is too long, or that holds
-                half of a surrogate pair, which is no text.
+            QueryError: one is too long, or holds half of a surrogate pair, which is no text.
         """
         for text in questions:
             _check_text(text)
+        try:
+            cast(Any, self.system).player.prompts(_asked(questions))
+        except DataError as error:
+            raise QueryError(f"the agent cannot take this question: {error}") from error
+
+    def find(self, questions: Sequence[str], is_wanted: Callable[[], bool] = lambda: True) -> list[Found]:
+        """What the agent found for each question, in order.
+
+        Args:
+            questions: what is asked.
+            is_wanted: see `tasks.tool.live.Audience`; the play ends before its next call or search.
+
+        Raises:
+            QueryError: as `check`.
+            RetrievalError: a search failed.
+            StoppedError: the play was not wanted any more.
+        """
+        self.check(questions)
         found: list[Found] = []
-        asked = [Question(f"asked-{i}", "asked", "test", text, ("",), 1) for i, text in enumerate(questions)]
+        asked = _asked(questions)
         with self._lock:
+            self.audience.is_wanted = is_wanted
             for first in range(0, len(asked), self.system.batch_questions):
-                found += self._played(asked[first : first + self.system.batch_questions])
+                episodes = self.system.play(asked[first : first + self.system.batch_questions], "greedy", _SEED)
+                found += [_found(cast(Trajectory, episode)) for episode in episodes]
         return found
 
-    def _played(self, questions: Sequence[Question]) -> list[Found]:
-        try:
-            episodes = self.system.play(questions, "greedy", _SEED)
-            return [_found(cast(Trajectory, episode)) for episode in episodes]
-        except DataError as error:
-            raise RetrievalError(f"the agent cannot take this question: {error}") from error
+
+def _asked(questions: Sequence[str]) -> list[Question]:
+    return [Question(f"asked-{i}", "asked", "test", text, ("",), 1) for i, text in enumerate(questions)]
 
 
 def _check_text(question: str) -> None:
     try:
         question.encode()
     except UnicodeEncodeError as error:
-        raise RetrievalError(
+        raise QueryError(
             f"the agent cannot take this question: found half of a surrogate pair at character {error.start}, expected "
             "text. Send whole characters."
         ) from None
@@ -112,8 +131,13 @@ def at_play(
         retriever: the search engine.
         start_generator: starts what writes the policy's text.
     """
-    with kind.opened(systems.Resources(policy, retriever, 0, start_generator, {})) as system:
-        yield EvidenceAgent(system, retriever, store.digest(weights_sha256(policy), parts.plain(kind)))
+    audience = Audience()
+
+    def start(folder: Path) -> Generator:
+        return cast(Generator, StoppableGenerator(start_generator(folder), audience))
+
+    with kind.opened(systems.Resources(policy, LiveRetriever(retriever, audience), 0, start, {})) as system:
+        yield EvidenceAgent(system, retriever, store.digest(weights_sha256(policy), parts.plain(kind)), audience)
 
 
 @contextlib.contextmanager
@@ -121,7 +145,7 @@ def opened(
     trained: str | Path,
     retriever: Retriever,
     generator: str = "plain",
-    root: Path = Path("."),
+    root: Path = conf.ROOT,
     index: Path | None = None,
 ) -> Iterator[EvidenceAgent]:
     """The agent of a trained policy, such as `artifacts/train/r_search-0`.

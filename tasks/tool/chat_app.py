@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from starlette.applications import Starlette
@@ -19,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tasks.server.guard import RETRY_AFTER_S, GoneError, RefusedError, check_key, read_body
+from tasks.server.guard import RETRY_AFTER_S, GoneError, RefusedError, check_key, read_body, require_no_parameters
 from tasks.server.origins import Message, Receive, Send
 from tasks.server.settings import Settings
 from tasks.tool.asking import Asker, Played
@@ -27,6 +26,7 @@ from tasks.tool.chat_protocol import ApiError, ChatRequest, Completion, parsed, 
 from tasks.tool.live import Part
 from tasks.tool.questions import QuestionError
 from tasks.tool.script import Script, harmless
+from tasks.tool.turns import BusyError, Turns
 from tasks.types import Question
 
 _GONE = 499  # The status that web servers log for a client that has left; there is nobody to answer.
@@ -42,16 +42,26 @@ class Plays:
         state: `ready` or `stopping`; the second takes no further question.
     """
 
-    def __init__(self, asker: Asker, max_in_work: int) -> None:
-        """Prepare the thread; `max_in_work` bounds the questions that are played or wait."""
-        self.in_work, self.state = 0, "ready"
+    def __init__(self, asker: Asker, max_in_work: int, max_reading: int) -> None:
+        """Prepare the thread.
+
+        Args:
+            asker: plays.
+            max_in_work: questions that are played or wait.
+            max_reading: requests whose bodies are read at once; many more, so that slow ones keep no question out.
+        """
+        self.state = "ready"
+        self._asker, self._turns, self._max_reading = asker, Turns(max_in_work), max_reading
         self._reading = 0
-        self._asker, self._max = asker, max_in_work
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="play")
+
+    @property
+    def in_work(self) -> int:
+        """See the class."""
+        return self._turns.in_work
 
     def close(self) -> None:
         """Play nothing more."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._turns.close()
 
     @contextlib.asynccontextmanager
     async def begun(self, question: Question) -> AsyncIterator[AsyncIterator[str | Played]]:
@@ -62,39 +72,33 @@ class Plays:
         """
         self._require_room()
         loop, said = asyncio.get_running_loop(), asyncio.Queue[str | Played | Exception]()
-        is_wanted, script = True, Script(shows=_THOUGHTS)
+        script = Script(shows=_THOUGHTS)
 
         def tell(item: str | Played | Exception) -> None:
             with contextlib.suppress(RuntimeError):  # The event loop has ended in the meantime.
                 loop.call_soon_threadsafe(said.put_nowait, item)
 
-        def play() -> None:
+        def play(is_wanted: Callable[[], bool]) -> None:
             try:
-                played = self._asker.ask(question, lambda event: tell(script.text(event)), lambda: is_wanted)
+                played = self._asker.ask(question, lambda event: tell(script.text(event)), is_wanted)
                 tell(script.end())
                 tell(played)
             except Exception as error:
                 tell(error)
 
-        self.in_work += 1
-        playing = self._thread.submit(play)
-        playing.add_done_callback(lambda _: self._done(loop))
-        try:
+        with self._turns.begun(play):
             yield _items(said)
-        finally:
-            is_wanted = False
-            playing.cancel()
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Room for the body of one request: as many are read at once as questions may be in work.
+        """Room for the body of one request.
 
         Raises:
             ApiError: 503, as `begun`.
         """
         self._require_room()
-        if self._reading >= self._max:
-            raise _busy(f"{self._reading} requests are read, at most {self._max} may be. Ask again later.")
+        if self._reading >= self._max_reading:
+            raise _busy(f"{self._reading} requests are read, at most {self._max_reading} may be. Ask again later.")
         self._reading += 1
         try:
             yield
@@ -104,17 +108,10 @@ class Plays:
     def _require_room(self) -> None:
         if self.state != "ready":
             raise _busy(f"the server is {self.state}")
-        if self.in_work >= self._max:
-            raise _busy(f"{self.in_work} questions are played or wait, at most {self._max} may. Ask again later.")
-
-    def _done(self, loop: asyncio.AbstractEventLoop) -> None:
-        """A play is over or was never begun; only now has it left the queue."""
-
-        def leave() -> None:
-            self.in_work -= 1
-
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(leave)
+        try:
+            self._turns.require_room()
+        except BusyError as error:
+            raise _busy(str(error)) from None
 
 
 def _busy(message: str) -> ApiError:
@@ -147,6 +144,7 @@ def make_app(asker: Asker, plays: Plays, settings: Settings, api_key: str | None
 
     async def chat(request: Request) -> Response:
         check_key(request.scope, api_key)
+        require_no_parameters(request.scope)
         with plays.reading():
             body = await read_body(request.scope, request.receive, settings)
         wanted = parsed(body, name)

@@ -1,22 +1,36 @@
 """Requests and answers of OpenAI's chat completions, as far as a policy that answers one question can give them.
 
 The last message of the user is the question; earlier messages are not read. What the policy thinks, searches and finds
-comes as `reasoning_content`, its answer as `content`. Play is greedy and has the budgets of training, so settings of
-sampling and lengths are ignored; a request for something that a policy cannot give at all is refused.
+comes as `reasoning_content`, its answer as `content`. Every field of a request is read, ignored or refused: play is
+greedy and has the budgets of training, so settings of sampling and lengths are ignored; a request for something that a
+policy cannot give at all is refused, and so is a field that no list below has, because it may be a misspelt one.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
 import time
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tasks import conf, store
+from tasks.server.problems import error_object
 from tasks.tool.asking import Played
 
 _FINISH = {"answered": "stop", "open": "length", "overflow": "length"}
+_READ = ("model", "messages", "stream", "stream_options")
+_IGNORED = (
+    # Of sampling and lengths, also as other servers than OpenAI's know it.
+    "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "frequency_penalty", "presence_penalty",
+    "repetition_penalty", "repeat_penalty", "logit_bias", "max_tokens", "max_completion_tokens", "min_tokens", "stop",
+    "reasoning_effort", "verbosity",
+    # They change no answer.
+    "user", "safety_identifier", "metadata", "store", "service_tier", "prediction", "prompt_cache_key",
+    "prompt_cache_options", "prompt_cache_retention", "parallel_tool_calls",
+)  # fmt: skip
 _ONLY: dict[str, tuple[Any, ...]] = {
     "n": (None, 1),
     "tools": (None, []),
@@ -24,11 +38,16 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
     "logprobs": (None, False),
+    "top_logprobs": (None, 0),
     "response_format": (None, {"type": "text"}),
     "modalities": (None, ["text"]),
     "audio": (None,),
+    "web_search_options": (None,),
+    "moderation": (None,),
 }
 """Field -> the only values that can be served."""
+_MAX_NAME = 80
+_OF_STREAMS = ("include_usage", "include_obfuscation")
 
 
 class ApiError(Exception):
@@ -47,8 +66,7 @@ class ApiError(Exception):
     @property
     def tree(self) -> dict[str, Any]:
         """The error object."""
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        return {"error": {"message": str(self), "type": kind, "param": self._param, "code": self._code}}
+        return error_object(self.status, str(self), self._param, self._code)
 
 
 @dataclass(frozen=True)
@@ -77,8 +95,9 @@ def parsed(body: bytes, model: str) -> ChatRequest:
     if not isinstance(tree, dict):
         raise ApiError(400, f"body: found {_kind(tree)}, expected a JSON object.")
     _check_model(tree.get("model"), model)
+    _check_fields(tree, "", (*_READ, *_ONLY, *_IGNORED))
     for name, values in _ONLY.items():
-        if tree.get(name) not in values:
+        if not any(type(tree.get(name)) is type(value) and tree.get(name) == value for value in values):
             expected = " or ".join([*map(repr, values[1:]), "nothing"])
             raise ApiError(400, f"{name}: found {conf.shown(tree[name])}, expected {expected}.", name)
 
@@ -86,8 +105,20 @@ def parsed(body: bytes, model: str) -> ChatRequest:
     options = tree.get("stream_options")
     if not isinstance(options, dict | None):
         raise ApiError(400, f"stream_options: found {_kind(options)}, expected an object.", "stream_options")
+    _check_fields(options or {}, "stream_options.", _OF_STREAMS)
     includes_usage = _flag((options or {}).get("include_usage"), "stream_options.include_usage")
     return ChatRequest(_question(tree.get("messages")), streams, includes_usage)
+
+
+def _check_fields(tree: Mapping[str, Any], above: str, known: Sequence[str]) -> None:
+    """Refuse a field that nothing here is said of; it may be a misspelt one."""
+    for name in tree:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f" Did you mean {above}{close[0]}?" if close else " Leave it out."
+            raise ApiError(
+                400, f"{above}{conf.shown(name)[1:-1]}: unknown field.{hint}", name[:_MAX_NAME], "unknown_parameter"
+            )
 
 
 def _check_model(found: Any, model: str) -> None:

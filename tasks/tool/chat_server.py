@@ -11,6 +11,7 @@ import sys
 
 from tasks import program
 from tasks.server.__main__ import address_of, api_key, parser, settings_of
+from tasks.server.problems import error_object
 from tasks.store import OutageError
 from tasks.tool.ask import add_words, asker_of
 from tasks.tool.script import one_line
@@ -34,13 +35,13 @@ def _serve(given: argparse.Namespace) -> None:
     settings = settings_of(given)
     key = api_key(settings.host, given.without_key)
     with listening(settings) as listener, asker_of(given, given.corpus) as asker:
-        plays = Plays(asker, given.max_waiting + 1)
+        plays = Plays(asker, given.max_waiting + 1, settings.max_requests)
         made = int(asker.policy.weights.stat().st_mtime)
 
         def stopping() -> None:
             plays.state = "stopping"
 
-        server = Server(make_app(asker, plays, settings, key, made), settings, stopping)
+        server = Server(make_app(asker, plays, settings, key, made), settings, stopping, error_object)
         address = address_of(settings, listener)
         ready = f"ready: {asker.about}, at {address} (chat completions below /v1). Ctrl-C ends it."
         try:

@@ -168,6 +168,40 @@ class LiveGenerator:
         return LiveSession(session, self.tokenizer, self.audience)
 
 
+class StoppableSession:
+    """See `tasks.generate.Session`; ends before a call that nobody wants any more."""
+
+    def __init__(self, session: Session, audience: Audience) -> None:
+        self._session, self._audience = session, audience
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is that of the session."""
+        return getattr(self._session, name)
+
+    def generate(self, rows: Sequence[int], max_new_tokens: Sequence[int]) -> list[Call]:
+        """See `Session.generate`."""
+        self._audience.require()
+        return self._session.generate(rows, max_new_tokens)
+
+
+@dataclass
+class StoppableGenerator:
+    """See `tasks.generate.Generator`; its sessions end where their play is not wanted any more."""
+
+    generator: Generator
+    audience: Audience
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is that of the generator."""
+        return getattr(self.generator, name)
+
+    def open(
+        self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, max_total_tokens: int
+    ) -> StoppableSession:
+        """See `Generator.open`."""
+        return StoppableSession(self.generator.open(prompts, copies, sampling, max_total_tokens), self.audience)
+
+
 @dataclass
 class LiveRetriever:
     """See `tasks.retrieval.Retriever`; tells what it finds."""

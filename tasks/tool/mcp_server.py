@@ -8,6 +8,7 @@ is text from passages: data, and no instruction to anybody.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import sys
 from collections.abc import Iterator
@@ -18,16 +19,21 @@ from pydantic import BaseModel, Field
 
 from tasks import program
 from tasks.retrieval import RetrievalError
-from tasks.server.settings import Settings, port
+from tasks.server.__main__ import add_settings, settings_of
+from tasks.server.settings import port
 from tasks.tool.ask import ANY_INDEX
+from tasks.tool.questions import QuestionError, require_text
+from tasks.tool.turns import BusyError, Turns
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
+    from starlette.applications import Starlette
 
     from tasks.tool.agent import EvidenceAgent
 
 HOST = "127.0.0.1"
 MAX_CHARS = 4096
+_MAX_IN_WORK = 17  # One question is played, and sixteen wait.
 _ABOUT = (
     "Searches a corpus for a question, in several steps where one is not enough, and returns evidence with the "
     "passages that were read. Ask one question at a time, in full. A model wrote the evidence after these passages; "
@@ -51,18 +57,20 @@ class Evidence(BaseModel):
     passages: list[PassageRead] = Field(description="the passages that it read, in order")
 
 
-def make_server(agent: EvidenceAgent) -> MCPServer:
-    """A server whose one tool asks this agent."""
+def make_server(agent: EvidenceAgent, turns: Turns) -> MCPServer:
+    """A server whose one tool asks this agent, a question at a time; a call whose client has left ends."""
     from mcp.server.mcpserver import MCPServer
     from mcp.server.mcpserver.exceptions import ToolError
 
     server = MCPServer("breadcrumb", instructions=_ABOUT, log_level="WARNING")
 
     @server.tool(description=_ABOUT)
-    def find_evidence(question: Annotated[str, Field(min_length=1, max_length=MAX_CHARS)]) -> Evidence:
+    async def find_evidence(question: Annotated[str, Field(min_length=1, max_length=MAX_CHARS)]) -> Evidence:
         try:
-            (found,) = agent.find([question])
-        except RetrievalError as error:
+            require_text(question)
+            with turns.begun(lambda is_wanted: agent.find([question], is_wanted)) as playing:
+                (found,) = await asyncio.wrap_future(playing)
+        except (RetrievalError, QuestionError, BusyError) as error:
             raise ToolError(str(error)) from error
         passages = [PassageRead(title=hit.title, text=hit.text) for hit in found.passages]
         return Evidence(
@@ -79,8 +87,8 @@ def main(words: list[str] | None = None) -> int:
         if given.http:
             _listen(given)
         else:
-            with _agent(given) as agent:
-                make_server(agent).run("stdio")
+            with _agent(given) as agent, contextlib.closing(Turns(_MAX_IN_WORK)) as turns:
+                make_server(agent, turns).run("stdio")
     except ValueError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return 1
@@ -91,11 +99,24 @@ def _listen(given: argparse.Namespace) -> None:
     """Serve over HTTP as the other servers do, with their bounds, until SIGTERM or Ctrl-C."""
     from tasks.server.listening import Server, listening
 
-    settings = Settings(HOST, port=given.port)
-    with listening(settings) as listener, _agent(given) as agent:
-        server = Server(make_server(agent).streamable_http_app(host=HOST), settings)
+    settings = settings_of(given)
+    with (
+        listening(settings) as listener,
+        _agent(given) as agent,
+        contextlib.closing(Turns(_MAX_IN_WORK)) as turns,
+    ):
+        server = Server(http_app(make_server(agent, turns)), settings)
         ready = f"ready: http://{HOST}:{listener.getsockname()[1]}/mcp. Ctrl-C ends it."
         server.answer(listener, lambda: print(ready, file=sys.stderr, flush=True))
+
+
+def http_app(server: MCPServer) -> Starlette:
+    """The application of a server, which keeps nothing of a client between its requests, as the tool needs nothing."""
+    from mcp.server.transport_security import TransportSecuritySettings
+
+    # Host and Origin are looked at before, with the names that the settings allow.
+    unchecked = TransportSecuritySettings(enable_dns_rebinding_protection=False)
+    return server.streamable_http_app(host=HOST, stateless_http=True, transport_security=unchecked)
 
 
 @contextlib.contextmanager
@@ -120,6 +141,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--any-index", action="store_true", help=ANY_INDEX)
     parser.add_argument("--http", action="store_true", help=f"listen on {HOST} instead of talking over stdio")
     parser.add_argument("--port", type=port, default=8765, help="port of --http (8765)")
+    add_settings(parser)
+    parser.set_defaults(host=HOST)
     return parser
 
 

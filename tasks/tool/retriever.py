@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tasks import store
-from tasks.retrieval import check_request
+from tasks.retrieval import check_request, search_again
 from tasks.tool.agent import EvidenceAgent, Found
 from tasks.types import Hit
 
@@ -41,7 +41,7 @@ class EvidenceRetriever:
             return []
         count = min(top_k, self.num_passages)
         found = self.agent.find(queries)
-        plain = self.agent.retriever.search(queries, count)
+        plain = search_again(self.agent.retriever, queries, count)
         return [ranked(*one, count) for one in zip(queries, found, plain, strict=True)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -18,7 +19,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase, CompletionCreateParamsStreaming
 
+from tasks.server.protocol import MAX_HEAD_BYTES
 from tasks.server.settings import Settings
 from tasks.tool import chat_server
 from tasks.tool.asking import Played
@@ -26,7 +29,15 @@ from tasks.tool.chat_app import Plays, make_app
 from tasks.tool.chat_protocol import ApiError, parsed
 from tasks.tool.live import Event, Found, StoppedError, Wrote
 from tasks.types import Cost, Episode, Question
-from tests.server.attacks import refuses_foreign_requests, refuses_headers_without_end
+from tests.server.attacks import (
+    H2C,
+    exchange,
+    get,
+    reads_all_that_was_sent,
+    refuses_foreign_requests,
+    refuses_headers_without_end,
+    sent,
+)
 from tests.server.running import ROOT, ServerProcess, ends_with_make
 from tests.tiny import hit
 from tests.tool.conftest import Learned
@@ -38,7 +49,8 @@ MODEL = "train"
 @pytest.fixture(scope="module")
 def server(learned: Learned) -> Iterator[ServerProcess]:
     words = ["--policy", str(learned.folder), "--corpus", str(learned.corpus), "--port", "0"]
-    with ServerProcess(learned.index, *words, module="tasks.tool.chat_server") as running:
+    words += ["--set", "read_timeout_s=1.5", "--set", "names=[host.docker.internal]"]
+    with ServerProcess(learned.index, *words, module="tasks.tool.chat_server", cwd=Path("/")) as running:
         yield running
 
 
@@ -139,6 +151,38 @@ def test_pages_large_bodies_and_endless_headers_are_refused(server: ServerProces
     assert httpx.get(f"{server.url}/health", timeout=SECONDS).json()["model"] == MODEL
 
 
+def test_what_a_server_may_ignore_costs_no_body(server: ServerProcess, learned: Learned) -> None:
+    unread = json.dumps({"model": "x" * 300 + "gpt", "messages": said_by("Who?")}).encode()
+    reads_all_that_was_sent(server.port, "/v1/chat/completions", unread, (404, "xgpt"))
+    body = json.dumps({"model": MODEL, "messages": said_by(learned.questions[0].question)}).encode()
+    status, told = sent(server.port, "/v1/chat/completions", body, H2C)
+    assert (status, learned.questions[0].answers[0] in told) == (200, True)
+
+
+def test_every_refusal_is_an_error_object(server: ServerProcess) -> None:
+    """Also those of the parser and the guards, which come before any route."""
+    path, own = "/v1/chat/completions", f"host: localhost:{server.port}\r\n"
+    start = f"POST {path} HTTP/1.1\r\n{own}"
+    for status, request in {
+        403: get(server.port, "host: evil.example\r\n", path, "POST"),
+        404: get(server.port, own, "/v1/completions"),
+        405: get(server.port, own, path, "PUT"),
+        408: exchange(server.port, f"{start}content-length: 9\r\n\r\n{{".encode()),
+        413: exchange(server.port, f"{start}content-length: 5000000\r\n\r\n".encode()),
+        415: exchange(server.port, f"{start}content-encoding: br\r\ncontent-length: 1\r\n\r\n{{".encode()),
+        431: exchange(server.port, f"{start}x: {'a' * MAX_HEAD_BYTES}\r\n\r\n".encode()),
+        400: exchange(server.port, b"nonsense\r\n\r\n"),
+    }.items():
+        first, _, body = request.partition(b"\r\n\r\n")
+        assert first.startswith(f"HTTP/1.1 {status} ".encode()), first
+        (error,) = json.JSONDecoder().raw_decode(body.decode())[0].values()
+        assert set(error) == {"message", "type", "param", "code"}
+        assert (error["type"], bool(error["message"])) == ("invalid_request_error", True)
+    refused = httpx.post(f"{server.url}{path}?stream=true", content=body_of("a"), timeout=SECONDS).json()
+    assert "address: found the parameters 'stream=true'" in refused["error"]["message"]
+    assert b"HTTP/1.1 200 " in get(server.port, "host: host.docker.internal:8001\r\n"), "a name of --set names"
+
+
 def test_make_leaves_nothing_behind(learned: Learned) -> None:
     ends_with_make("chat-server", f"POLICY={learned.folder}", f"INDEX={learned.index}")
 
@@ -197,6 +241,30 @@ def test_bad_bodies(body: Any, status: int, told: str) -> None:
     assert set(refused.value.tree["error"]) == {"message", "type", "param", "code"}
 
 
+def test_no_field_passes_unseen() -> None:
+    """Every field of OpenAI's schema is read, refused or ignored, and the documents say which; no other one passes."""
+    body = {"model": "m", "messages": [USER]}
+    known = set(CompletionCreateParamsStreaming.__annotations__) | set(CompletionCreateParamsBase.__annotations__)
+    told = (ROOT / "docs/ask.md").read_text()
+    for name in sorted(known - set(body) - {"stream", "stream_options"}):
+        assert f"`{name}`" in told, name
+        parsed(json.dumps(body | {name: None}).encode(), "m")
+        refused = f"`{name}`" in told.partition("refused (400)")[0].splitlines()[-1]
+        assert refused is not (f"`{name}`" in told.partition("| ignored")[0].splitlines()[-1]), name
+        with pytest.raises(ApiError) if refused else contextlib.nullcontext() as found:
+            parsed(json.dumps(body | {name: {"a": 1}}).encode(), "m")
+        assert not refused or found.value.tree["error"]["param"] == name
+    for wrong, hint in (
+        ({"strem": True}, "strem: unknown field. Did you mean stream?"),
+        ({"documents": []}, "documents: unknown field. Leave it out."),
+        ({"Stop": "x"}, "Stop: unknown field. Did you mean stop?"),
+        ({"stream_options": {"usage": True}}, "stream_options.usage: unknown field."),
+        ({"n": True}, "n: found True, expected 1 or nothing"),
+    ):
+        with pytest.raises(ApiError, match=re.escape(hint)):
+            parsed(json.dumps(body | wrong).encode(), "m")
+
+
 def test_a_body_in_parts() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     body = {"model": "m", "messages": [{"role": "user", "content": parts}], "n": 1, "user": "u", "stream": None}
@@ -236,8 +304,10 @@ class Slow:
 
 
 @contextlib.asynccontextmanager
-async def running(asker: Slow, max_in_work: int = 2, key: str | None = None) -> AsyncIterator[tuple[Any, Plays]]:
-    plays = Plays(asker, max_in_work)  # type: ignore[arg-type]
+async def running(
+    asker: Slow, max_in_work: int = 2, key: str | None = None, max_reading: int = 9
+) -> AsyncIterator[tuple[Any, Plays]]:
+    plays = Plays(asker, max_in_work, max_reading)  # type: ignore[arg-type]
     app: Any = make_app(asker, plays, Settings(), key, 0)  # type: ignore[arg-type]
     try:
         yield app, plays
@@ -250,10 +320,12 @@ def body_of(text: str, stream: bool = False) -> bytes:
     return json.dumps({"model": "m", "messages": [{"role": "user", "content": text}], "stream": stream}).encode()
 
 
-async def call(app: Any, body: bytes, leave: asyncio.Event | None = None, **headers: str) -> tuple[int, Any, bytes]:
+async def call(
+    app: Any, body: bytes, leave: asyncio.Event | None = None, more_body: bool = False, **headers: str
+) -> tuple[int, Any, bytes]:
     """Status, headers and body of an answer; the client leaves when `leave` is set."""
     sent: list[dict[str, Any]] = []
-    asked = iter([{"type": "http.request", "body": body, "more_body": False}])
+    asked = iter([{"type": "http.request", "body": body, "more_body": more_body}])
 
     async def receive() -> Any:
         if (message := next(asked, None)) is not None:
@@ -316,20 +388,24 @@ def test_too_many_questions_are_refused_and_the_others_are_played_in_turn() -> N
     asyncio.run(session())
 
 
-def test_no_more_bodies_are_read_at_once_than_questions_may_wait() -> None:
+def test_slow_bodies_keep_no_question_out() -> None:
+    """Forty clients that send nothing more leave room for a question; where too many are read, the next is refused."""
+
     async def session() -> None:
-        async with running(Slow()) as (app, plays):
-            with plays.reading(), plays.reading():
-                status, headers, body = await call(app, body_of("a"))
-                assert (status, headers["retry-after"]) == (503, "1")
-                message = json.loads(body)["error"]["message"]
-                assert message == "2 requests are read, at most 2 may be. Ask again later."
-                assert plays.in_work == 0
-            asking = asyncio.create_task(call(app, body_of("a")))
-            await until(lambda: plays.in_work == 1)
+        asker = Slow()
+        asker.free.set()
+        async with running(asker, max_reading=41) as (app, plays):
+            leave = asyncio.Event()
+            slow = [asyncio.create_task(call(app, b"{", leave, more_body=True)) for _ in range(40)]
+            await asyncio.sleep(0)
+            assert (await call(app, body_of("a")))[0] == 200
             with plays.reading():
-                pass
-            asking.cancel()
+                status, headers, body = await call(app, body_of("b"))
+            assert (status, headers["retry-after"]) == (503, "1")
+            assert json.loads(body)["error"]["message"] == "41 requests are read, at most 41 may be. Ask again later."
+            leave.set()
+            await asyncio.gather(*slow)
+            assert asker.ended == ["a"]
 
     asyncio.run(session())
 
