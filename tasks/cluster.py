@@ -6,6 +6,9 @@ Where they run is no part of a result, so no stage's settings hold it: the file 
 from __future__ import annotations
 
 import os
+import re
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -19,6 +22,13 @@ from tasks.conf import require
 CLUSTER_VARIABLE = "BREADCRUMB_CLUSTER"
 """Names a file of conf/cluster; `LOCAL` without it."""
 LOCAL = "local"
+
+
+WORD = re.compile(r"\w[\w.:@%+-]*")
+IN_WORD = "a word of letters, digits and any of _ . : @ % + -, which begins with a letter, a digit or _"
+"""Names and addresses stand among the words of other programs, which would take a first - for an option."""
+SHELLS = ("ssh", "rsh")
+"""Programs that hand their last words to a shell of the other host, joined by blanks."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,14 @@ class HostConf:
     def __post_init__(self) -> None:
         for key in ("folder", "python"):
             value = getattr(self, key)
-            require(not any(letter.isspace() for letter in value), key, value, "a path without blanks")
+            is_path = value.isprintable() and not any(letter.isspace() for letter in value)
+            require(is_path, key, value, "a path without blanks, of printable characters")
+        is_program = not self.python.startswith("-") and "=" not in self.python
+        require(is_program, "python", self.python, "the path of a program, which neither begins with - nor has a =")
+        for key in ("name", "address", "interface"):
+            require(bool(WORD.fullmatch(getattr(self, key))), key, getattr(self, key), IN_WORD)
+        for word in self.start:
+            require(word.isprintable(), "start", word, "words of printable characters")
         require(len(set(self.devices)) == len(self.devices), "devices", list(self.devices), "each number once")
 
     @property
@@ -77,6 +94,11 @@ class Place:
     address: str
     environment: dict[str, str] = field(default_factory=dict)
 
+    def started(self, words: Sequence[str]) -> list[str]:
+        """The words that start a command there; quoted, where a shell of the other host reads them."""
+        has_shell = any(Path(word).name in SHELLS for word in self.start)
+        return [*self.start, *(map(shlex.quote, words) if has_shell else words)]
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -101,6 +123,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         require(bool(self.hosts), "hosts", [], "at least one host")
+        require(bool(WORD.fullmatch(self.address)), "address", self.address, IN_WORD)
         different = "another one for each host. Two entries would put the workers of both on one host"
         for key in ("name", "address"):
             values = [getattr(host, key) for host in self.hosts if key == "name" or not host.is_alone]

@@ -56,6 +56,9 @@ ROOT = Path(".") if CONF.is_dir() else Path(__file__).resolve().parents[1]
 MAX_NODES = 20_000
 """Most nodes of a YAML file with its aliases replaced by what they stand for; our largest file has a few hundred."""
 
+MAX_BYTES = 4 << 20
+"""Of a YAML file; our largest, which has prompts, has some thousands."""
+
 IN_COMMANDS = ("method", "system", "reward_model", "reader", "start")
 """Folders whose names stand in the commands of `dvc.yaml`, in names of folders and in `extends`."""
 PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -158,9 +161,13 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.sizes: dict[yaml.Node, int] = {}  # Of each finished node: how many nodes it has, aliases included.
+        self.num_begun = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         is_alias, mark = self.check_event(yaml.AliasEvent), self.peek_event().start_mark
+        self.num_begun += 1
+        if self.num_begun > MAX_NODES:  # Before the rest is read, which can take minutes.
+            raise yaml.composer.ComposerError(None, None, f"it has more than {MAX_NODES:,} values", mark)
         node = super().compose_node(parent, index)
         assert node is not None
         if is_alias and node not in self.sizes:
@@ -204,6 +211,8 @@ _Loader.add_implicit_resolver(
 def read_yaml(path: Path) -> Tree:
     """Parse one YAML mapping; syntax errors, repeated keys and other shapes are ValueErrors that name the file."""
     try:
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise ValueError(f"{path}: found {size:,} bytes, expected a file of settings, of at most {MAX_BYTES:,}.")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ValueError(f"{path}: the file is missing. Run from the root of the clone.") from None

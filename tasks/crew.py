@@ -399,7 +399,7 @@ def _start(module: str, rank: int, place: Place, address: str, say: Callable[[st
     python = [place.python or sys.executable, "-m", module]
     # Variables stand among the words: ssh hands on none of this process.
     variables = [f"{name}={value}" for name, value in place.environment.items()]
-    words = [*place.start, "env", "-C", place.folder or str(ROOT), *variables, *python]
+    words = place.started(["env", "-C", place.folder or str(ROOT), *variables, *python])
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", "tasks.lifetime", *words], cwd=ROOT, stdin=subprocess.PIPE,

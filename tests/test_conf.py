@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -467,3 +468,17 @@ def test_bounds_stand_in_the_type(text, message):
 def test_the_shipped_params_are_well_formed():
     made = conf.fill(Params, conf.read_yaml(ROOT / conf.PARAMS), "params.yaml")
     assert isinstance(made.evaluate, Evaluate)
+
+
+@pytest.mark.parametrize("text", ["- 1\n" * 1_000_000, "a: " + "[1," * 30_000, "{" + "a: {b: 1}, " * 300_000 + "}"])
+def test_a_file_of_too_many_values_is_refused_before_it_is_read(tmp_path, text, monkeypatch):
+    monkeypatch.setattr(conf, "MAX_NODES", 400)
+    began = time.process_time()
+    with pytest.raises(ValueError, match=r"x\.yaml: not valid YAML: .*(more than 400 values|stands twice| too deep)"):
+        conf.parse(text, "x.yaml")
+    assert time.process_time() - began < 5
+    (tmp_path / "x.yaml").write_text(text * 50)
+    with pytest.raises(
+        ValueError, match=r"x\.yaml: found [\d,]+ bytes, expected a file of settings, of at most 4,194,304"
+    ):
+        conf.read_yaml(tmp_path / "x.yaml")

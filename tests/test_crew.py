@@ -433,6 +433,44 @@ def test_mistakes_of_a_cluster_file_are_named(text: str, message: str, tmp_path:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("name", "-oProxyCommand=touch x"),
+        ("name", "-oProxyCommand=x"),
+        ("name", "a\x1b[2Jb"),
+        ("name", "$(touch x)"),
+        ("name", "a;b"),
+        ("name", ""),
+        ("address", "-J"),
+        ("address", "10.0.0.2 x"),
+        ("interface", "eth0`id`"),
+        ("folder", "/srv/\x1b[31m"),
+        ("python", "-Sx"),
+        ("python", "A=b"),
+        ("start", ("ssh\x07", "{host}")),
+    ],
+)
+def test_what_another_program_would_take_for_an_option_or_a_command_is_refused(key: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"^{key}=.*: expected ") as refused:
+        HostConf(**{key: value})  # type: ignore[arg-type]
+    assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("name", ["/srv/$(id>x)", "/srv/R&D", "/srv/o'neil", "/srv/a;b", "/srv/`x`", "/srv/*"])
+def test_a_path_reaches_the_other_host_as_it_is_written(name: str, tmp_path: Path) -> None:
+    """`ssh` joins its words by blanks and lets a shell read them."""
+    (tmp_path / "ssh").write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n', encoding="utf-8")
+    (tmp_path / "ssh").chmod(0o755)
+    words = ["printf", "[%s]", name, f"CUDA={name}"]
+    for start in ((str(tmp_path / "ssh"), "b"), ("nice", str(tmp_path / "ssh"), "b"), ("env",), ()):
+        place = Cluster(hosts=(HostConf("b", start=start, folder=name),)).places(1)[0]
+        assert place.folder == name
+        done = subprocess.run(place.started(words), capture_output=True, text=True, cwd=tmp_path, check=True)
+        assert done.stdout == f"[{name}][CUDA={name}]"
+    assert not (tmp_path / "x").exists()
+
+
 def test_the_environment_names_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cluster.load(root=ROOT).hosts[0].name == "localhost"
     monkeypatch.setenv(cluster.CLUSTER_VARIABLE, "nowhere")
