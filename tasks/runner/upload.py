@@ -43,10 +43,11 @@ PLACES = ("artifact_location", "artifact_uri", "source", "storage_location", "va
 DATABASES = "sqlite|postgres|mysql|mssql|file:|/|[.]"  # What begins so may hold a login or none; MLflow hides it.
 BEST = "best/em"
 VIEW = "mlflow.sharedViewState.results"  # Opened by .../runs?viewStateShareKey=results&workflowType=machine_learning
-COLUMNS = ["attributes.`Dataset`"]  # Shown at first sight, behind the exact match of each system.
+# Shown at first sight, behind name and time; a page of 1,400 pixels has room for three, and the first 20 letters of a
+# name. MLflow puts metrics before parameters, so a second metric would push the seeds out of sight.
+COLUMNS = ["metrics.`best/em`", "params.`params.scale`", "params.`params.seeds`"]
 STATUSES = ("RUNNING", "FINISHED", "KILLED", "FAILED")  # A pipeline run ends like the worst of its stages.
 MAX_NAME, MAX_PARAM, MAX_TAG, MAX_DATASET = 250, 6000, 8000, 500  # Characters that MLflow takes.
-MOST_COLUMNS = 12
 ASIDE = f"All else is sent; `make upload` lists what lies in {record.REFUSED}"
 ABOUT = ("dataset", "hops", "policy", "seed", "step", "mode", "status")  # Of a trajectory, shown with its trace.
 KEPT = f"the rows are kept in {record.FOLDER} and sent by the next run, or by `make upload`"
@@ -90,8 +91,12 @@ def connect(root: Path) -> Server:
     if known and known.lifecycle_stage == "deleted":  # On MLflow's page; what comes now belongs there all the same.
         client.restore_experiment(known.experiment_id)
     place = _place(root) if uri.startswith("sqlite:") else None
-    view = {VIEW: json.dumps({"selectedColumns": COLUMNS})}  # MLflow opens its page on traces without one.
-    return Server(client, known.experiment_id if known else client.create_experiment(EXPERIMENT, place, view))
+    view = json.dumps({"selectedColumns": COLUMNS})  # MLflow opens its page on traces without one.
+    if known is None:
+        return Server(client, client.create_experiment(EXPERIMENT, place, {VIEW: view}))
+    if known.tags.get(VIEW) != view:
+        client.set_experiment_tag(known.experiment_id, VIEW, view)
+    return Server(client, known.experiment_id)
 
 
 def _place(root: Path) -> str:
@@ -235,7 +240,6 @@ class Sending:
             self.client.log_batch(run, metrics, params, tags)
 
         if scores := {name: value for row in shared for name, value in _named(row, "metrics") if name.endswith("/em")}:
-            self._show_columns([f"metrics.`{name}`" for name in scores])
             self._show_score(scores.get(BEST, next(iter(scores.values()))))
 
     def _show_score(self, score: float) -> None:
@@ -244,14 +248,6 @@ class Sending:
             run = self.client.get_run(self.state["parent"])
             name = re.sub(r"^EM \S+ · ", "", run.info.run_name)
             self.client.update_run(run.info.run_id, name=_cut(f"EM {score:.3f} · {name}", MAX_NAME))
-
-    def _show_columns(self, columns: list[str]) -> None:
-        """Add these to the columns of the view that `VIEW` opens."""
-        view = self.client.get_experiment(self.experiment).tags.get(VIEW, "{}")
-        shown = dict.fromkeys([*columns, *json.loads(view).get("selectedColumns", COLUMNS)])
-        self.client.set_experiment_tag(
-            self.experiment, VIEW, json.dumps({"selectedColumns": list(shown)[:MOST_COLUMNS]})
-        )
 
     def _input(self, row: Row) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag

@@ -437,7 +437,7 @@ def test_a_pipeline_run_ends_like_the_worst_of_its_stages_and_the_view_has_its_r
     assert sorted(_statuses(address, "train@a-0")) == ["FAILED", "FINISHED"]
     assert _statuses(address, NAME) == ["FAILED"]
     experiment = MlflowClient(address).get_experiment_by_name(upload.EXPERIMENT)
-    assert json.loads(experiment.tags[upload.VIEW])["selectedColumns"] == ["metrics.`a/em`", "attributes.`Dataset`"]
+    assert json.loads(experiment.tags[upload.VIEW])["selectedColumns"] == upload.COLUMNS
 
 
 @pytest.mark.servers
