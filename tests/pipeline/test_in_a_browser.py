@@ -31,6 +31,9 @@ NAME = """[...document.querySelectorAll(".p-label")].find(
     one => one.innerText.startsWith("Run Name"))?.querySelector("input")"""
 ROW = """[...document.querySelectorAll("[role=row]")].find(
     one => one.innerText.includes("{name}") && one.querySelector(".ag-checkbox-input"))"""
+SEEN = """[...document.querySelectorAll("[role=columnheader]")].filter(one => {
+    const box = one.getBoundingClientRect(), x = box.left + Math.min(box.width / 2, 40);
+    return one.contains(document.elementFromPoint(x, box.top + box.height / 2)); }).map(one => one.innerText.trim())"""
 STATE = "document.querySelector('.state-badge')?.innerText.trim()"
 
 
@@ -116,7 +119,7 @@ class Pages:
 
 def test_a_run_from_the_form_to_the_comparison(clone: Clone, tmp_path: Path) -> None:
     pictures = Path(os.environ.get("BROWSER_PICTURES") or tmp_path / "pictures")
-    with _ui(clone) as pages, Browser(1500, 1000, calm=True) as browser:
+    with _ui(clone) as pages, Browser(1400, 1000, calm=True) as browser:
         user = Pages(browser, pictures, clone.root / LOG)
         user.start(pages["Form"], "my first run")
         _watch_to_success(user)
@@ -171,6 +174,7 @@ def _compare_in_mlflow(user: Pages, address: str) -> None:
     user.browser.wait_for("my first run")
     user.browser.wait_for("my second run")
     user.picture("runs in MLflow")
+    assert {"best/em", "params.scale", "params.seeds"} <= set(user.browser.run(SEEN)), "hidden on the first page"
     for name in ("my first run", "my second run"):
         user.browser.click(ROW.format(name=name) + "?.querySelector('.ag-checkbox-input')")
     user.browser.click_on("Compare")
