@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.data.ingest import FolderConf, fault_lines, ingest
+from tasks.data.ingest import FolderConf, ingest
+from tasks.data.notes import fault_lines
 from tasks.data.records import read_passages, read_questions, to_passage
 from tasks.data.resplit import Resplit
 from tasks.store import DataError, read_jsonl

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from tasks.data import near
-from tasks.data.ingest import FolderConf, ingest, notes
+from tasks.data.ingest import FolderConf, ingest
 from tasks.data.near import LIKENESS, Texts
+from tasks.data.notes import notes, shared_hops
 from tasks.text import normalize
 from tasks.types import Question
 from tests.data.rows import Row, question
@@ -162,6 +163,7 @@ def test_sub_questions_that_training_and_evaluation_share_are_counted(
     ]
     manifest = ingest(make_folder(rows), tmp_path / "out")
     assert manifest["sub_questions"] == {"evaluation_rows": 4, "last_in_training": 2, "all_in_training": 1}
-    (told,) = notes(manifest)
+    (told,) = shared_hops(manifest)
+    assert told in notes(manifest)
     assert told.startswith("Of 4 evaluation questions with sub-questions, 2 have their last one, ")
-    assert notes(ingest(make_folder(rows[4:] + rows[:1]), tmp_path / "other")) == []
+    assert shared_hops(ingest(make_folder(rows[4:] + rows[:1]), tmp_path / "other")) == []

@@ -38,7 +38,8 @@ def context(tmp_path: Path) -> Callable[..., Any]:
     def make(conf: str, data_folder: str = "conf/data") -> Any:
         (tmp_path / "conf" / "data").mkdir(parents=True)
         (tmp_path / "conf" / "data" / "mine.yaml").write_text(conf)
-        (tmp_path / "conf" / "model").symlink_to(HOUSE / "conf" / "model")
+        for kind in ("model", "scale"):
+            (tmp_path / "conf" / kind).symlink_to(HOUSE / "conf" / kind)
         logged: list[tuple[int, dict[str, float]]] = []
         params = SimpleNamespace(data="mine", data_folder=data_folder, scale="laptop", model="qwen2.5-3b")
         run = RunSettings(tmp_path, params)  # type: ignore[arg-type]
