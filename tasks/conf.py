@@ -51,7 +51,7 @@ Title = Annotated[str, AfterValidator(_one_line)]
 PARAMS = Path("params.yaml")
 CONF = Path("conf")
 # Programs that others start, such as the tools of a chat program, begin in whatever folder those like.
-ROOT = Path(".") if CONF.is_dir() else Path(__file__).resolve().parents[1]
+ROOT = Path(".") if any(CONF.glob("*/*.yaml")) else Path(__file__).resolve().parents[1]
 """Root of the clone: the working folder where it is one, else where this code lies."""
 MAX_NODES = 20_000
 """Most nodes of a YAML file with its aliases replaced by what they stand for; our largest file has a few hundred."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from tasks.types import Hit
 
@@ -195,11 +195,14 @@ class StoppableGenerator:
         """All else is that of the generator."""
         return getattr(self.generator, name)
 
-    def open(
-        self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, max_total_tokens: int
-    ) -> StoppableSession:
-        """See `Generator.open`."""
-        return StoppableSession(self.generator.open(prompts, copies, sampling, max_total_tokens), self.audience)
+    def open(self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, max_total_tokens: int) -> Session:
+        """See `Generator.open`. Rows that go on by themselves end with their next search."""
+        from tasks.generate import FreeSession
+
+        session = self.generator.open(prompts, copies, sampling, max_total_tokens)
+        return (
+            session if isinstance(session, FreeSession) else cast("Session", StoppableSession(session, self.audience))
+        )
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -29,9 +29,10 @@ from tasks.data import world
 from tasks.data.decomposition import hops_of
 from tasks.data.records import to_question
 from tasks.generate import Sampling
+from tasks.retrieval import QueryError, RetrievalError, search_again
 from tasks.store import DataError
 from tasks.text import exact_match
-from tasks.types import Action, Hop, Question, Trajectory
+from tasks.types import Action, Hit, Hop, Question, Trajectory
 from tests.base.conftest import SmallWorld
 from tests.base.small import PROMPT, SMALL
 from tests.tiny import Script, make_grammar
@@ -314,3 +315,34 @@ def test_a_question_over_the_budget_is_an_error(small_world: SmallWorld) -> None
     question = replace(small_world.questions[0], question="word " * 300)
     with pytest.raises(DataError, match=rf"question '{question.id}': its prompt has \d+ tokens, the budget"):
         _renderer(small_world).render([question], [expert_plan(question)])
+
+
+def test_one_search_without_an_answer_ends_no_demonstrations(
+    small: SmallWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked again, as in a rollout; a query that is refused is not."""
+    pauses: list[float] = []
+    monkeypatch.setattr(search_again, "__defaults__", (2, pauses.append))
+    questions = MULTI[:2]
+    plans = [expert_plan(question) for question in questions]
+    steady = _renderer(small).render(questions, plans)
+    flaky = Flaky(small.retriever, [RetrievalError("half of the JSON"), RetrievalError("cut")])
+    assert replace(_renderer(small), retriever=flaky).render(questions, plans) == steady
+    assert pauses == [1.0, 2.0]
+    for errors in ([RetrievalError("down")] * 3, [QueryError("too long")]):
+        with pytest.raises(type(errors[0])):
+            replace(_renderer(small), retriever=Flaky(small.retriever, list(errors))).render(questions, plans)
+    assert pauses == [1.0, 2.0] * 2
+
+
+@dataclass
+class Flaky:
+    """Its first searches raise these errors."""
+
+    retriever: Any
+    errors: list[RetrievalError]
+
+    def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
+        if self.errors:
+            raise self.errors.pop(0)
+        return list(self.retriever.search(queries, top_k))
