@@ -120,13 +120,6 @@ find_python() { \
 }
 endef
 
-# A .venv that was moved, or copied with its clone, has scripts that lead to the old place; one of another Python than the
-# named one is not what was asked for. Both are made anew.
-ifneq ($(shell $(FIND_PYTHON); cd $(VENV) 2>/dev/null && [ -f .made-in ] && \
-  { [ "$$(head -n 1 .made-in)" != "$$(pwd -P)" ] \
-    || { [ -n "$(PYTHON)" ] && [ "$$(tail -n 1 .made-in)" != "$$(find_python $(PYTHON))" ]; }; } && echo stale),)
-.PHONY: $(STAMP)
-endif
 export PORT_PREFECT ?= 4200
 export PORT_MLFLOW ?= 5000
 export INDEX ?= artifacts/index
@@ -175,6 +168,28 @@ export WITH_ARGS
 override RUN_WITH_ARGS := $(BIN)/python -c "$$WITH_ARGS"
 
 .PHONY: help setup run smoke compare test lint check format bench bench-retrieval bench-slate ui serve nightly runs score ask chat-server search-server evidence-server mcp-server measure-tool report experiments upload register evaluate clean
+
+# A .venv that was moved, or copied with its clone, has scripts that lead to the old place; one of another Python than the
+# named one is not what was asked for. Both are made anew.
+ifneq ($(shell $(FIND_PYTHON); cd $(VENV) 2>/dev/null && [ -f .made-in ] && \
+  { [ "$$(head -n 1 .made-in)" != "$$(pwd -P)" ] \
+    || { [ -n "$(PYTHON)" ] && [ "$$(tail -n 1 .made-in)" != "$$(find_python $(PYTHON))" ]; }; } && echo stale),)
+.PHONY: $(STAMP)
+endif
+
+# Asked for what is no target. The name is data, so it goes through the environment.
+override define NO_TARGET
+import difflib, os, sys
+known = sys.argv[1:]
+lost = [name for name in os.environ["GOALS"].split() if name not in known]
+near = difflib.get_close_matches(lost[0], known, 1, 0.4) if lost else []
+print(f"error: make has no target {lost[0]!r}." + "".join(f" Did you mean make {name}?" for name in near) + " See `make help`"
+      if lost else "error: a file that make needs is missing. `git status` names it", file=sys.stderr)
+sys.exit(2)
+endef
+export NO_TARGET GOALS
+.DEFAULT:
+	@python3 -c "$$NO_TARGET" $$(sed -n 's/^[.]PHONY: help/help/p' Makefile)
 
 help:
 	@sed --quiet -e '/^$$/q' -e 's/^# \{0,1\}//p' Makefile

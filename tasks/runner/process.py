@@ -81,6 +81,8 @@ def report(root: Path, name: str, error: Exception) -> None:
         message = told
     elif isinstance(error, (ValueError, OutageError)):
         message = " ".join(str(error).split("\n"))
+    elif isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("tasks"):
+        message = f"{name}: Python finds no module {error.name!r} in {sys.prefix}: make setup installs what is missing."
     else:
         traceback.print_exception(error)
         message = f"{name}: unexpected {type(error).__name__}: {error}"

@@ -77,6 +77,23 @@ def test_a_variable_that_a_target_does_not_have_is_refused(words: str, told: str
     assert told in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("trian", "error: make has no target 'trian'. Did you mean make run? See `make help`"),
+        ("setpu", "make has no target 'setpu'. Did you mean make setup?"),
+        ("benchretrieval", "make has no target 'benchretrieval'. Did you mean make bench-retrieval?"),
+        ("help xyzzy", "make has no target 'xyzzy'. See `make help`"),
+        (f"$(touch{'$'}{{IFS}}ran_by_a_shell)", "make has no target '$(touch"),
+    ],
+)
+def test_a_target_that_there_is_not_is_answered_with_the_nearest(words: str, told: str) -> None:
+    done = _make(*words.split())
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert not (ROOT / "ran_by_a_shell").exists()
+
+
 # What is handed on ----------------------------------------------------------------------------------------------------
 
 TELL = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
@@ -271,3 +288,53 @@ def test_an_environment_that_was_killed_in_the_making_is_made_anew(tmp_path: Pat
         os.killpg(making.pid, signal.SIGKILL)
     assert making.returncode == -signal.SIGKILL
     _is_made_anew(root)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("python3.10", "error: found no python3.10 that is Python 3.11, 3.12 or 3.13"),
+        ("python3.99", "error: found no python3.99 that is Python 3.11, 3.12 or 3.13"),
+        ("/bin/true", "error: found no /bin/true that is Python 3.11"),
+        (
+            "no-venv",
+            "cannot make environments: it has no module venv or ensurepip. On Debian and Ubuntu: apt install pyth",
+        ),
+    ],
+)
+def test_a_python_that_cannot_be_used_is_an_error_and_removes_nothing(tmp_path: Path, given: str, told: str) -> None:
+    root = _requirements(tmp_path)
+    (root / ".venv/bin").mkdir(parents=True)
+    shim = tmp_path / "no-venv"  # As on a system where python3-venv is a package of its own.
+    answers = f'*ensurepip*) exit 1;; *base_exec*) echo {shim};; *) exec {sys.executable} "$@";;'
+    shim.write_text(f'#!/bin/sh\ncase "$2" in {answers} esac\n')
+    shim.chmod(0o755)
+    done = _make("setup", cwd=root, PYTHON=str(shim) if given == "no-venv" else given)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert (root / ".venv/bin").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("made_in", "given", "is_made_anew"),
+    [
+        ("{here}/.venv\n{python}\n", "", False),
+        ("{here}/.venv\n/other/python3.12\n", "", False),  # Made with PYTHON= once; later calls need not repeat it.
+        ("{here}/.venv\n{python}\n", sys.executable, False),
+        ("{here}/.venv\n/other/python3.12\n", sys.executable, True),
+        ("/elsewhere/.venv\n{python}\n", "", True),  # Moved, or copied with its clone.
+        ("", "", False),
+    ],
+)
+def test_an_environment_that_was_moved_or_is_of_another_python_is_made_anew(
+    tmp_path: Path, made_in: str, given: str, is_made_anew: bool
+) -> None:
+    root = _requirements(tmp_path)
+    (root / ".venv").mkdir()
+    python = os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]
+    if made_in:
+        (root / ".venv/.made-in").write_text(made_in.format(here=root.resolve(), python=python))
+    (root / ".venv/.made-from-run.txt").touch()
+    done = _make("--dry-run", "report", cwd=root, **({"PYTHON": given} if given else {}))
+    assert done.returncode == 0, done.stderr
+    assert ("First use" in done.stdout) == is_made_anew
