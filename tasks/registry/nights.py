@@ -207,6 +207,7 @@ def plot(nights: Sequence[Night]) -> bytes:
         ends = [[em.mean - low for (_, em), (low, _) in zip(found, between, strict=True)]]
         ends.append([high - em.mean for (_, em), (_, high) in zip(found, between, strict=True)])
         axes.errorbar([i for i, _ in found], means, ends, marker="o", capsize=3, label=name)
+
     for i, night in enumerate(shown):
         if night.alarms:
             axes.axvspan(i - 0.3, i + 0.3, color="tab:red", alpha=0.15)

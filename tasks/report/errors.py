@@ -77,19 +77,22 @@ def sample(errors: Sequence[Error], recorded: Collection[Played], limit: int = N
 
     The order within a kind is that of a hash of question and seed, so the same errors give the same sample. Plays with
     a recorded trajectory go first: they are spread evenly over the questions, whatever was answered. So do other
-    questions before other seeds of the same.
+    questions before other seeds of the same. After one of each kind those that cannot be read wait for all that can.
     """
 
+    def is_recorded(error: Error) -> bool:
+        return (error.seed, error.score.question_id) in recorded
+
     def order(error: Error) -> tuple[bool, str]:
-        played = (error.seed, error.score.question_id)
-        return played not in recorded, digest("error", error.score.question_id, error.seed)
+        return not is_recorded(error), digest("error", error.score.question_id, error.seed)
 
     queues = {kind: _varied(sorted((e for e in errors if e.kind == kind), key=order)) for kind in KINDS}
     drawn: dict[str, list[Error]] = {kind: [] for kind in KINDS}
     left = min(limit, len(errors))
     while left:
+        waits = any(drawn.values()) and any(queue and is_recorded(queue[0]) for queue in queues.values())
         for kind, queue in queues.items():
-            if queue and left:
+            if queue and left and (is_recorded(queue[0]) or not waits):
                 drawn[kind].append(queue.pop(0))
                 left -= 1
     return [error for own in drawn.values() for error in own]

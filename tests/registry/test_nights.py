@@ -52,6 +52,13 @@ def test_each_metric_is_watched(root: Path) -> None:
     assert alarm.endswith("searches 2.000 [1.960, 2.040] -> 4.000")
 
 
+def test_a_metric_without_an_interval_raises_no_alarm_and_shows_none() -> None:
+    """Of so few questions that an interval would exclude nothing."""
+    whole, narrow = Played(mean=0.5, low=None, high=None), Played(mean=0.5, low=0.4, high=0.6)
+    assert (whole.shown, whole.is_outside(1.0)) == ("0.500", False)
+    assert (narrow.shown, narrow.is_outside(0.7), narrow.is_outside(0.6)) == ("0.500 [0.400, 0.600]", True, False)
+
+
 def test_a_bad_night_is_no_standard_until_somebody_accepts_it(root: Path) -> None:
     with pytest.raises(ValueError, match="no alarm that could be accepted"):
         nights.accept(root, "why not")

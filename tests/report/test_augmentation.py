@@ -39,6 +39,24 @@ def test_every_step_that_left_something_out_has_a_line(results: Results, artifac
     assert "augment" in [stage["stage"] for stage in data["data_stages"]]
 
 
+@pytest.mark.parametrize("num_duplicates", [0, 287])
+def test_nothing_that_was_left_out_takes_one_sentence(num_duplicates: int) -> None:
+    """A query that was written twice is no loss; one that no source can answer is."""
+    tree = augmentation()
+    tree["questions"] |= {"read": 120, "without_decomposition": 0, "kept": 120, "rejected": {}}
+    tree["hops"] = {"kept": 287, "without_query": 0}
+    valid = {"index": 574, "bm25_exact": 574}
+    tree["queries"] |= {"written": 574 + num_duplicates, "duplicate": num_duplicates, "checked": 574, "kept": 574}
+    tree["queries"] |= {"blank": 0, "surplus": 0, "too_few_sources": 0, "valid": valid}
+    assert funnel(tree)[1] == []
+    said = "Nothing was left out of 120 questions, 287 sub-questions and 574 different queries."
+    assert augmentation_line(tree) == f"Written by rules. 2.00 queries a sub-question. {said}"
+    for part, lost in (("queries", {"valid": valid | {"index": 570}}), ("hops", {"without_query": 1})):
+        missed = tree | {part: tree[part] | lost}
+        assert len(funnel(missed)[1]) > 5
+        assert "Nothing" not in augmentation_line(missed)
+
+
 def test_what_found_nothing_says_so() -> None:
     nothing = augmentation() | {"note": "there is nothing to augment", "hops": {"kept": 0, "without_query": 0}}
     assert augmentation_line(nothing) == "Written by rules. Note: there is nothing to augment."

@@ -59,6 +59,10 @@ def test_a_sample_is_stable_spread_and_prefers_what_can_be_read(wrong: list[Erro
 
     recorded = {(error.seed, error.score.question_id) for error in wrong if error.seed == 1}
     assert {error.seed for error in sample(wrong, recorded, 6)} == {1}
+    few = {key for key in sorted(recorded) if key[1] < sorted(recorded)[len(recorded) // 2][1]}
+    readable = [key in few for key in _keys(sample(wrong, few, 12))]
+    assert readable.count(False) <= max(12 - len(few), len(available))  # At most one of a kind that has none to read.
+    assert readable.count(True) >= min(12 - len(available), len(few))
     assert sample(wrong, (), 10_000) != wrong
     assert sorted(_keys(sample(wrong, (), 10_000))) == sorted(_keys(wrong))
     assert sample([], (), 5) == []

@@ -364,6 +364,19 @@ def test_compared_retrievers_have_a_line_each_with_intervals(tmp_path: Path):
     )
 
 
+def test_a_retriever_whose_interval_excludes_nothing_has_none(tmp_path: Path):
+    artifacts = write_artifacts(tmp_path, (0,), num_questions=3, steps=2)
+    path = artifacts / "retrievers.json"
+    found = read_json(path)
+    found["retrievers"]["dense"]["datasets"]["world"]["recall@3"] |= {"low": None, "high": None}
+    write_json(path, found)
+    results = build(artifacts, ["base"], [0], "base", 100)
+    cell = results.find("retriever:dense", "recall@3", dataset="world", mode="search")
+    assert cell is not None
+    assert (cell.ends, cell.interval_over) == (None, "")
+    assert compared_table(results)[1][1][3] == f"{cell.value:.3f}"
+
+
 def test_nothing_compared_and_nothing_rejected_is_not_mentioned(small: Results):
     assert "compared" not in markdown(small)
     assert "aulty" not in markdown(small)
