@@ -173,6 +173,7 @@ def test_flows_import_nothing_of_the_core_but_settings_and_the_guard_of_servers(
     may = (
         "tasks.conf",
         "tasks.lifetime",
+        "tasks.loopback",
         "tasks.params",
         "tasks.planned",
         "tasks.registry.nights",
