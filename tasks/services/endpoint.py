@@ -27,7 +27,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 from urllib.parse import urlsplit
 
 from tasks import loopback, store
@@ -36,6 +36,9 @@ from tasks.records.usage import Usage
 from tasks.services import Messages, Refusal, Reply, Resources, Role, ServiceError
 from tasks.services.recording import Recording, request_sha256
 from tasks.store import DataError, Row, dump, sha256
+
+if TYPE_CHECKING:
+    import httpx
 
 CACHE = Path(".scratch/replies")
 """Replies of models and the count of their costs. Nothing deletes them, because they were paid for."""
@@ -227,14 +230,7 @@ class ChatEndpoint:
         except httpx.InvalidURL as error:
             raise ServiceError(f"{WHERE}: base_url: not an address ({error}).") from None
 
-        limits = httpx.Timeout(conf.timeout_s, connect=min(conf.timeout_s, _CONNECT_S))
-        try:  # A proxy of the environment is for servers elsewhere.
-            self._http = httpx.Client(timeout=limits, trust_env=not loopback.is_here(self.address))
-        except (ImportError, ValueError, httpx.InvalidURL) as error:
-            raise ServiceError(
-                f"{self.address}: the proxy of the environment (http_proxy, https_proxy, all_proxy) cannot be used: "
-                f"{error} Correct it, or name the server in no_proxy."
-            ) from None
+        self._http = _client(self.address, conf.timeout_s)
         self._request_error = httpx.RequestError
         self._pool = ThreadPoolExecutor(conf.max_in_flight, thread_name_prefix="chat")
 
@@ -458,6 +454,24 @@ class ChatEndpoint:
 
     def _kept(self) -> str:
         return f"Every finished reply is kept in .scratch ({self.folder.name}); a new run goes on from there."
+
+
+def _client(address: str, timeout_s: float) -> httpx.Client:
+    """What sends requests; a proxy of the environment is for servers elsewhere.
+
+    Raises:
+        ServiceError: the proxy is of a kind that httpx cannot use.
+    """
+    import httpx
+
+    limits = httpx.Timeout(timeout_s, connect=min(timeout_s, _CONNECT_S))
+    try:
+        return httpx.Client(timeout=limits, trust_env=not loopback.is_here(address))
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        raise ServiceError(
+            f"{address}: the proxy of the environment (http_proxy, https_proxy, all_proxy) cannot be used: {error} "
+            "Correct it, or name the server in no_proxy."
+        ) from None
 
 
 def _cached(path: Path) -> Reply | None:
