@@ -14,6 +14,7 @@ import gzip
 import hashlib
 import json
 import os
+import shlex
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -447,7 +448,11 @@ class _Survey:
         files = ", ".join(map(str, paths))
         if not kept:
             left_out = f"{_dropped_as_leaked(self.leaked)}{self.rejected.told()}"
-            raise DataError(f"{files}: no train row{left_out}. Add questions with split train.")
+            folder = shlex.quote(str(self.rejected.folder))
+            raise DataError(
+                f"{files}: no train row{left_out}. Add questions with split train, or have all of them split anew: "
+                f"DATA=resplit DATA_FOLDER={folder}."
+            )
         if not evaluated:
             raise DataError(
                 f"{files}: no dev or test row{self.rejected.told()}, so nothing can be evaluated. Add some, or write "
