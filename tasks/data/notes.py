@@ -65,7 +65,7 @@ def defaults(manifest: Any) -> list[str]:
 
     rows = manifest["files"]["questions.jsonl"]["rows"]
     with_gold = sum(one["with_gold"] for one in manifest["questions"].values())
-    if not with_gold:
+    if rows and not with_gold:
         lines.append("No question names gold passages, so gold recall is not measured.")
     elif with_gold < rows:
         lines.append(f"{with_gold:,} of {rows:,} questions name gold passages; gold recall is measured on these alone.")
