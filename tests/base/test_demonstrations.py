@@ -318,20 +318,22 @@ def test_a_question_over_the_budget_is_an_error(small_world: SmallWorld) -> None
 
 
 def test_one_search_without_an_answer_ends_no_demonstrations(
-    small: SmallWorld, monkeypatch: pytest.MonkeyPatch
+    small_world: SmallWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is asked again, as in a rollout; a query that is refused is not."""
     pauses: list[float] = []
     monkeypatch.setattr(search_again, "__defaults__", (2, pauses.append))
     questions = MULTI[:2]
     plans = [expert_plan(question) for question in questions]
-    steady = _renderer(small).render(questions, plans)
-    flaky = Flaky(small.retriever, [RetrievalError("half of the JSON"), RetrievalError("cut")])
-    assert replace(_renderer(small), retriever=flaky).render(questions, plans) == steady
+    steady = _renderer(small_world).render(questions, plans)
+    flaky = Flaky(small_world.retriever, [RetrievalError("half of the JSON"), RetrievalError("cut")])
+    assert replace(_renderer(small_world), retriever=flaky).render(questions, plans) == steady
     assert pauses == [1.0, 2.0]
     for errors in ([RetrievalError("down")] * 3, [QueryError("too long")]):
         with pytest.raises(type(errors[0])):
-            replace(_renderer(small), retriever=Flaky(small.retriever, list(errors))).render(questions, plans)
+            replace(_renderer(small_world), retriever=Flaky(small_world.retriever, list(errors))).render(
+                questions, plans
+            )
     assert pauses == [1.0, 2.0] * 2
 
 
