@@ -97,6 +97,9 @@ RUN_BY = {
         "tests/stages/test_smollm2.py::test_teaching_and_training_change_the_weights"
     ),
     "make run GENERATOR=vllm": "tests/generate/test_vllm.py::test_three_rl_steps_with_vllm",
+    "make setup WITH=deepspeed,vllm,dense": (
+        "tests/test_libraries.py::test_a_part_gets_what_it_requires_when_it_is_first_named"
+    ),
     "make run ENGINE=<name>": (
         "tests/stages/test_additions.py::test_the_engine_trained_and_the_generator_took_its_weights"
     ),

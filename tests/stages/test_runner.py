@@ -37,6 +37,8 @@ def body(ctx):
         raise ValueError("conf/x.yaml: lr=3: expected less.")
     if sys.argv[1] == "outage":
         raise RetrievalError("elasticsearch: the search failed.")
+    if sys.argv[1] == "missing":
+        import bm26s
     if sys.argv[1] == "bug":
         raise KeyError("gone")
     if sys.argv[1] == "full":
@@ -200,6 +202,7 @@ def test_the_commit_is_that_at_which_the_stage_started(clone: Path) -> None:
         ("wrong", "error: conf/x.yaml: lr=3: expected less.", False),
         ("outage", "error: elasticsearch: the search failed.", False),
         ("full", "error: no space left on the disk while writing artifacts/x. Free some and run again", False),
+        ("missing", "error: train@a-0: Python finds no module 'bm26s' in ", False),
         ("bug", "error: train@a-0: unexpected KeyError: 'gone'", True),
     ],
 )
