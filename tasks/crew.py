@@ -237,19 +237,7 @@ class Crew:
 
     def close(self) -> None:
         """End all workers and wait for them."""
-        for member in self.members:
-            if member.connection is not None:
-                with contextlib.suppress(OSError):
-                    member.connection.close()  # A worker ends itself when this closes.
-        deadline = time.monotonic() + self.cluster.end_s
-        for member in self.members:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                member.process.wait(max(0.0, deadline - time.monotonic()))
-            if member.process.poll() is None:
-                member.process.kill()
-                member.process.wait()
-            if member.thread is not None:
-                member.thread.join(1)
+        _end(self.members, self.cluster.end_s)
         self._threads.shutdown(wait=False)
         self.members = []
 
@@ -347,6 +335,24 @@ class Crew:
         error = CrewError(_sentence(member, what, phase or member.phase))
         self.close()
         raise error
+
+
+def _end(members: Sequence[_Member], seconds: float) -> None:
+    """Ask these workers to end, and kill those that have not ended after so many seconds."""
+    for member in members:
+        if member.connection is not None:
+            with contextlib.suppress(OSError):
+                member.connection.close()  # A worker ends itself when this closes.
+
+    deadline = time.monotonic() + seconds
+    for member in members:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            member.process.wait(max(0.0, deadline - time.monotonic()))
+        if member.process.poll() is None:
+            member.process.kill()
+            member.process.wait()
+        if member.thread is not None:
+            member.thread.join(1)
 
 
 def _sentence(member: _Member, what: str, phase: str) -> str:

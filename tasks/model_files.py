@@ -95,9 +95,11 @@ def check_files(folder: Path) -> None:
             f"{folder / 'config.json'}: transformers_weights={other!r:.200} names another file of weights, which not "
             f"every loader reads. Name the file {WEIGHTS} and remove the key."
         )
+
     path = folder / "tokenizer_config.json"
     versions = _tree(path).get("fast_tokenizer_files") if path.is_file() else None
     _plain_names(versions if isinstance(versions, list) else [], path, "one of fast_tokenizer_files")
+
     for file in files:
         for name in _names(file):
             if not name.isprintable():

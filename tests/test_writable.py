@@ -71,7 +71,7 @@ def test_libraries_get_a_place_where_home_is_none(home: str, place: Path, monkey
         return cache
 
     monkeypatch.setattr(writable.use_caches, "__defaults__", (place,))
-    assert as_nobody(work).startswith(f"{place}/tmp/breadcrumb-caches-{NOBODY}/")
+    assert as_nobody(work).startswith(f"{place / 'tmp'}/breadcrumb-caches-{NOBODY}/")
 
 
 def test_what_the_user_has_named_is_not_moved(tmp_path: Path) -> None:
@@ -151,10 +151,10 @@ def test_a_clone_of_another_user_is_named(place: Path) -> None:
     ("error", "message"),
     [
         (
-            OSError(errno.ENOSPC, "No space left on device", "/tmp/x/y"),
-            r"while writing /tmp/x/y\. Free .* free in /tmp\)",
+            OSError(errno.ENOSPC, "No space left on device", "/usr/x/y"),
+            r"while writing /usr/x/y\. Free .* free in /usr\)",
         ),
-        (OSError(errno.EDQUOT, "Disk quota exceeded", "/tmp/y"), r"no space left on the disk while writing /tmp/y\. "),
+        (OSError(errno.EDQUOT, "Disk quota exceeded", "/usr/y"), r"no space left on the disk while writing /usr/y\. "),
         (SafetensorError("I/O error: No space left on device (os error 28)"), r"no space left on the disk\. .* MB are"),
         (PermissionError(errno.EACCES, "Permission denied", "/etc/x"), r'^/etc/x: Permission .* -R "\$USER" /etc\)'),
         (

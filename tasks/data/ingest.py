@@ -445,6 +445,7 @@ class _Survey:
                 raise DataError(_leak_message(one, other))
             else:
                 self.leaked.append(one.id)
+
         files = ", ".join(map(str, paths))
         if not kept:
             left_out = f"{_dropped_as_leaked(self.leaked)}{self.rejected.told()}"

@@ -47,6 +47,7 @@ class RegisteredPolicy(PythonModel):
                 "this model has no index of its own, because that was too large. Name the folder: "
                 "mlflow.pyfunc.load_model(..., model_config={'index': 'artifacts/index'})"
             )
+
         require_weights(files["policy"], self.card.policy_sha256)
         resources = Resources(
             policy=files["policy"],

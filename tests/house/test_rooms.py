@@ -176,13 +176,16 @@ def test_flows_import_nothing_of_the_core_but_settings_and_the_guard_of_servers(
         "tasks.loopback",
         "tasks.params",
         "tasks.planned",
+        "tasks.program",
         "tasks.registry.nights",
         "tasks.report.terminal",
+        "tasks.runner.git",
         "tasks.runner.ledger",
         "tasks.runner.lock",
         "tasks.runner.record",
         "tasks.runner.runs",
         "tasks.server.origins",
+        "tasks.writable",
     )
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
