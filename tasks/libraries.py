@@ -169,7 +169,7 @@ def install(root: Path, names: Sequence[str]) -> str:
     folder = root / REQUIREMENTS
     environment = {"UV_LINK_MODE": "hardlink", **_handed_on(), **os.environ}
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    made = subprocess.run([*command, "-c", str(folder / f"{RUN}.txt"), "uv"], check=False)
+    made = subprocess.run([*command, _line(folder, "uv")], check=False)
     if made.returncode:
         return "pip cannot install uv, as it said above. Connect to a package index, or name one (PIP_INDEX_URL)."
 
@@ -180,6 +180,12 @@ def install(root: Path, names: Sequence[str]) -> str:
         command += [] if name in names else ["-c", str(folder / f"{name}.txt")]
     done = subprocess.run(command + _build_of_torch(folder, environment), check=False, env=environment)
     return "uv said above why not. Mend that." if done.returncode else ""
+
+
+def _line(folder: Path, name: str) -> str:
+    """The line of every run's file that pins a library, which has no marker."""
+    lines = (folder / f"{RUN}.txt").read_text(encoding="utf-8").splitlines()
+    return next(line for line in lines if line.startswith(f"{name}=="))
 
 
 def _uv(*words: str) -> list[str]:
@@ -214,9 +220,7 @@ def _build_of_torch(folder: Path, environment: Mapping[str, str]) -> list[str]:
     """
     if _torch() or environment.get("UV_TORCH_BACKEND"):
         return []
-    version = next(
-        line for line in (folder / f"{RUN}.txt").read_text("utf-8").splitlines() if line.startswith("torch==")
-    )
+    version = _line(folder, "torch")
     gpus = num_gpus()
     ask = _uv("compile", "--no-deps", "--no-header", "-")
 
