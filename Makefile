@@ -97,7 +97,7 @@ override SETTINGS_OF_RUN := METHODS PRESET $(shell sed -nE 's/^ *([a-z_]+): *[^ 
 override NEAREST := $(shell python3 -c 'import difflib, sys; print(*difflib.get_close_matches(sys.argv[1], sys.argv[2:], 1, 0.65))' \
   $(firstword $(UNKNOWN)) $(foreach goal,$(GOALS),$(TAKES_$(goal))) $(TAKES) $(SETTINGS_OF_RUN) 2>/dev/null)
 $(error $(firstword $(UNKNOWN)): $(firstword $(GOALS)) has no such variable.$(if $(NEAREST), Did you mean $(NEAREST)$(if \
-  $(filter $(NEAREST),$(SETTINGS_OF_RUN)),$(strip ,) which only run$(strip ,) smoke and compare take)?) See `make help`)
+  $(filter-out $(TAKES_$(firstword $(GOALS))),$(filter $(NEAREST),$(SETTINGS_OF_RUN))),$(strip ,) which only run$(strip ,) smoke and compare take)?) See `make help`)
 endif
 endif
 

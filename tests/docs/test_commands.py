@@ -169,6 +169,9 @@ RUN_BY = {
     "cp -r artifacts/index .scratch/served-index": f"{HERE}::test_a_served_copy_answers",
     "mkdir -p ../my_parts/conf/method ../my_parts/tasks/rewards": SCORED,
     "make score": SCORED,
+    "make score METHOD=mine": SCORED,
+    "make score METHOD=search_r1_grpo": SCORED,
+    'make run SET="train.policy.lr=1e-4"': SETTINGS,
     "make score METHOD=mine PARTS=../my_parts FILE=../my_parts/plays.jsonl": SCORED,
     "make score METHOD=mine PARTS=../my_parts": (
         "tests/score/test_score.py::test_without_a_file_the_newest_training_is_taken"

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tasks.params.edit import VARIABLES
+from tests import shipped
 
 ROOT = Path(__file__).parents[2]
 FURTHER = ("STUDY", "MODEL", "INDEX", "POLICY", "READER", "PORT", "QUESTION", "METHOD", "FILE", "ARGS")
@@ -23,8 +24,8 @@ FURTHER = ("STUDY", "MODEL", "INDEX", "POLICY", "READER", "PORT", "QUESTION", "M
 
 
 def _make(*words: str, cwd: Path = ROOT, **more: str) -> subprocess.CompletedProcess[str]:
-    # `make test` exports its own default of POLICY, which is another one than that of `make ask`, and its LONG.
-    ours = ("MAKE", "POLICY", "LONG")
+    # `make test` exports its own default of POLICY, another one than that of `make ask`, and its LONG and ARGS.
+    ours = ("MAKE", "POLICY", "LONG", "ARGS")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
     return subprocess.run(["make", *words], cwd=cwd, capture_output=True, text=True, env=environment | more)
 
@@ -242,8 +243,9 @@ def _requirements(root: Path) -> Path:
     shutil.copy(ROOT / "Makefile", root)
     shutil.copytree(ROOT / "requirements", root / "requirements", ignore=shutil.ignore_patterns(".installed"))
     (root / "tasks").mkdir()
-    for name in ("__init__", "libraries", "store"):
-        shutil.copy(ROOT / f"tasks/{name}.py", root / "tasks")
+    for path in shipped.files("tasks", "*.py"):
+        if path.parent.name == "tasks":
+            shutil.copy(path, root / "tasks")
     return root
 
 
