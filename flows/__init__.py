@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from tasks import loopback, program, writable
-from tasks.runner.git import check_repository
 
 STOPPED = "stopped. Run again to go on where it stopped."
 
@@ -67,6 +66,8 @@ def command(main: Callable[[], int], stopped: str = "") -> int:
 def _told(main: Callable[[], int]) -> int:
     """The exit status of `main`; an error that its user can mend is one line."""
     try:
+        from tasks.runner.git import check_repository  # Loads libraries, during which Ctrl-C is an ordinary stop.
+
         writable.check_clone(Path.cwd())
         check_repository(Path.cwd())
         return main()

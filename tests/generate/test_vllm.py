@@ -537,5 +537,5 @@ def test_the_shipped_settings_fill() -> None:
 def test_a_folder_without_tokenizer_is_refused_before_anything_starts(policy: Path, tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         os.link(policy / name, tmp_path / name)
-    with pytest.raises(ValueError, match="no tokenizer files found"):
+    with pytest.raises(ValueError, match="no tokenizer found"):
         VllmGenerator(tmp_path, CONF)

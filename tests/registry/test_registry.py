@@ -170,6 +170,7 @@ def test_weights_that_are_not_those_of_the_card_are_neither_played_nor_registere
     moved = clone.root.with_name("moved")
     clone.root.rename(moved)
     monkeypatch.chdir(moved)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)  # MLflow has set it for children of this process.
     capsys.readouterr()
     assert registry.main(["evaluate", "champion"]) == 0
     assert "first-0 (version 1 of search-agent, 12 questions): exact match 1.000" in capsys.readouterr().out
