@@ -20,7 +20,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tasks.stages.report import FILES
 from tests.stages.clone import HOUSE, SMOKE, Clone
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -47,7 +46,7 @@ def _repository(root: Path) -> Clone:
 
 
 def _results(clone: Clone) -> dict[str, bytes]:
-    return {f"reports/{name}": (clone.root / "reports" / name).read_bytes() for name in FILES if name != "index.html"}
+    return {name: content for name, content in clone.files("reports").items() if name != "reports/index.html"}
 
 
 @pytest.fixture(scope="module")
