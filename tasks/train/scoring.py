@@ -35,7 +35,7 @@ def _called(
 ) -> list[Scores]:
     try:
         return reward(trajectories, questions, services)
-    except (ServiceError, DataError, OSError):
+    except (ServiceError, DataError, OSError, MemoryError):
         raise
     except Exception as error:
         place = parts.place_of(error, type(reward))

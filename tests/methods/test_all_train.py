@@ -281,7 +281,7 @@ def test_five_steps_move_the_weights(taught: Taught, name: str, tmp_path: Path) 
     assert (tmp_path / "policy" / "model.safetensors").is_file()
 
 
-class _KilledError(Exception):
+class _KilledError(BaseException):
     """Stands for SIGKILL: nothing of the run is asked or closed after it."""
 
 
