@@ -55,7 +55,7 @@ def test_groups_without_a_signal_by_hand(tmp_path: Path):
         "grpo-2": Given("1", steps(share_with_signal=[0.7, 0.7, 0.3]), GROUPS),
         **{f"ppo-{seed}": Given("1", steps(share_with_signal=[0.0, 0.0, 0.0]), ALONE) for seed in range(3)},
     }
-    results, trainings = small(tmp_path, runs)
+    results, trainings = small(tmp_path, runs, seeds=range(3))
     found = health.signal_section(results, trainings)
     assert found is not None
     assert found.rows == [["grpo", "0.300 [0.052, 0.548]", "0.700 [0.203, 1.000]", "+0.400 [+0.152, +0.648]"]]
