@@ -13,22 +13,11 @@ import pytest
 
 from tasks import store
 from tasks.params import edit, lent
-from tests.pipeline.toy import CONF, HOUSE, PARAMS_YAML
+from tests.pipeline.toy import HOUSE, PARAMS_YAML
 
 ANSWERS = {"evaluate.top_k": 9}
 WRITTEN = PARAMS_YAML.replace("top_k: 3", "top_k: 9")
 MINE = PARAMS_YAML.replace("seeds: [0]", "seeds: [7, 8, 9]")
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """A folder with `params.yaml` and the files it may name."""
-    (tmp_path / "params.yaml").write_text(PARAMS_YAML, encoding="utf-8")
-    for kind, names in CONF.items():
-        (tmp_path / "conf" / kind).mkdir(parents=True)
-        for name in names:
-            (tmp_path / "conf" / kind / f"{name}.yaml").write_text("name: x\n", encoding="utf-8")
-    return tmp_path
 
 
 def settings(root: Path) -> str:
