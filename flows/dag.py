@@ -53,7 +53,7 @@ def read(root: Path, force: Iterable[str] = (), done: Iterable[str] = ()) -> Dag
 
     try:
         with Repo(str(root), _wait_for_lock=True) as repo, repo.lock:
-            for stage in repo.index.graph:
+            for stage in repo.index.graph if not done else ():  # Once a run: every byte is read.
                 _show_damage(stage)
             graph = networkx.relabel_nodes(repo.index.graph, lambda stage: stage.addressing).reverse()
             changed = {stage.addressing for stage in repo.index.graph if stage.changed()}

@@ -40,11 +40,12 @@ def keep(root: Path, key: str, title: str, changes: Sequence[str]) -> str:
     Raises:
         OSError: it cannot be written; nothing unfinished stays.
     """
-    files = [path for path in sorted((root / REPORTS).glob("[!.]*")) if path.is_file()]
+    reports = root / REPORTS
+    files = {str(path.relative_to(reports)): path for path in sorted(reports.rglob("[!.]*")) if path.is_file()}
     if not files:
         return ""
-    files.append(root / conf.PARAMS)
-    digest = store.digest({path.name: store.sha256(path) for path in files if path.name != PAGE})
+    files[str(conf.PARAMS)] = root / conf.PARAMS
+    digest = store.digest({name: store.sha256(path) for name, path in files.items() if name != PAGE})
 
     folder = root / FOLDER
     for unfinished in folder.glob(".*.partial"):  # Of a run that was killed here.
@@ -52,8 +53,9 @@ def keep(root: Path, key: str, title: str, changes: Sequence[str]) -> str:
     same = next((name for name in names(root) if _about(folder / name).get("digest") == digest), "")
     if not same:
         with store.replacing_folder(folder / key) as work:
-            for path in files:
-                shutil.copyfile(path, work / path.name)
+            for name, path in files.items():
+                (work / name).parent.mkdir(exist_ok=True)
+                shutil.copyfile(path, work / name)
             store.write_json(work / ABOUT, {"title": title, "changes": list(changes), "digest": digest})
     _point(root, same or key)
     return same or key
@@ -89,7 +91,7 @@ def listed(root: Path) -> str:
     lines, total, latest = [], 0, os.path.realpath(root / FOLDER / LATEST)
     for name in names(root):
         folder = root / FOLDER / name
-        size = sum(path.stat().st_size for path in folder.iterdir())
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         about, is_latest = _about(folder), os.path.realpath(folder) == latest
         changes = "; ".join(map(str, about.get("changes", [])))
         changes = changes if len(changes) <= MOST_CHARS else f"{changes[: MOST_CHARS - 3]}..."

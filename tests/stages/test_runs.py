@@ -26,6 +26,8 @@ def report(root: Path, scale: str) -> None:
     (root / "reports/results.md").write_text(f"| {scale} |\n")
     (root / "reports/index.html").write_text(f"{scale}{os.urandom(4).hex()}" * 50_000)
     (root / "reports/.unfinished.x").touch()
+    (root / "reports/metrics").mkdir(exist_ok=True)
+    (root / "reports/metrics/base.json").write_text(f'{{"scale": "{scale}"}}')
 
 
 def latest(root: Path) -> str:
@@ -37,10 +39,11 @@ def test_each_run_has_its_report_and_its_settings(root: Path) -> None:
     for key, scale in (("1-a", "laptop"), ("2-b", "smoke"), ("3-c", "small")):
         folder = root / "runs" / key
         assert sorted(path.name for path in folder.iterdir()) == [
-            "about.json", "index.html", "params.yaml", "results.md"
+            "about.json", "index.html", "metrics", "params.yaml", "results.md"
         ]  # fmt: skip
         assert (folder / "params.yaml").read_text() == f"scale: {scale}\n"
         assert (folder / "results.md").read_text() == f"| {scale} |\n"
+        assert store.read_json(folder / "metrics/base.json") == {"scale": scale}
     assert sorted(path.name for path in (root / "runs").iterdir()) == ["1-a", "2-b", "3-c", "latest"]
 
 
