@@ -320,7 +320,7 @@ def laid_over(kind: str, name: str, tree: Tree, root: Path = ROOT) -> Tree:
     chosen = _set.get()
     for key, value in chosen.tree.get(kind, {}).items():
         changes: Any = {key: value}
-        if name and key not in tree and (root / CONF / kind / f"{key}.yaml").is_file():
+        if name and key not in tree and key in names(kind, root):
             if key != name:
                 continue
             require(isinstance(value, Mapping), f"{kind}.{key}", value, "settings of that file, such as "

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tasks import conf, identity, methods, own, params, parts, planned, retrieval
+from tasks import conf, extends, identity, methods, own, params, parts, planned, retrieval
 from tasks.methods import loader
+from tasks.params import chosen
 from tasks.train.scoring import scores_by_reward
 from tasks.types import Action, Question, Trajectory, Turn
 from tests.shipped import ROOT
@@ -136,6 +137,16 @@ def test_a_part_of_the_folder_is_a_kind_and_its_files_are_sources_of_its_users_a
     assert {path for path in before if before[path] != after[path]} == {"tasks/rewards/likes_words.py"}
     assert used_by("search_r1_grpo") == other
     assert list(mine.rglob("__pycache__")) == [], "the folder is an input of stage plan: using it must not change it"
+
+
+def test_a_number_of_ones_own_method_is_set_by_its_name(mine: Path) -> None:
+    with conf.setting({"method": {"mine": {"sampler": {"size": 7}}}}):
+        assert extends.read("method", "mine", "smoke", ROOT)["sampler"]["size"] == 7
+        assert extends.read("method", "search_r1_grpo", "smoke", ROOT)["sampler"]["size"] != 7
+        assert conf.not_read() == set()
+    told = r"Nearest: method\.mine\.rewards\.likes_short\.most \(conf/method/mine\.yaml\)"
+    with pytest.raises(ValueError, match=told):
+        chosen.parse("mine.most", 1, ROOT)
 
 
 def test_without_the_folder_the_method_is_unknown(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,8 +172,8 @@ def _settings(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def _of_folder(kind: str, only: Sequence[str], root: Path) -> Iterator[tuple[str, str]]:
-    for path in sorted((root / CONF / kind).glob("*.yaml")):
-        if not only or path.stem in only:
-            for key in dotted(conf.read_yaml(path)):
+    for name in conf.names(kind, root):
+        if not only or name in only:
+            for key in dotted(conf.read_yaml(conf.path_of(kind, name, root))):
                 if key.partition(".")[0] not in ("extends", "scales", "title"):
-                    yield f"{kind}.{key}" if only else f"{kind}.{path.stem}.{key}", str(path.relative_to(root))
+                    yield f"{kind}.{key}" if only else f"{kind}.{name}.{key}", f"{CONF}/{kind}/{name}.yaml"
