@@ -160,7 +160,7 @@ def weights_sha256(folder: Path) -> str:
     return sha256(files[0]) if len(files) == 1 else digest([[file.name, sha256(file)] for file in files])
 
 
-def require_weights(folder: Path, expected: str | None) -> None:
+def require_weights(folder: Path, expected: str | None) -> str:
     """Refuse weights that are not those that a record names; asked where they are about to be loaded.
 
     A disk that flips bits changes neither size nor time of a file, by which DVC knows it.
@@ -169,15 +169,20 @@ def require_weights(folder: Path, expected: str | None) -> None:
         folder: of the model.
         expected: its `weights_sha256` in the record; None is any.
 
+    Returns:
+        Its `weights_sha256`.
+
     Raises:
         DataError: they are others.
     """
-    if expected is not None and (found := weights_sha256(folder)) != expected:
+    found = weights_sha256(folder)
+    if expected not in (None, found):
         raise DataError(
             f"{folder}: found weights with sha256 {found}, expected {expected}, those that were trained: the files are "
             "damaged or were exchanged. Remove the folder and run `make run`, which takes them from DVC's cache or "
             "trains them again."
         )
+    return found
 
 
 def content_sha256(folder: Path) -> str:

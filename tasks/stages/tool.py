@@ -15,7 +15,6 @@ from tasks import parts, retrieval, services, trained
 from tasks.data.records import read_questions
 from tasks.data.sample import choose
 from tasks.model import Dtype
-from tasks.model_files import require_weights
 from tasks.records import schema, systems
 from tasks.records.read_answers import ANSWERS, SUMMARY
 from tasks.records.usage import usages, work_of
@@ -24,7 +23,7 @@ from tasks.store import replacing_folder, write_json
 from tasks.systems import Named, build
 
 if TYPE_CHECKING:
-    from tasks.generate import GeneratorConf
+    from tasks.generate import Generator, GeneratorConf
     from tasks.plan import RunSettings
     from tasks.types import Question
 
@@ -151,10 +150,11 @@ def _read(ctx: Context[Settings], loaded: Loaded, questions: list[Question]) -> 
     bar = ctx.bar(len(questions))
 
     policy = ctx.root / cast(str, record.policy)
-    require_weights(policy, record.policy_sha256)
-    with at_play(
-        loaded.system.kind, policy, search, lambda folder: loaded.generator.start(folder, settings.dtype)
-    ) as agent:
+
+    def start(folder: Path) -> Generator:
+        return loaded.generator.start(folder, settings.dtype)
+
+    with at_play(loaded.system.kind, policy, record.policy_sha256, search, start) as agent:
         return record.policy_sha256, sources(questions, agent, search, show=bar.show)
 
 

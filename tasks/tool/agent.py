@@ -11,7 +11,8 @@ from typing import Any, cast
 
 from tasks import conf, generate, parts, retrieval, store, systems
 from tasks.generate import Generator
-from tasks.model_files import weights_sha256
+from tasks.model import check_folder
+from tasks.model_files import require_weights
 from tasks.retrieval import QueryError, RetrievalError, Retriever
 from tasks.rewards.blocks import evidence_of, is_verbatim
 from tasks.store import DataError
@@ -121,23 +122,33 @@ def _found(trajectory: Trajectory) -> Found:
 
 @contextlib.contextmanager
 def at_play(
-    kind: systems.Kind, policy: Path, retriever: Retriever, start_generator: Callable[[Path], Generator]
+    kind: systems.Kind,
+    policy: Path,
+    sha256: str | None,
+    retriever: Retriever,
+    start_generator: Callable[[Path], Generator],
 ) -> Iterator[EvidenceAgent]:
     """The agent of a policy.
 
     Args:
         kind: prompt, grammar and budgets with which the policy plays.
         policy: folder of its weights.
+        sha256: of its weights as trained; None where nothing says so.
         retriever: the search engine.
         start_generator: starts what writes the policy's text.
+
+    Raises:
+        DataError: there is no model in it, or its weights are others.
     """
+    check_folder(policy)
     audience = Audience()
+    identity = store.digest(require_weights(policy, sha256), parts.plain(kind))
 
     def start(folder: Path) -> Generator:
         return cast(Generator, StoppableGenerator(start_generator(folder), audience))
 
     with kind.opened(systems.Resources(policy, LiveRetriever(retriever, audience), 0, start, {})) as system:
-        yield EvidenceAgent(system, retriever, store.digest(weights_sha256(policy), parts.plain(kind)), audience)
+        yield EvidenceAgent(system, retriever, identity, audience)
 
 
 @contextlib.contextmanager
@@ -165,8 +176,11 @@ def opened(
     if index is not None:
         policy.require_index(index)
     writer = generate.load(generator, root)
-    weights = policy.checked_weights()
-    with at_play(policy.kind(), weights, retriever, lambda folder: writer.start(folder, policy.dtype)) as agent:
+
+    def start(folder: Path) -> Generator:
+        return writer.start(folder, policy.dtype)
+
+    with at_play(policy.kind(), policy.weights, policy.sha256, retriever, start) as agent:
         yield agent
 
 
