@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks import conf, store
+from tasks import conf, program, store
 
 FOLDER, LATEST, ABOUT = Path("runs"), "latest", "about.json"
 REPORTS = Path("reports")
@@ -146,4 +146,4 @@ def main(words: list[str] | None = None, root: Path = Path(".")) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    program.run(main)

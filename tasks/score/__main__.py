@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks import own, store
+from tasks import own, program, store
 from tasks.tool.script import one_line
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 DATA, TRAIN = Path("artifacts/data"), Path("artifacts/train")
 SCRATCH = Path(".scratch/score")
 SHOWN = 5
-_INTERRUPTED, _READER_LEFT = 130, 141  # As shells report SIGINT and SIGPIPE.
+_INTERRUPTED = 130  # As shells report SIGINT.
 
 
 def main(words: list[str] | None = None, root: Path = Path(".")) -> int:
@@ -39,12 +39,8 @@ def main(words: list[str] | None = None, root: Path = Path(".")) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _score(given, root)
-        sys.stdout.flush()
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _READER_LEFT
     except (ValueError, store.OutageError) as error:
         print(one_line(error), file=sys.stderr, flush=True)
         return 1
@@ -177,4 +173,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    program.run(main)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ANY_INDEX = "play the policy also over an index that it was not trained over"
 _PROMPT = "question> "
-_INTERRUPTED, _READER_LEFT = 130, 141  # As shells report SIGINT and SIGPIPE.
+_INTERRUPTED = 130  # As shells report SIGINT.
 
 
 def main(words: list[str] | None = None) -> int:
@@ -47,10 +47,6 @@ def main(words: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return _INTERRUPTED
-    except BrokenPipeError:
-        # At its end the interpreter would flush into the broken pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _READER_LEFT
     except (ValueError, OutageError) as error:
         return _tell(error)
 
