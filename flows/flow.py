@@ -101,14 +101,14 @@ def _begin(run: Run) -> None:
     """Give the run its name, and close what a killed run of this clone has left open: its lock is free."""
     here, killed = str(runtime.flow_run.id), Crashed(message="its process was killed")
     ours = {"all_": [_tag(run.root)]}
-    with contextlib.suppress(Exception), get_client(sync_client=True) as client:
+    of_ours = FlowRunFilter(tags=ours)
+    open_runs = FlowRunFilter(tags=ours, state={"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}})
+    open_stages = TaskRunFilter(state={"type": {"any_": ["RUNNING", "PENDING"]}, "name": None})
+    with contextlib.suppress(Exception), get_client(sync_client=True) as client:  # A server that falls away.
         client.update_flow_run(here, name=run.title, tags=ours["all_"])
-        stages = TaskRunFilter(state={"type": {"any_": ["RUNNING", "PENDING"]}})
-        for stage in client.read_task_runs(flow_run_filter=FlowRunFilter(tags=ours), task_run_filter=stages):
+        for stage in client.read_task_runs(flow_run_filter=of_ours, task_run_filter=open_stages):
             if str(stage.flow_run_id) != here:
                 client.set_task_run_state(stage.id, killed, force=True)
-
-        open_runs = FlowRunFilter(tags=ours, state={"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}})
         for left in client.read_flow_runs(flow_run_filter=open_runs):
             if str(left.id) != here:
                 client.set_flow_run_state(left.id, killed, force=True)

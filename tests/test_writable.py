@@ -25,8 +25,9 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="no root: nobody else'
 def place(tmp_path: Path) -> Path:
     """A folder that everybody may reach."""
     for folder in (tmp_path, *tmp_path.parents):
-        if folder.name.startswith("pytest-") or folder == tmp_path:
-            folder.chmod(0o755)
+        folder.chmod(0o755)
+        if folder.name.startswith("pytest-of-"):
+            break
     return tmp_path
 
 

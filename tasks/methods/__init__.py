@@ -87,7 +87,7 @@ def build(tree: Mapping[str, Any], tokenizer: Any, where: str = "the resolved me
     }
     terms = tuple(parts.make("rl.losses", term, f"{where}: losses") for term in found.losses)
     for name, protocol in PROTOCOLS.items():
-        made_of = {"rewards": made["rewards"], "losses": terms}.get(name) or (made.get(name),)
+        made_of = {"rewards": made["rewards"], "losses": terms}.get(name, (made.get(name),))
         for part in (one for one in made_of if one is not None):
             parts.check_members(part, protocol, f"{where}: {name}")
     try:

@@ -328,7 +328,7 @@ def named(text: str) -> str:
     So two names stay two, whatever was replaced in them.
 
     >>> named("nq/em"), named("2Wiki (v2)/em")
-    ('nq/em', '2Wiki _v2_/em 29dd0d')
+    ('nq/em', '2Wiki _v2_/em 04bc12')
     """
     parts = re.sub(r"[^\w./: -]", "_", unicodedata.normalize("NFC", text)).split("/")
     # MLflow takes a name for a path, which must not be another one than it seems.

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tasks.generate import WeightsError, checked, handover
+from tasks.store import write_json
 
 SHAPES = {"b": (3, 5), "a": (7,), "c": (2, 1, 4)}
 
@@ -49,6 +50,8 @@ def test_shapes_of_a_folder(tmp_path: Path) -> None:
     weights = {name: tensor.contiguous() for name, tensor in source()}
     save_file({"a": weights["a"]}, tmp_path / "model-1.safetensors")
     save_file({"b": weights["b"], "c": weights["c"]}, tmp_path / "model-2.safetensors")
+    weight_map = {"a": "model-1.safetensors", "b": "model-2.safetensors", "c": "model-2.safetensors"}
+    write_json(tmp_path / "model.safetensors.index.json", {"weight_map": weight_map})
     assert handover.stored_shapes(tmp_path) == SHAPES
 
 

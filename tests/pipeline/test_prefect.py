@@ -14,6 +14,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,11 @@ def test_stages_are_tasks_with_their_output_in_the_log(server: Server, finished:
 
 @contextlib.contextmanager
 def _served(toy: Toy, server: Server, name: str, **env: str) -> Iterator[str]:
-    """What `make ui` serves, while the block runs; yields the id of the deployment."""
+    """What `make ui` serves, while the block runs; yields the id of the deployment.
+
+    Prefect registers it once more before it asks for runs, so what is changed earlier would be undone.
+    """
+    begun = time.time()
     process = toy.command_in_background("flows.serve", name, **server.env, **env)
     try:
         assert process.stdout is not None
@@ -165,11 +170,18 @@ def _served(toy: Toy, server: Server, name: str, **env: str) -> Iterator[str]:
             line = process.stdout.readline()
             assert line, printed
             printed += line
+        assert _eventually(lambda: _last_polled(server, found[1]) > begun, 60)
         yield found[1]
     finally:
         process.terminate()
         process.wait(30)
     assert _eventually(lambda: toy.processes() == [], 15), toy.processes()
+
+
+def _last_polled(server: Server, deployment: str) -> float:
+    """When runs of a deployment were last asked for, in seconds as of `time.time`; 0 where they never were."""
+    polled = server.get(f"deployments/{deployment}")["last_polled"]
+    return datetime.fromisoformat(polled).timestamp() if polled else 0.0
 
 
 def _started(server: Server, deployment: str, name: str | None = None, **form: Any) -> str:

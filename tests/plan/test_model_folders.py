@@ -87,7 +87,7 @@ LAYER = "model.layers.1.mlp.up_proj.weight"
     ("spoil", "message"),
     [
         (_file("config.json", None), "no model configuration found"),
-        (_file("config.json", b"{"), "cannot load the tokenizer"),
+        (_file("config.json", b"{"), r"config\.json: line 1: not JSON"),
         (_file("model.safetensors", None), "no safetensors weights found"),
         (_half, "cannot load configuration and weights"),
         (_file("tokenizer.json", None), "no tokenizer found"),

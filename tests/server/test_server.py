@@ -415,6 +415,6 @@ def test_our_client_does_not_take_hits_of_another_index(world_index, world_corpu
         there = _our_client(first.url, world_corpus, tmp_path / "index", monkeypatch)
         there.search(["city"], 3)
     retrieval.build(world_corpus, tmp_path / "other", Bm25("bm25", k1=0.9))
-    told = r"found index [0-9a-f]{12}, expected [0-9a-f]{12} as at the start"
+    told = r"found index [0-9a-f]{12}, expected index [0-9a-f]{12} as at the start"
     with ServerProcess(tmp_path / "other", *words), pytest.raises(RetrievalError, match=told):
         there.search(["city"], 3)

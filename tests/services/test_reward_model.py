@@ -34,6 +34,13 @@ from tests.server.attacks import get, refuses_foreign_requests, refuses_headers_
 from tests.services.completions import Completions, completion, serving
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+PROGRAM = """\
+from pathlib import Path
+from tasks import conf, program
+conf.ROOT = Path.cwd()
+from tasks.reward_model.__main__ import main
+program.run(main)
+"""
 
 QUESTION = Question("q", "toy", "train", "Who is 1 ?", ("Hask",), 1)
 SEARCH = Turn(Action("search", "x"), text=" look 1", observation=" found", executed=True)
@@ -142,8 +149,8 @@ def test_a_model_of_another_head_is_not_opened(root: Path, model: Trained) -> No
 
 @contextmanager
 def server(root: Path) -> Iterator[tuple[str, str, int]]:
-    """`python -m tasks.reward_model` in a process of its own: its address, the name of its model, its pid."""
-    command = [sys.executable, "-m", "tasks.reward_model", "--model", "small", "--seed", "3", "--port", "0"]
+    """The program in a process of its own, over models below `root`: its address, the name of its model, its pid."""
+    command = [sys.executable, "-c", PROGRAM, "--model", "small", "--seed", "3", "--port", "0"]
     with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True, env=ENV) as process:
         assert process.stdout is not None
         found = re.fullmatch(r"ready: model (\S+) at (\S+)\. Ctrl-C ends it\.\n", process.stdout.readline())

@@ -125,7 +125,7 @@ def _without(*patterns: str) -> Callable[[Path], None]:
         (_without("*.safetensors"), "given: no safetensors weights found"),
         (_without("config.json"), "given: no model configuration found"),
         (shutil.rmtree, "mine.yaml: pretrained: folder='given': there is no such folder. Put the model there"),
-        (_spoilt("config.json", b"{"), "given: transformers cannot load "),
+        (_spoilt("config.json", b"{"), "given/config.json: line 1: not JSON (Expecting property name"),
         (_spoilt("model.safetensors", b"12345678"), "given: transformers cannot load configuration and weights"),
         (_spoilt("tokenizer.json", b""), "given: transformers cannot load the tokenizer"),
         (_another_vocabulary, "given: transformers cannot load configuration and weights"),

@@ -272,7 +272,7 @@ def test_a_stage_that_loads_more_than_its_plan_lists_is_refused(clone: Path) -> 
     toy.plan(clone)
     done = _run(clone, "fine")
     assert done.returncode == 1
-    assert "error: artifacts/plan/train/a-0.json: the stage loads tasks/retrieval/" in done.stderr
+    assert "error: artifacts/plan/train/a-0.json: the stage loads tasks/parts.py, which is not" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (clone / ".scratch/ledger/train@a-0.json").exists()
 

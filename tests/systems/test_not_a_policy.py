@@ -11,7 +11,8 @@ from tasks.data.expectations import check
 from tasks.evaluate.play import Evaluation, evaluate
 from tasks.records import schema, systems
 from tasks.report.page import write_page
-from tasks.report.table import Results, build, markdown, terminal
+from tasks.report.table import Results, build, markdown
+from tasks.report.terminal import fitted
 from tasks.retrieval import RetrievalError
 from tasks.store import DataError, read_jsonl, write_json
 from tasks.types import Hit, Question
@@ -112,12 +113,12 @@ def test_it_stands_in_the_table_without_a_training_summary(results: Results) -> 
     assert cell.value == pytest.approx(1 / 3)
     assert results.find(NAME, "em_minus_base") is not None
     assert results.find(NAME, "steps", mode="training") is None
-    assert "| First title | 2 | 9 | 0.333" in markdown(results)
+    assert "| First title | 2 | 9 | +0.222" in markdown(results)
     costs = markdown(results).split("## Training cost")[1].split("##")[0]
     assert "search_r1_grpo" in costs
     assert "First title" not in costs
-    line = next(line for line in terminal(results).splitlines() if line.startswith("First title"))
-    assert line.split()[-2:] == ["-", "-"]
+    line = next(line for line in fitted(markdown(results), 200).splitlines() if line.startswith("First title"))
+    assert line.split()[2:5] == ["2", "9", "+0.222"]
 
 
 def test_a_system_that_learns_has_its_summary_in_the_table(tmp_path: Path) -> None:

@@ -194,7 +194,13 @@ def test_the_interval_of_a_ratio() -> None:
 
 
 def test_seeds_that_differ_widen_the_interval_of_a_ratio() -> None:
-    """Ratios of 0.5 and 0.7: 0.6 -+ 12.706 * 0.1414 / sqrt(2), never below 0; resampled alone 0.5 to 0.7."""
+    """Ratios of 0.5, 0.6 and 0.7: 0.6 -+ 4.303 * 0.1 / sqrt(3); resampled alone 0.5 to 0.7."""
+    above = np.array([1.0, 1.0, 1.2, 1.2, 1.4, 1.4])
+    assert ratio(above, 2 * np.ones(6), np.repeat([0, 1, 2], 2), 200) == "0.600 [0.352, 0.848]"
+    assert ratio(above, 2 * np.ones(6), np.zeros(6), 2000).startswith("0.600 [0.5")
+
+
+def test_two_seeds_say_nothing_about_seeds() -> None:
+    """Only the questions of each are resampled, and those of one seed are alike here."""
     above = np.array([1.0, 1.0, 1.4, 1.4])
-    assert ratio(above, 2 * np.ones(4), np.array([0, 0, 1, 1]), 200) == "0.600 [0.000, 1.871]"
-    assert ratio(above, 2 * np.ones(4), np.zeros(4), 2000).startswith("0.600 [0.500, 0.700")
+    assert ratio(above, 2 * np.ones(4), np.array([0, 0, 1, 1]), 200) == "0.600 [0.600, 0.600]"
