@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tasks import loopback
+from tasks import loopback, writable
 
 Say = Callable[[str], None]
 
@@ -29,6 +29,8 @@ PROGRESS = re.compile(r"\d+%\|.*\||\b\d+(\.\d+)?[kMG]?it \[\d+:\d\d")
 """What a line of tqdm's progress bars holds; each update of a bar comes as a line of its own."""
 KILLED = re.compile(r"exited with (-9|137)$")
 """How DVC's message ends where a stage was killed by signal 9; the stage itself could say nothing."""
+FULL = re.compile(r"No space left on device|Disk quota exceeded")
+"""What DVC's own words, or its traceback, hold where the disk is full."""
 KILLED_TOO = (-signal.SIGKILL, 128 + signal.SIGKILL)
 """Exit codes of a DVC that was killed with its stage, as a control group does, so that it could say nothing either."""
 OUT_OF_MEMORY = (
@@ -175,4 +177,7 @@ def _why(code: int, last: Iterable[str]) -> str:
     """Why a child failed: its exit code and its last lines tell."""
     errors = [line.removeprefix("error: ") for line in last if line.startswith("error:")]
     message = errors[-1] if errors else "\n".join(last) or f"it ended with code {code} without a message"
-    return OUT_OF_MEMORY if code in KILLED_TOO or KILLED.search(message) else message
+    if code in KILLED_TOO or KILLED.search(message):
+        return OUT_OF_MEMORY
+    is_full = not errors and FULL.search(message)
+    return writable.no_space() if is_full else message

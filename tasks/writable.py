@@ -140,12 +140,17 @@ def explained(error: Exception) -> str | None:
     number, name = getattr(error, "errno", None), getattr(error, "filename", None)
     path = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else None
     if number in FULL or "No space left on device" in str(error):  # safetensors has no number for it.
-        where = f" while writing {path}" if path else ""
-        return f"no space left on the disk{where}. Free some and run again; finished work is kept. {_free(path)}"
+        return no_space(path)
     if isinstance(error, OSError) and number in REFUSED and path is not None:
         place = path if path.exists() else path.parent
         return f"{path}: {error.strerror}. {_refused(place.absolute())}"
     return None
+
+
+def no_space(path: Path | None = None) -> str:
+    """What to do where the disk is full; `path` is what could not be written, if that is known."""
+    where = f" while writing {path}" if path else ""
+    return f"no space left on the disk{where}. Free some and run again; finished work is kept. {_free(path)}"
 
 
 def _free(path: Path | None) -> str:

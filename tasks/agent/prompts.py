@@ -14,6 +14,8 @@ from tasks.store import DataError
 from tasks.types import Question
 
 PLACEHOLDER = "{question}"
+MAX_ADDED = 1 << 20
+"""Characters that a chat template may add to its messages; those of tools are some thousands."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,11 @@ def _in_template(tokenizer: Any, messages: Sequence[Mapping[str, str]], grammar:
             "chat_template.jinja in the model's folder, or name a prompt without `system` in its file of conf/model "
             "(`prompt:`)."
         ) from None
+    if len(text) > sum(len(message["content"]) for message in messages) + MAX_ADDED:
+        raise DataError(
+            f"{tokenizer.name_or_path}: its chat template makes {len(text):,} characters of a prompt, expected at most "
+            f"{MAX_ADDED:,} more than the messages have. Mend chat_template.jinja in the model's folder."
+        )
     if messages[-1]["content"].strip() not in text:
         raise DataError(
             f"{tokenizer.name_or_path}: its chat template leaves out the user's message, so the model would not see "

@@ -5,10 +5,16 @@ A folder that is missing and cannot be made, or is no such model, ends the run a
 
 from __future__ import annotations
 
+import contextlib
+import resource
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tasks import conf, extends, generate, systems
 from tasks.model import outline
@@ -23,6 +29,8 @@ NO_TEMPLATE = (
     "its tokenizer has no chat template, so prompts are plain text: the system message, a blank line, and the question "
     "with its instructions. A chat_template.jinja in the folder replaces this"
 )
+MAX_SECONDS, MAX_BYTES = 20.0, 2 << 30
+"""For the prompts of one system, which take some milliseconds and kilobytes; a template is a program of its own."""
 Named = tuple[str, str]
 """File and key that name a folder, and the folder."""
 
@@ -65,7 +73,35 @@ def _try(run: RunSettings, folder: Path) -> None:
         where = f"{conf.CONF}/{conf.kind_of(SYSTEMS, name, run.root)}/{name}.yaml"
         kind = systems.build(run.system(name), where).kind
         if isinstance(kind, systems.Prompted):
-            kind.check_prompts(folder, [question], f"{where}: prompt")
+            with _bounded():
+                kind.check_prompts(folder, [question], f"{where}: prompt")
+
+
+@contextlib.contextmanager
+def _bounded() -> Iterator[None]:
+    """Raise in the block what ends it after `MAX_SECONDS` or with `MAX_BYTES` more memory: a template may loop or grow.
+
+    Signals reach the main thread alone, so in another one time has no bound.
+    """
+
+    def end(*_: object) -> None:
+        raise TimeoutError(f"it takes longer than {MAX_SECONDS:.0f} s")
+
+    is_main = threading.current_thread() is threading.main_thread()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = psutil.Process().memory_info().vms + MAX_BYTES
+    before = signal.signal(signal.SIGALRM, end) if is_main else None
+    try:
+        if is_main:
+            signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
+        if soft == resource.RLIM_INFINITY or soft > most:
+            resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        if is_main:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
 
 
 def _how_to_get(folder: str) -> str:

@@ -542,7 +542,7 @@ def _headline(results: Results) -> tuple[list[str], list[list[str]]]:
                 show(results.find(policy, "valid_action_rate"), interval=False),
                 show(results.find(policy, "answer_in_passage"), interval=False),
                 show(results.find(policy, "recall"), interval=False),
-                show(results.find(policy, "generated_tokens"), digits=1, interval=False),
+                _tokens(results.find(policy, "generated_tokens")),
             ]
         )
     return header, rows
@@ -598,7 +598,7 @@ def _by_dataset(results: Results) -> tuple[str, ...]:
                 show(f1),
                 show(searches, digits=2, interval=False),
                 show(recall, interval=False),
-                show(tokens, digits=1, interval=False),
+                _tokens(tokens),
                 show(found, interval=False),
                 str(em.num_questions if em else 0),
             ]
@@ -661,6 +661,11 @@ def show(cell: Cell | None, digits: int = 3, interval: bool = True, signed: bool
     if cell is None:
         return ""
     return shown(cell.value, cell.ends if interval else None, digits, signed)
+
+
+def _tokens(cell: Cell | None) -> str:
+    """Tokens that a policy generated; empty for a system that is none, whose services count theirs."""
+    return show(cell, digits=1, interval=False) if cell is not None and cell.value else ""
 
 
 def making_seconds(results: Results, policy: str, ledger: Mapping[str, Row]) -> float | None:

@@ -64,14 +64,18 @@ def _serve(model: str, seed: int, settings: Settings) -> int:
 
 def make_app(opened: RewardModel, name: str, head: Head, settings: Settings) -> App:
     """What answers requests for this model with its numbers and their meaning; scores one trajectory at a time."""
-    free = asyncio.Lock()
+    free, in_work = asyncio.Lock(), 0
 
     async def app(scope: Message, receive: Receive, send: Send) -> None:
+        nonlocal in_work
         if scope["type"] != "http":
             return
+        in_work += 1
         try:
             if (scope["method"], scope["path"]) != ("POST", PATH):
                 raise RefusedError(404, f"expected POST {PATH}")
+            if in_work > settings.max_requests:
+                raise RefusedError(503, f"at most {settings.max_requests} requests may be in work")
             played, question = wire.play(_content(await read_body(scope, receive, settings), name))
             async with free:
                 (found,) = await asyncio.to_thread(opened.probabilities, [played], [question])
@@ -83,6 +87,8 @@ def make_app(opened: RewardModel, name: str, head: Head, settings: Settings) -> 
             await answer(send, 400, error_object(400, str(error)[:300]))
         except GoneError:
             pass
+        finally:
+            in_work -= 1
 
     return app
 

@@ -128,7 +128,7 @@ def start(name: str, params: Row, root: Path, code: Commit) -> Track:
     """Open the record of stage `name`, started at commit `code`, and describe this process in it."""
     track = Track(name, root)
     with track._guard():
-        _forget_sent(name, root)
+        _forget(name, root)
         given = os.environ.get("BREADCRUMB_NAME") or os.environ.get("DVC_EXP_NAME")
         track._write("start", stage=name, pipeline=_pipeline(), title=title(params, given), to=_to(root))
 
@@ -158,7 +158,7 @@ def pipeline(root: Path, key: str, title: str, status: Callable[[], str]) -> Ite
     """
     track = Track(PIPELINE_NAME, root)
     with track._guard():
-        _forget_sent(PIPELINE_NAME, root)
+        _forget(PIPELINE_NAME, root)
         track._write("pipeline", pipeline=key, title=title, to=_to(root))
         _start_sender(root)
     ended = "KILLED"
@@ -177,8 +177,13 @@ def _to(root: Path) -> str | None:
     return None if os.environ.get("BREADCRUMB_TRACKING") == "off" else shown(address(root))
 
 
-def _forget_sent(name: str, root: Path) -> None:
-    """Remove the states of records of this name that are sent whole, and so are gone."""
+def _forget(name: str, root: Path) -> None:
+    """Remove the states of records of this name that are sent whole, and so are gone, and the warning of an old sender.
+
+    A new sender meets what is wrong anew; what stood in the way of an earlier run is no news.
+    """
+    if not is_held(root / SENDER):
+        (root / WARNING).unlink(missing_ok=True)
     for state in (root / FOLDER).glob(f"{glob.escape(name)}-*{STATE}"):
         if not Path(str(state).removesuffix(STATE) + ".jsonl").exists():
             state.unlink(missing_ok=True)

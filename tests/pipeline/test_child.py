@@ -39,6 +39,21 @@ def test_the_reason_of_a_failure(tmp_path: Path, code: str, message: str) -> Non
     assert (outcome.result, outcome.message) == ("failed", message)
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "print(\"Running stage 'index':\"); print('ERROR: unexpected error - [Errno 28] No space left on device: ab')",
+        "raise OSError(28, 'No space left on device')",
+        "raise OSError(122, 'Disk quota exceeded')",
+    ],
+)
+def test_a_full_disk_that_another_program_meets_is_told_as_our_own(tmp_path: Path, code: str) -> None:
+    """DVC writes its cache and its own files itself."""
+    outcome, _ = _run(tmp_path, f"{code}\nraise SystemExit(255)")
+    assert outcome.message.startswith("no space left on the disk. Free some and run again; finished work is kept.")
+    assert "\n" not in outcome.message
+
+
 def test_progress_is_shown_all_the_same(tmp_path: Path) -> None:
     outcome, said = _run(tmp_path, f"print({BARS!r})")
     assert outcome.is_good

@@ -80,6 +80,7 @@ def _larger_tokenizer(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
+LOOPS = b"{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 LAYER = "model.layers.1.mlp.up_proj.weight"
 
 
@@ -101,9 +102,16 @@ LAYER = "model.layers.1.mlp.up_proj.weight"
         (_file("chat_template.jinja", b"{{ messages | nothing }}"), "does not take messages of system and user: "),
         (_file("chat_template.jinja", b"Hello."), "leaves out the user's message, so the model would not see the que"),
         (_file("chat_template.jinja", b"{% for"), "does not take messages of system and user: "),
+        (_file("chat_template.jinja", LOOPS), "does not take messages of system and user: it takes longer than 2 s"),
+        (_file("chat_template.jinja", b"{{ 'a' * 10 ** 10 }}"), "does not take messages .*MemoryError"),
+        (_file("chat_template.jinja", b"{{ messages[0].content.ljust(10 ** 10) }}"), "does not take .*MemoryError"),
+        (_file("chat_template.jinja", b"{{ 'a' * 10 ** 7 }}"), "makes 10,000,000 characters of a prompt, expected at "),
     ],
 )  # fmt: skip
-def test_a_folder_that_is_not_whole(tmp_path: Path, spoil: Callable[[Path], None], message: str) -> None:
+def test_a_folder_that_is_not_whole(
+    tmp_path: Path, spoil: Callable[[Path], None], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_folders, "MAX_SECONDS", 2.0)
     run = _run(tmp_path, prompt="chatty")
     tiny = (ROOT / "conf/prompt/tiny.yaml").read_text()
     (tmp_path / "conf/prompt/chatty.yaml").write_text(tiny.replace("system: null", "system: Search first."))

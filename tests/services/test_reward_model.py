@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import httpx
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from tasks import conf, parts
 from tasks.reward_model import model as reward_models
-from tasks.reward_model.__main__ import MAX_BYTES
+from tasks.reward_model import wire
+from tasks.reward_model.__main__ import MAX_BYTES, PATH, make_app
 from tasks.reward_model.model import load, place_logits
 from tasks.reward_model.reading import encode
-from tasks.services import Resources, ServiceError
+from tasks.server.settings import Settings
+from tasks.services import Probabilities, Resources, ServiceError
 from tasks.services.remote_reward_model import RemoteRewardModel
 from tasks.services.reward_model import FrozenRewardModel, InProcessRewardModel
 from tasks.store import DataError
@@ -199,6 +205,34 @@ def test_a_server_refuses_pages_and_endless_headers(root: Path, model: Trained) 
         refuses_headers_without_end(port, pid, "/v1/chat/completions")
         too_large = f"content-length: {MAX_BYTES + 1}\r\nhost: localhost\r\n"
         assert b"413" in get(port, too_large, "/v1/chat/completions", "POST").partition(b"\r\n")[0]
+
+
+def test_more_requests_than_may_be_in_work_are_refused(root: Path, model: Trained) -> None:
+    """Each holds a trajectory of up to `MAX_BYTES`; the model scores one at a time."""
+    begun, go_on, service = threading.Event(), threading.Event(), opened(root, model)
+
+    def slow(plays: Sequence[Trajectory], questions: Sequence[Question]) -> list[Probabilities]:
+        begun.set()
+        assert go_on.wait(30)
+        return service.probabilities(plays, questions)
+
+    waiting: Any = SimpleNamespace(probabilities=slow)
+    app = make_app(waiting, "m", "success", Settings(max_requests=2))
+    body = {"model": "m", "messages": [{"role": "user", "content": wire.request("Who?", [ANSWER])}]}
+
+    async def asked() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            in_work = [asyncio.create_task(client.post(PATH, json=body)) for _ in range(2)]
+            await asyncio.to_thread(begun.wait, 30)
+            refused = await client.post(PATH, json=body)
+            go_on.set()
+            return [refused, *await asyncio.gather(*in_work), await client.post(PATH, json=body)]
+
+    refused, *taken = asyncio.run(asked())
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert refused.json()["error"]["message"] == "at most 2 requests may be in work"
+    assert [one.status_code for one in taken] == [200] * 3
 
 
 @pytest.mark.parametrize(

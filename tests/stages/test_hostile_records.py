@@ -188,6 +188,17 @@ def test_a_pipeline_run_ends_as_it_did_although_its_stages_are_finished(root: Pa
     assert runs[title].info.status == status
 
 
+def test_a_warning_of_an_earlier_run_is_not_told_by_the_next(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / record.FOLDER).mkdir(parents=True)
+    (root / record.WARNING).write_text("warning: tracking stopped: old", encoding="utf-8")
+    track = _track(root)
+    assert capsys.readouterr().err == ""
+    (root / record.WARNING).write_text("warning: tracking stopped: new", encoding="utf-8")
+    track.log_metrics(0, {"em": 1.0})
+    assert capsys.readouterr().err == "warning: tracking stopped: new\n"
+    assert not (root / record.WARNING).exists()
+
+
 @pytest.mark.parametrize(
     "uri", ["databricks://bob:hunter2@x", "DATABRICKS://hunter2@x", "uc:bob:hunter2@x", "https://a?token=hunter2"]
 )

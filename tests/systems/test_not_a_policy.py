@@ -119,6 +119,8 @@ def test_it_stands_in_the_table_without_a_training_summary(results: Results) -> 
     assert "First title" not in costs
     line = next(line for line in fitted(markdown(results), 200).splitlines() if line.startswith("First title"))
     assert line.split()[2:5] == ["2", "9", "+0.222"]
+    row = next(line for line in markdown(results).splitlines() if line.startswith("| First title |"))
+    assert row.endswith("|  |")  # It generates no tokens.
 
 
 def test_a_system_that_learns_has_its_summary_in_the_table(tmp_path: Path) -> None:
