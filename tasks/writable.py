@@ -136,7 +136,9 @@ def _refused(path: Path, names: str = "", owner: str = "") -> str:
 
 
 def explained(error: Exception) -> str | None:
-    """One line about a full disk or a place that may not be written, with what to do; None for another error."""
+    """One line about full memory, a full disk or a place that may not be written; None for another error."""
+    if isinstance(error, MemoryError):
+        return f"this process gets no more memory{f' ({error})' if str(error) else ''}. Free some and run again."
     number, name = getattr(error, "errno", None), getattr(error, "filename", None)
     path = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else None
     if number in FULL or "No space left on device" in str(error):  # safetensors has no number for it.

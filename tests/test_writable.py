@@ -162,6 +162,11 @@ def test_a_clone_of_another_user_is_named(place: Path) -> None:
             OSError(errno.EROFS, "Read-only file system", "/proc/x"),
             r"^/proc/x: Read-only file system\. /proc: ",
         ),
+        (
+            MemoryError("Cannot allocate memory (os error 12)"),
+            r" no more memory \(Cannot .* error 12\)\)\. Free some and run again\.$",
+        ),
+        (MemoryError(), r"^this process gets no more memory\. "),
     ],
 )
 def test_one_line_says_what_is_full_or_closed(error: Exception, message: str) -> None:

@@ -70,6 +70,7 @@ def make_app(opened: RewardModel, name: str, head: Head, settings: Settings) -> 
         nonlocal in_work
         if scope["type"] != "http":
             return
+
         in_work += 1
         try:
             if (scope["method"], scope["path"]) != ("POST", PATH):
@@ -77,6 +78,7 @@ def make_app(opened: RewardModel, name: str, head: Head, settings: Settings) -> 
             if in_work > settings.max_requests:
                 raise RefusedError(503, f"at most {settings.max_requests} requests may be in work")
             played, question = wire.play(_content(await read_body(scope, receive, settings), name))
+
             async with free:
                 (found,) = await asyncio.to_thread(opened.probabilities, [played], [question])
             message = {"role": "assistant", "content": wire.answer(found, head)}

@@ -29,12 +29,16 @@ TURN = {"kind": "search", "content": "<search>a</search>", "reward": 0.0, "token
 def root(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A clone with an empty store, whose records no process sends but the test."""
 
+    def clear() -> None:
+        for name in ("MLFLOW_TRACKING_URI", "BREADCRUMB_NAME", "DVC_STAGE"):
+            monkeypatch.delenv(name, raising=False)
+
     def make(folder: Path) -> None:
+        clear()  # Tests before this one have told MLflow of their stores.
         upload.connect(folder)
 
     empty = made_once(tmp_path_factory, "mlflow", make)
-    for name in ("MLFLOW_TRACKING_URI", "BREADCRUMB_NAME", "DVC_STAGE"):
-        monkeypatch.delenv(name, raising=False)
+    clear()
     monkeypatch.setenv("BREADCRUMB_RUN", "one's (run)")
     monkeypatch.setattr(record, "_start_sender", lambda root: None)
     (tmp_path / ".scratch/mlflow").mkdir(parents=True)
