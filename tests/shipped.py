@@ -5,6 +5,10 @@ from __future__ import annotations
 import functools
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tasks.params import Params
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -39,6 +43,22 @@ def files(folder: str, pattern: str = "*") -> list[Path]:
 def names(kind: str) -> list[str]:
     """Names of the repository's files `conf/<kind>/*.yaml`."""
     return sorted(path.stem for path in files(f"conf/{kind}", "*.yaml"))
+
+
+def text(name: str) -> str:
+    """A file of the repository as it was committed last; as it is where there is no repository."""
+    if _tracked() is None:
+        return (ROOT / name).read_text(encoding="utf-8")
+    command = ["git", "-C", str(ROOT), "show", f"HEAD:{name}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@functools.cache
+def settings() -> Params:
+    """The settings of the plain run: those of `params.yaml`, but not what its user has changed since."""
+    from tasks import conf, params
+
+    return params.check(conf.parse(text("params.yaml"), "params.yaml"), ROOT)
 
 
 def kinds(room: str) -> list[str]:

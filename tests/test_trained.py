@@ -13,6 +13,7 @@ from tasks.params import edit
 from tasks.plan import RunSettings
 from tasks.stages import tool
 from tasks.store import DataError
+from tests import shipped
 
 ROOT = Path(__file__).parents[1]
 FILES = {
@@ -34,7 +35,7 @@ FILES = {
 def clone(tmp_path: Path) -> Path:
     """Settings of the house, and some that name models which this pipeline would train."""
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
-    shutil.copyfile(ROOT / "params.yaml", tmp_path / "params.yaml")
+    (tmp_path / "params.yaml").write_text(shipped.text("params.yaml"), encoding="utf-8")
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)

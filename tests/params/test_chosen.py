@@ -27,6 +27,7 @@ from tasks.reader.settings import ReaderConf
 from tasks.reward_model.settings import RewardModelConf
 from tasks.stages import plan as plan_stage
 from tasks.train.settings import TrainConf
+from tests import shipped
 from tests.pipeline.toy import HOUSE
 
 SOURCES = identity.Sources(identity.ROOT)  # Each file is read once.
@@ -85,7 +86,7 @@ OTHERS: dict[str, Callable[[str, str], Any]] = {
     "generator": lambda name, _: generate.load(name, HOUSE),
     "service": lambda name, _: parts.make("services", conf.section("service", name, HOUSE), "x"),
     "method": lambda name, scale: loader.load(name, scale, HOUSE),
-    "system": lambda name, _: RunSettings(HOUSE, params.read(HOUSE)).system(name),
+    "system": lambda name, _: RunSettings(HOUSE, shipped.settings()).system(name),
 }
 plain = functools.lru_cache(maxsize=None)(resolved)
 
@@ -160,7 +161,7 @@ def test_every_number_of_conf_can_be_set_for_one_run(kind: str) -> None:
 def planned_with(text: str, *names: str, **changes: Any) -> dict[str, dict[str, Any]]:
     """Settings in the plans of these stages, with what stands after `SET=`."""
     answers = edit.set_answers(text, {"set": {}}, HOUSE)
-    run = RunSettings(HOUSE, params.with_models(replace(params.read(HOUSE), **changes), HOUSE))
+    run = RunSettings(HOUSE, params.with_models(replace(shipped.settings(), **changes), HOUSE))
     with chosen.standing(answers["set"], HOUSE):
         found = dict(plan.plans(run, {name: plan_stage.stages()[name] for name in names}, SOURCES))
         chosen.require_used(HOUSE)
@@ -237,7 +238,7 @@ def test_an_unknown_setting_is_told_where_the_nearest_stands(words: list[str], t
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     shutil.copytree(HOUSE / "conf", tmp_path / "conf")
-    shutil.copy(HOUSE / "params.yaml", tmp_path)
+    (tmp_path / "params.yaml").write_text(shipped.text("params.yaml"), encoding="utf-8")
     return tmp_path
 
 
@@ -261,7 +262,7 @@ def test_it_is_written_into_params_and_stands_in_the_form(root: Path) -> None:
         form.model_validate({"rare": {"set": "lr=1"}}).answers()
 
     edit.apply({"set": {}}, root)
-    assert (root / "params.yaml").read_text() == (HOUSE / "params.yaml").read_text().replace("top_k: 0", "top_k: 4")
+    assert (root / "params.yaml").read_text() == shipped.text("params.yaml").replace("top_k: 0", "top_k: 4")
 
 
 def test_a_block_as_dvc_writes_it_is_read_and_a_wrong_one_named(root: Path) -> None:

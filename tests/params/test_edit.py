@@ -136,7 +136,7 @@ def test_methods_of_a_model_that_is_taught_stand_beside_the_model_as_it_comes(or
 
 def test_another_model_or_scale_takes_the_model_as_it_comes_off_the_list(tmp_path: Path) -> None:
     shutil.copytree(HOUSE / "conf", tmp_path / "conf")
-    shutil.copy(HOUSE / "params.yaml", tmp_path)
+    (tmp_path / "params.yaml").write_text(shipped.text("params.yaml"), encoding="utf-8")
     edit.apply(edit.parse(["METHODS=dspo", "MODEL=smollm2-135m", "SCALE=small"], tmp_path), tmp_path)
     (tmp_path / "conf/data/untaught.yaml").write_text("extends: world\nscales: {small: {format: null}}\n")
     for words in (["MODEL=tiny"], ["SCALE=laptop"], ["MODEL=tiny", "SCALE=laptop"], ["DATA=untaught"]):

@@ -11,6 +11,7 @@ import pytest
 from flows import reproduce
 from tasks import cluster
 from tasks.params import edit, places
+from tests import shipped
 
 HOUSE = Path(__file__).resolve().parents[2]
 TWO = (
@@ -22,7 +23,7 @@ TWO = (
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Settings of the house with a cluster of two hosts; a host without a GPU."""
     shutil.copytree(HOUSE / "conf", tmp_path / "conf")
-    shutil.copyfile(HOUSE / "params.yaml", tmp_path / "params.yaml")
+    (tmp_path / "params.yaml").write_text(shipped.text("params.yaml"), encoding="utf-8")
     (tmp_path / "conf/cluster/mine.yaml").write_text(f"address: 10.0.0.1\n{TWO}", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(cluster.CLUSTER_VARIABLE, raising=False)

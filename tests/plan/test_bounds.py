@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tasks import conf, engine, generate, methods, params, parts, retrieval, systems
+from tasks import conf, engine, generate, methods, parts, retrieval, systems
 from tasks.agent.rollout import RolloutConf
 from tasks.augment.settings import AugmentConf
 from tasks.base.settings import BaseConf, FormatConf, ModelConf
@@ -57,13 +57,13 @@ def _names(kind: str) -> list[str]:
 
 def _read() -> Iterator[Any]:
     """Settings of every kind: those of `params.yaml`, of `conf/` and of parts that no file there names."""
-    yield params.read(ROOT)
+    yield shipped.settings()
     for kind, cls in (("augment", AugmentConf), ("server", ServerConf)):
         yield from (conf.load(cls, kind, name, root=ROOT) for name in _names(kind))
-    run = RunSettings(ROOT, params.read(ROOT))
+    run = RunSettings(ROOT, shipped.settings())
     yield from (run.load(ModelConf, "model", name) for name in _names("model"))
     yield from (run.load(DataConf, "data", name) for name in _names("data"))
-    small = RunSettings(ROOT, replace(params.read(ROOT), scale="small"))
+    small = RunSettings(ROOT, replace(shipped.settings(), scale="small"))
     yield from (small.scale(FormatConf, "format"), small.evaluation)
     yield from (run.reward_model(name) for name in _names("reward_model"))
     yield from (run.load(ReaderConf, "reader", name) for name in _names("reader"))
@@ -256,7 +256,7 @@ def test_a_description_without_a_key_is_named(key: str) -> None:
 
 
 def test_a_system_without_services_is_named() -> None:
-    tree = dict(RunSettings(ROOT, params.read(ROOT)).system("base"))
+    tree = dict(RunSettings(ROOT, shipped.settings()).system("base"))
     del tree["services"]
     with pytest.raises(ValueError, match=r"^a\.json: playing: services=None: expected a mapping of role to service\."):
         systems.build(tree, "a.json: playing")

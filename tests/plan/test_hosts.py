@@ -14,6 +14,7 @@ import yaml
 from tasks import cluster, params
 from tasks.plan import RunSettings, hosts, preflight
 from tasks.plan.machine import Machine, Memory
+from tests import shipped
 
 HOUSE = Path(__file__).parents[2]
 LARGE = Memory(10**15, "a test")
@@ -35,7 +36,7 @@ def run_of(root: Path, text: str, monkeypatch: pytest.MonkeyPatch, **changes: An
     (root / "conf/cluster/mine.yaml").write_text(text, encoding="utf-8")
     monkeypatch.setenv(cluster.CLUSTER_VARIABLE, "mine")
     chosen = {"systems": ("base", "search_r1_grpo"), "scale": "paper", **changes}
-    return RunSettings(root, params.with_models(replace(params.read(HOUSE), **chosen), root))
+    return RunSettings(root, params.with_models(replace(shipped.settings(), **chosen), root))
 
 
 @pytest.mark.parametrize(
@@ -91,6 +92,7 @@ def test_a_generator_that_divides_its_model_among_more_gpus_than_there_are(
 
 SEEN = """\
 import torch
+from tests import shipped
 torch.cpu.get_capabilities = lambda: {'avx512_bf16': %s}
 """
 

@@ -16,11 +16,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tasks import params
 from tasks.model import export_folder, load_policy, outline
 from tasks.plan import RunSettings, model_folders
 from tasks.plan.model_size import of_folder
 from tasks.store import DataError
+from tests import shipped
 from tests.tiny import make_model, make_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def _run(root: Path, generator: str = "plain", **prompt: str) -> RunSettings:
     tokenizer = make_tokenizer()
     export_folder(make_model(tokenizer), tokenizer, root / "models/mine")
     changes: dict[str, Any] = {"systems": ("base", "search_r1_grpo"), "seeds": (0,), "generator": generator}
-    return RunSettings(root, replace(params.read(ROOT), model="mine", **changes))
+    return RunSettings(root, replace(shipped.settings(), model="mine", **changes))
 
 
 def _weights(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:

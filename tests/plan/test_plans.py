@@ -33,7 +33,7 @@ METHODS = tuple(shipped.names("method"))
 
 def _planned(*names: str, **changes: Any) -> dict[str, Plan]:
     """Plans of these stages (all without a name), with changes of `params.yaml`."""
-    run = RunSettings(ROOT, params.with_models(replace(params.read(ROOT), **changes), ROOT))
+    run = RunSettings(ROOT, params.with_models(replace(shipped.settings(), **changes), ROOT))
     return dict(plan.plans(run, {name: stages()[name] for name in names or stages()}, SOURCES))
 
 
@@ -116,7 +116,7 @@ def test_order_is_kept_where_it_is_part_of_the_result() -> None:
 
 
 def test_the_report_knows_which_questions_were_played_during_training() -> None:
-    assert stages()["report"].settings(RunSettings(ROOT, params.read(ROOT))).validation_split == "dev"
+    assert stages()["report"].settings(RunSettings(ROOT, shipped.settings())).validation_split == "dev"
 
 
 SMALL = {"scale": "small", "model": "smollm2-135m", "seeds": (0,)}
@@ -143,7 +143,7 @@ def test_a_tiny_policy_does_not_come_from_anywhere() -> None:
 
 @pytest.mark.parametrize(("asked", "played"), [(0, 600), (50, 50)])
 def test_a_scale_plays_a_sample_unless_another_number_is_asked_for(asked: int, played: int) -> None:
-    evaluate = replace(params.read(ROOT).evaluate, max_questions=asked)
+    evaluate = replace(shipped.settings().evaluate, max_questions=asked)
     found = _planned("evaluate", systems=("base",), evaluate=evaluate, **SMALL)["evaluate@base-0"].settings
     assert (found["max_questions"], found["sampled"]) == (played, False)
     laptop = _planned("evaluate", systems=("base",), evaluate=evaluate, seeds=(0,))["evaluate@base-0"].settings
@@ -162,14 +162,14 @@ def test_what_a_scale_switches_off_stays_off_whatever_data_is_read(tmp_path: Pat
     else:
         tree["format"]["read"] = None
     file.write_text(json.dumps(tree))
-    run = RunSettings(tmp_path, replace(params.read(ROOT), data="world", **SMALL))
+    run = RunSettings(tmp_path, replace(shipped.settings(), data="world", **SMALL))
     assert run.teaches_format == (tree["format"] is not None)
     if run.teaches_format:
         assert run.scale(FormatConf, "format").read is None
 
 
 def test_a_file_of_data_changes_the_scale_for_its_own_questions(tmp_path: Path) -> None:
-    chosen = replace(params.read(ROOT), data="world", **SMALL)
+    chosen = replace(shipped.settings(), data="world", **SMALL)
     world, folder = (RunSettings(ROOT, replace(chosen, data=name)) for name in ("world", "folder"))
     changes = conf.section("data", "world", ROOT)["scales"]["small"]["train"]
     assert (folder.training().questions, changes["questions"]) == ("found", "all")
@@ -191,7 +191,7 @@ def test_a_file_of_data_changes_the_scale_for_its_own_questions(tmp_path: Path) 
 
 
 def test_a_file_of_a_generator_changes_the_training_that_it_plays_for(tmp_path: Path) -> None:
-    chosen = replace(params.read(ROOT), generator="fleet")
+    chosen = replace(shipped.settings(), generator="fleet")
     fleet, ahead = (RunSettings(ROOT, replace(chosen, generator=name)) for name in ("fleet", "fleet_ahead"))
     assert ahead.training() == replace(fleet.training(), play_ahead=True)
     assert ahead.training({"num_steps": 3}, "a method") == replace(fleet.training(), play_ahead=True, num_steps=3)
@@ -216,7 +216,7 @@ def test_plans_of_the_frame_and_of_planning_are_nobodys() -> None:
 def test_what_is_installed_in_another_version_than_pinned_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = RunSettings(ROOT, params.read(ROOT))
+    run = RunSettings(ROOT, shipped.settings())
     plan.write(tmp_path / "plan", run, {})
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(identity, "installed", lambda: {"torch": "1.0"})
@@ -226,7 +226,7 @@ def test_what_is_installed_in_another_version_than_pinned_is_told(
 
 
 def test_a_wrong_setting_of_the_last_stage_leaves_no_plan(tmp_path: Path) -> None:
-    chosen: Params = replace(params.read(ROOT), systems=("base", "nobody"))
+    chosen: Params = replace(shipped.settings(), systems=("base", "nobody"))
     with pytest.raises(ValueError, match="unknown system 'nobody'"):
         plan.write(tmp_path / "plan", RunSettings(ROOT, chosen), stages())
     assert not (tmp_path / "plan").exists()
@@ -235,7 +235,7 @@ def test_a_wrong_setting_of_the_last_stage_leaves_no_plan(tmp_path: Path) -> Non
 def test_another_pin_changes_every_plan(tmp_path: Path) -> None:
     for name in ("conf", "requirements"):
         (tmp_path / name).symlink_to(ROOT / name)
-    run = RunSettings(tmp_path, params.read(ROOT))
+    run = RunSettings(tmp_path, shipped.settings())
     before = dict(plan.plans(run, stages(), SOURCES))
     (tmp_path / "requirements").unlink()
     (tmp_path / "requirements").mkdir()
@@ -250,7 +250,7 @@ def _clone(root: Path, model: str) -> RunSettings:
     for name in ("requirements", "conf"):
         shutil.copytree(ROOT / name, root / name)
     (root / "conf/model/mine.yaml").write_text(model)
-    return RunSettings(root, replace(params.read(ROOT), model="mine", systems=("base", "dspo"), seeds=(0,)))
+    return RunSettings(root, replace(shipped.settings(), model="mine", systems=("base", "dspo"), seeds=(0,)))
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ def test_a_title_is_one_line_and_no_other_systems(tmp_path: Path, title: str, me
 
 def test_the_settings_of_a_system_hold_those_of_its_services() -> None:
     """Else a change of a service would not play its systems again."""
-    run = RunSettings(ROOT, params.read(ROOT))
+    run = RunSettings(ROOT, shipped.settings())
     made = systems.build(run.system("base"), "base")
     named = replace(made, services={"documents": services.load("documents", "world", ROOT)})
     assert named.settings == {**made.settings, "services": {"documents": run.service("documents", "world")}}
@@ -412,7 +412,7 @@ def test_what_reaches_a_server_is_no_part_of_a_plan_and_all_else_is(tmp_path: Pa
 
 
 def test_a_bonus_counts_down_to_the_last_step_of_the_game() -> None:
-    run = RunSettings(ROOT, replace(params.read(ROOT), systems=("base", "slate")))
+    run = RunSettings(ROOT, replace(shipped.settings(), systems=("base", "slate")))
     method = run.method("slate")
     rewards = tuple({**reward, "budget": 4} for reward in method["rewards"])
     with pytest.raises(

@@ -16,6 +16,7 @@ from tasks.plan.machine import Machine, Memory
 from tasks.plan.memory import phases
 from tasks.plan.model_size import ModelSize
 from tasks.plan.peak import helping, worst
+from tests import shipped
 
 ROOT = Path(__file__).parents[2]
 SMOL = ModelSize(576, 1536, 30, 49_152, 9, 3, 64, is_tied=True, num_weights=134_515_008, stored=538_090_408)
@@ -30,7 +31,7 @@ def _here(host: int, gpu: int = 0) -> Machine:
 
 
 def _run(root: Path = ROOT, **changes: Any) -> RunSettings:
-    return RunSettings(root, params.with_models(replace(params.read(ROOT), **changes), ROOT))
+    return RunSettings(root, params.with_models(replace(shipped.settings(), **changes), ROOT))
 
 
 def _smol(*systems: str) -> RunSettings:
@@ -227,7 +228,7 @@ def test_a_fleet_of_more_generators_than_fit_is_refused(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
     path = tmp_path / "conf/generator/fleet.yaml"
     path.write_text(path.read_text(encoding="utf-8").replace("generators: 2", "generators: 64"), encoding="utf-8")
-    run = RunSettings(tmp_path, replace(params.read(ROOT), generator="fleet"))
+    run = RunSettings(tmp_path, replace(shipped.settings(), generator="fleet"))
     with pytest.raises(ValueError, match=r"of memory .* and there are 11\.0 GB"):
         preflight.check(run, lambda: _here(11 * 10**9))
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tasks import params
 from tasks.plan import RunSettings
 from tasks.report import printed, table
 from tasks.stages import report
 from tasks.store import read_json, write_json
+from tests import shipped
 from tests.pipeline.toy import HOUSE
 from tests.report.fake_artifacts import SYSTEMS, TITLES, ledger, write_artifacts
 
@@ -116,7 +116,7 @@ def test_the_manifest_says_whose_split_it_is_everywhere_before_the_table(tmp_pat
 
 def test_a_run_at_smoke_scale_or_with_other_passages_than_in_training_is_told_apart():
     def notes(scale: str, top_k: int) -> tuple[str, ...]:
-        chosen = params.read(HOUSE)
+        chosen = shipped.settings()
         chosen = replace(chosen, scale=scale, evaluate=replace(chosen.evaluate, top_k=top_k))
         return report.settings(RunSettings(HOUSE, chosen)).notes
 

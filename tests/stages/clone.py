@@ -173,8 +173,9 @@ class Clone:
 
         for name in ("tasks", "flows", "conf", "requirements", ".dvc"):
             shutil.copytree(HOUSE / name, root / name, ignore=ignore)
-        for name in ("dvc.yaml", "params.yaml", ".dvcignore", ".gitignore"):
+        for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
             shutil.copyfile(HOUSE / name, root / name)
+        (root / "params.yaml").write_text(shipped.text("params.yaml"), encoding="utf-8")
         clone = cls(root)
         if smoke:
             prefect_database.give(root / ".scratch/prefect")

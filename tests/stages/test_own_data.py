@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tasks import params, retrieval
+from tasks import retrieval
 from tasks.agent.rollout import RolloutConf
 from tasks.base.demonstrations import Renderer, expert_plan
 from tasks.base.make import _usable
@@ -23,6 +23,7 @@ from tasks.report import printed, start_policy, table
 from tasks.runner import record
 from tasks.stages import data
 from tasks.store import read_json
+from tests import shipped
 from tests.base.small import SMALL, small_tokenizer
 
 HOUSE = Path(__file__).parents[2]
@@ -128,7 +129,7 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     (tmp_path / "conf").symlink_to(HOUSE / "conf")
 
     def make(folder: Callable[[Path], Path], scale: str = "smoke") -> Read:
-        chosen = replace(params.read(HOUSE), scale=scale, data="folder", data_folder=str(folder(tmp_path)))
+        chosen = replace(shipped.settings(), scale=scale, data="folder", data_folder=str(folder(tmp_path)))
         run = RunSettings(tmp_path, chosen)
         track = record.Track("data", tmp_path)
         ctx: Any = SimpleNamespace(settings=data.settings(run), root=tmp_path, log=lambda *_: None, track=track)
@@ -175,7 +176,7 @@ def test_ordinary_questions_fit_the_budgets_of_a_first_run(
 
 
 def test_the_generated_world_keeps_its_budgets() -> None:
-    plain = params.read(HOUSE)
+    plain = shipped.settings()
     for scale, data_name in (("laptop", "world"), ("smoke", "smoke")):
         world = RunSettings(HOUSE, replace(plain, scale=scale, data=data_name)).rollout()
         own = RunSettings(HOUSE, replace(plain, scale=scale, data="folder", data_folder="x")).rollout()
