@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,20 +48,38 @@ def names(kind: str) -> list[str]:
     return sorted(path.stem for path in files(f"conf/{kind}", "*.yaml"))
 
 
-def text(name: str) -> str:
-    """A file of the repository as it was committed last; as it is where there is no repository."""
+@functools.cache
+def changed() -> frozenset[str]:
+    """Which of the tracked files that a run or its user writes are no longer as they were committed."""
     if _tracked() is None:
-        return (ROOT / name).read_text(encoding="utf-8")
-    command = ["git", "-C", str(ROOT), "show", f"HEAD:{name}"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return frozenset()
+    show = ["git", "-C", str(ROOT), "diff", "--name-only", "-z", "HEAD", "--", "params.yaml", "dvc.lock", "reports"]
+    listed = subprocess.run(show, capture_output=True, text=True, check=True)
+    return frozenset(filter(None, listed.stdout.split("\0")))
 
 
 @functools.cache
-def settings() -> Params:
-    """The settings of the plain run: those of `params.yaml`, but not what its user has changed since."""
-    from tasks import conf, params
+def root() -> Path:
+    """The repository with `params.yaml` as it was committed last, without what its user has changed since."""
+    if "params.yaml" not in changed():
+        return ROOT
 
-    return params.check(conf.parse(text("params.yaml"), "params.yaml"), ROOT)
+    show = ["git", "-C", str(ROOT), "show", "HEAD:params.yaml"]
+    text = subprocess.run(show, capture_output=True, check=True).stdout
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    for path in ROOT.iterdir():
+        if path.name != "params.yaml":
+            (folder / path.name).symlink_to(path)
+    (folder / "params.yaml").write_bytes(text)
+    return folder
+
+
+def settings() -> Params:
+    """The settings of the plain run."""
+    from tasks import params
+
+    return params.read(root())
 
 
 def kinds(room: str) -> list[str]:

@@ -16,6 +16,7 @@ from pydantic import Field
 from tasks import conf, params
 from tasks.conf import fill, merge, plain, require
 from tasks.params import Evaluate, Params
+from tests import shipped
 
 
 @dataclass(frozen=True)
@@ -466,7 +467,7 @@ def test_bounds_stand_in_the_type(text, message):
 
 
 def test_the_shipped_params_are_well_formed():
-    made = conf.fill(Params, conf.read_yaml(ROOT / conf.PARAMS), "params.yaml")
+    made = conf.fill(Params, conf.read_yaml(shipped.root() / conf.PARAMS), "params.yaml")
     assert isinstance(made.evaluate, Evaluate)
 
 

@@ -164,7 +164,7 @@ def test_the_settings_name_the_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     for folder in ("conf", "requirements"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     write(tmp_path / "a b", FILES)
-    tree = yaml.safe_load(shipped.text("params.yaml")) | {"parts": "a b", "systems": ["base", "mine"]}
+    tree = yaml.safe_load((shipped.root() / "params.yaml").read_text()) | {"parts": "a b", "systems": ["base", "mine"]}
     write(tmp_path, {"params.yaml": yaml.safe_dump(tree)})
     assert params.read(tmp_path).systems == ("base", "mine")
     assert own.folder(tmp_path) == tmp_path / "a b"

@@ -35,7 +35,7 @@ FILES = {
 def clone(tmp_path: Path) -> Path:
     """Settings of the house, and some that name models which this pipeline would train."""
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
-    (tmp_path / "params.yaml").write_text(shipped.text("params.yaml"), encoding="utf-8")
+    shutil.copyfile(shipped.root() / "params.yaml", tmp_path / "params.yaml")
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)

@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from tasks.params import edit
+from tests import shipped
 from tests.docs.documents import ROOT, documents
 from tests.pipeline.toy import Toy
 from tests.server.running import ServerProcess, free_port
@@ -304,7 +305,7 @@ def test_targets_and_variables_are_those_of_the_makefile(command: str) -> None:
     mine = {"DATA", "DATA_FOLDER", "MODEL", "ENGINE", "PARTS"}  # Their values are a reader's own.
     mine |= {"METHODS"} if "PARTS" in values else set()
     words = [f"{name}={value}" for name, value in values.items() if name in {*edit.VARIABLES, "METHODS"} - mine]
-    answers = edit.parse(words, ROOT)
+    answers = edit.parse(words, shipped.root())
     names = edit.names_of(["method", "system", "retriever", "augment", "scale", "generator"], ROOT)
     for key, value in answers.items():
         for name in value if isinstance(value, list) else [value]:

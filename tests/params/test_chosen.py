@@ -28,7 +28,8 @@ from tasks.reward_model.settings import RewardModelConf
 from tasks.stages import plan as plan_stage
 from tasks.train.settings import TrainConf
 from tests import shipped
-from tests.pipeline.toy import HOUSE
+
+HOUSE = shipped.root()
 
 SOURCES = identity.Sources(identity.ROOT)  # Each file is read once.
 CLASSES = {"base": BaseConf, "format": FormatConf, "rollout": RolloutConf, "train": TrainConf}
@@ -238,7 +239,7 @@ def test_an_unknown_setting_is_told_where_the_nearest_stands(words: list[str], t
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     shutil.copytree(HOUSE / "conf", tmp_path / "conf")
-    (tmp_path / "params.yaml").write_text(shipped.text("params.yaml"), encoding="utf-8")
+    shutil.copyfile(shipped.root() / "params.yaml", tmp_path / "params.yaml")
     return tmp_path
 
 
@@ -262,7 +263,7 @@ def test_it_is_written_into_params_and_stands_in_the_form(root: Path) -> None:
         form.model_validate({"rare": {"set": "lr=1"}}).answers()
 
     edit.apply({"set": {}}, root)
-    assert (root / "params.yaml").read_text() == shipped.text("params.yaml").replace("top_k: 0", "top_k: 4")
+    assert (root / "params.yaml").read_text() == (HOUSE / "params.yaml").read_text().replace("top_k: 0", "top_k: 4")
 
 
 def test_a_block_as_dvc_writes_it_is_read_and_a_wrong_one_named(root: Path) -> None:

@@ -16,7 +16,9 @@ from tasks.model_source import Source
 from tasks.params import edit
 from tasks.params.form import form_of
 from tests import shipped
-from tests.pipeline.toy import HOUSE, PARAMS_YAML
+from tests.pipeline.toy import PARAMS_YAML
+
+HOUSE = shipped.root()
 
 
 def test_answers_are_written_and_comments_stay(root: Path) -> None:
@@ -136,7 +138,7 @@ def test_methods_of_a_model_that_is_taught_stand_beside_the_model_as_it_comes(or
 
 def test_another_model_or_scale_takes_the_model_as_it_comes_off_the_list(tmp_path: Path) -> None:
     shutil.copytree(HOUSE / "conf", tmp_path / "conf")
-    (tmp_path / "params.yaml").write_text(shipped.text("params.yaml"), encoding="utf-8")
+    shutil.copyfile(shipped.root() / "params.yaml", tmp_path / "params.yaml")
     edit.apply(edit.parse(["METHODS=dspo", "MODEL=smollm2-135m", "SCALE=small"], tmp_path), tmp_path)
     (tmp_path / "conf/data/untaught.yaml").write_text("extends: world\nscales: {small: {format: null}}\n")
     for words in (["MODEL=tiny"], ["SCALE=laptop"], ["MODEL=tiny", "SCALE=laptop"], ["DATA=untaught"]):

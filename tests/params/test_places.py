@@ -23,7 +23,7 @@ TWO = (
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Settings of the house with a cluster of two hosts; a host without a GPU."""
     shutil.copytree(HOUSE / "conf", tmp_path / "conf")
-    (tmp_path / "params.yaml").write_text(shipped.text("params.yaml"), encoding="utf-8")
+    shutil.copyfile(shipped.root() / "params.yaml", tmp_path / "params.yaml")
     (tmp_path / "conf/cluster/mine.yaml").write_text(f"address: 10.0.0.1\n{TWO}", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(cluster.CLUSTER_VARIABLE, raising=False)

@@ -92,7 +92,6 @@ def test_a_generator_that_divides_its_model_among_more_gpus_than_there_are(
 
 SEEN = """\
 import torch
-from tests import shipped
 torch.cpu.get_capabilities = lambda: {'avx512_bf16': %s}
 """
 

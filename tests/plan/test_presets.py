@@ -19,7 +19,7 @@ from tasks.plan.preflight import CLOSE
 from tasks.train.settings import TrainConf
 from tests import shipped
 
-HOUSE = Path(__file__).resolve().parents[2]
+HOUSE = shipped.root()
 PAGE = HOUSE / "docs/cluster.md"
 SIZES = {
     "qwen2.5-3b": ModelSize(2048, 11_008, 36, 151_936, 16, 2, 128, is_tied=True, num_weights=3_085_938_688),

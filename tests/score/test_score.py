@@ -19,6 +19,7 @@ from tasks.score import Scored, columns, placed, refused, score, show
 from tasks.score.__main__ import main, newest
 from tasks.score.read import Played, read
 from tasks.store import DataError
+from tests import shipped
 from tests.docs.documents import documents
 from tests.shipped import ROOT
 
@@ -173,7 +174,7 @@ def bare(tmp_path: Path) -> Path:
     root = tmp_path / "bare"
     root.mkdir()
     (root / "conf").symlink_to(ROOT / "conf")
-    (root / "params.yaml").write_bytes((ROOT / "params.yaml").read_bytes())
+    (root / "params.yaml").write_bytes((shipped.root() / "params.yaml").read_bytes())
     return root
 
 

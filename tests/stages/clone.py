@@ -175,7 +175,7 @@ class Clone:
             shutil.copytree(HOUSE / name, root / name, ignore=ignore)
         for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
             shutil.copyfile(HOUSE / name, root / name)
-        (root / "params.yaml").write_text(shipped.text("params.yaml"), encoding="utf-8")
+        shutil.copyfile(shipped.root() / "params.yaml", root / "params.yaml")
         clone = cls(root)
         if smoke:
             prefect_database.give(root / ".scratch/prefect")
