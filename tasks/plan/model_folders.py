@@ -88,17 +88,18 @@ def _bounded() -> Iterator[None]:
         raise TimeoutError(f"it takes longer than {MAX_SECONDS:.0f} s")
 
     is_main = threading.current_thread() is threading.main_thread()
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = psutil.Process().memory_info().vms + MAX_BYTES
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)  # A file of weights that is mapped is not counted.
+    held = psutil.Process().memory_info()
+    most = getattr(held, "data", held.vms) + MAX_BYTES
     before = signal.signal(signal.SIGALRM, end) if is_main else None
     try:
         if is_main:
             signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
         if soft == resource.RLIM_INFINITY or soft > most:
-            resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+            resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
         if is_main:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
