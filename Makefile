@@ -94,8 +94,9 @@ override UNKNOWN := $(filter-out $(TAKES) $(foreach goal,$(GOALS),$(TAKES_$(goal
 ifeq ($(filter run smoke compare,$(GOALS)),)
 ifneq ($(UNKNOWN),)
 override SETTINGS_OF_RUN := METHODS PRESET $(shell sed -nE 's/^ *([a-z_]+): *[^ \#].*/\U\1/p' params.yaml)
-override NEAREST := $(shell python3 -c 'import difflib, sys; print(*difflib.get_close_matches(sys.argv[1], sys.argv[2:], 1, 0.65))' \
-  $(firstword $(UNKNOWN)) $(foreach goal,$(GOALS),$(TAKES_$(goal))) $(TAKES) $(SETTINGS_OF_RUN) 2>/dev/null)
+override NEAREST_OF = $(shell python3 -c 'import difflib, sys; print(*difflib.get_close_matches(sys.argv[1], sys.argv[2:], 1, 0.65))' \
+  $(firstword $(UNKNOWN)) $(1) 2>/dev/null)
+override NEAREST := $(or $(call NEAREST_OF,$(foreach goal,$(GOALS),$(TAKES_$(goal)))),$(call NEAREST_OF,$(TAKES) $(SETTINGS_OF_RUN)))
 $(error $(firstword $(UNKNOWN)): $(firstword $(GOALS)) has no such variable.$(if $(NEAREST), Did you mean $(NEAREST)$(if \
   $(filter-out $(TAKES_$(firstword $(GOALS))),$(filter $(NEAREST),$(SETTINGS_OF_RUN))),$(strip ,) which only run$(strip ,) smoke and compare take)?) See `make help`)
 endif

@@ -170,13 +170,14 @@ def execute(name: str, words: list[str], root: Path, say: Say, stopper: Stopper,
         return Outcome(name, "executed" if is_executed else "cached", seconds)
     if stopper.is_stopped:
         return Outcome(name, "stopped", seconds)
-    return Outcome(name, "failed", seconds, _why(child.returncode, last))
+    return Outcome(name, "failed", seconds, _why(name, child.returncode, last))
 
 
-def _why(code: int, last: Iterable[str]) -> str:
-    """Why a child failed: its exit code and its last lines tell."""
+def _why(name: str, code: int, last: Iterable[str]) -> str:
+    """Why a child failed: its exit code and its last lines tell. Who shows it says which one it was."""
     errors = [line.removeprefix("error: ") for line in last if line.startswith("error:")]
     message = errors[-1] if errors else "\n".join(last) or f"it ended with code {code} without a message"
+    message = message.removeprefix(f"{name}: ")
     if code in KILLED_TOO or KILLED.search(message):
         return OUT_OF_MEMORY
     is_full = not errors and FULL.search(message)

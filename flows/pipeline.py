@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from flows import STOPPED, dag
 from flows.child import Outcome, Say, Stopper, execute
-from tasks import conf, planned
+from tasks import conf, planned, writable
 from tasks.params import edit, lent, places
 from tasks.report.terminal import TABLE, headline, times
 from tasks.runner import ledger, record, runs
@@ -194,8 +194,15 @@ class Run:
         print("Runs:    make ui    (Prefect and MLflow on this machine; prints their addresses)", flush=True)
         return 0
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the first stage found a setting that cannot be."""
+        return any(problem.name == "plan" for problem in self.problems)
+
     def _say_changes(self, stream: IO[str]) -> None:
-        if self.keeps and self.changes:
+        if self.keeps and self.changes and self.is_refused:
+            print("params.yaml is as it was: settings that the plan refuses are not kept.", file=stream)
+        elif self.keeps and self.changes:
             print("Changed: params.yaml; git checkout params.yaml returns to the committed settings", file=stream)
 
 
@@ -217,6 +224,7 @@ def prepared(root: Path, answers: dict[str, Any], keep: bool = False, name: str 
         for line in [*lent.restore(root), *dag.repair(root)]:
             print(f"after an earlier kill: {line}", flush=True)
         names_hosts = places.check_cluster(answers, root)
+        before = (root / conf.PARAMS).read_bytes() if (root / conf.PARAMS).is_file() else b""
         with edit.applied(answers, root, keep) as changes:
             for change in changes:
                 print(f"params.yaml{'' if keep else ', for this run only'}: {change}", flush=True)
@@ -235,6 +243,8 @@ def prepared(root: Path, answers: dict[str, Any], keep: bool = False, name: str 
             with tracked if graph.stale else contextlib.nullcontext():
                 yield run
             _keep_report(run)
+            if keep and changes and run.is_refused:
+                lent.write(root, before)
 
 
 def _keep_report(run: Run) -> None:
@@ -244,7 +254,8 @@ def _keep_report(run: Run) -> None:
     try:
         kept = runs.keep(run.root, run.key, run.title, run.changes)
     except OSError as error:
-        print(f"warning: {runs.FOLDER}/{run.key}: the report is not kept there ({error.strerror}).", file=sys.stderr)
+        why = writable.explained(error) or f"{error.strerror}."
+        print(f"warning: {runs.FOLDER}/{run.key}: the report is not kept there. {why}", file=sys.stderr)
     else:
         if kept == run.key:
             print(f"Kept:    {runs.FOLDER}/{kept} (this report with its settings; make runs lists all)", flush=True)

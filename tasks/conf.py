@@ -123,8 +123,10 @@ def kind_of(kinds: Sequence[str], name: str, root: Path = ROOT, where: str = str
         )
     if not having:
         all_names = sorted({one for each in known_names.values() for one in each})
-        hint = _did_you_mean(name, all_names)
-        raise ValueError(f"{where}: unknown {kinds[0]} {name!r}.{hint} {known(all_names)}")
+        hint = did_you_mean(name, all_names)
+        is_elsewhere = not hint and kinds[0] in IN_COMMANDS and own.folder(root) is None
+        more = " One of your own lies in a folder that PARTS= names." if is_elsewhere else ""
+        raise ValueError(f"{where}: unknown {kinds[0]} {name!r}.{hint} {known(all_names)}{more}")
     if len(having) > 1:
         files = " and ".join(f"{CONF}/{kind}/{name}.yaml" for kind in having)
         raise ValueError(f"{where}: {name!r} names {files}. Rename one of them.")
@@ -377,7 +379,7 @@ def _explained(cls: type, error: ErrorDetails) -> str:
     kind, found, context = error["type"], error["input"], error.get("ctx", {})
     if kind == "unexpected_keyword_argument":
         known = [field.name for field in dataclasses.fields(_bare(owner))]
-        return f"{above}: unknown key {key!r}.{_did_you_mean(str(key), known)} Known: {', '.join(known) or 'none'}."
+        return f"{above}: unknown key {key!r}.{did_you_mean(str(key), known)} Known: {', '.join(known) or 'none'}."
     if kind == "missing":
         return f"{above}: key {key!r} is missing. Add it ({_described(hint)})."
     if kind == "value_error":
@@ -464,6 +466,7 @@ def plain(value: object) -> Any:
     return value
 
 
-def _did_you_mean(name: str, known: list[str]) -> str:
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """The nearest of the known names, as a sentence of a message; empty if none is near."""
     close = difflib.get_close_matches(name, known, 1)
     return f" Did you mean {close[0]!r}?" if close else ""

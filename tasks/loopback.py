@@ -28,6 +28,9 @@ def spare() -> None:
     if not _proxies():
         return
     given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    if "*" in map(str.strip, given.split(",")):  # Nothing goes to a proxy. Most libraries want the star to stand alone.
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = "*"
+        return
     names = [name.strip().removeprefix("[").removesuffix("]") for name in given.split(",")]  # httpx reads no brackets.
     os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(dict.fromkeys([*filter(None, names), *NAMES]))
 
@@ -72,7 +75,13 @@ def _proxies() -> dict[str, str]:
 
 
 def _is_known(proxy: str) -> bool:
-    """Whether httpx can make a client with this proxy."""
+    """Whether httpx can make a client with this proxy: it knows the kind, and can read the address."""
     scheme = proxy.partition("://")[0].lower() if "://" in proxy else "http"
+    try:
+        parts = urlsplit(proxy if "://" in proxy else f"//{proxy}")
+        if not parts.hostname or parts.port == 0:
+            return False
+    except ValueError:  # A port that is no number, half of a pair of brackets.
+        return False
     is_socks = scheme in ("socks5", "socks5h")
     return scheme in ("http", "https") or (is_socks and importlib.util.find_spec("socksio") is not None)

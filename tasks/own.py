@@ -26,11 +26,27 @@ CLONE = Path(__file__).resolve().parents[1]
 _PACKAGE, _CONF = "tasks", "conf"
 
 
+def named(root: Path = CLONE) -> str | None:
+    """The folder of one's own as its user wrote it; None without one."""
+    return os.environ.get(VARIABLE) or _named_in(root / "params.yaml")
+
+
 def folder(root: Path = CLONE) -> Path | None:
     """The folder of one's own that a clone uses now; None without one."""
-    named = os.environ.get(VARIABLE) or _named_in(root / "params.yaml")
-    place = None if not named else (root / named).resolve()
+    written = named(root)
+    place = None if not written else (root / written).resolve()
     return place if place is not None and place.is_dir() else None
+
+
+def shown(name: str) -> str:
+    """A path of the package for a message: with the folder of one's own before it, if the file lies there.
+
+    Args:
+        name: relative to the clone or to that folder, such as `tasks/rewards/mine.py`.
+    """
+    mine = folder()
+    is_mine = mine is not None and (mine / name).is_file() and not (CLONE / name).is_file()
+    return (Path(named() or "") / name).as_posix() if is_mine else name
 
 
 @contextlib.contextmanager
@@ -61,8 +77,11 @@ def check(named: str, root: Path = CLONE) -> None:
     place, where = root / named, f"parts={named!r} (PARTS=)"
     if named == NONE:
         return
+    if place.exists() and place.resolve() == root.resolve():
+        raise ValueError(f"{where}: found the clone itself, whose parts are known. Name a folder outside of it.")
     if not place.is_dir():
-        raise ValueError(f"{where}: found no such folder. Name one that has conf/ and tasks/, such as ../my_parts.")
+        what = "a file" if place.exists() else "no such folder"
+        raise ValueError(f"{where}: found {what}. Name one that has conf/ and tasks/, such as ../my_parts.")
     mine = _files(place)
     if not mine:
         raise ValueError(

@@ -119,14 +119,14 @@ def _check_arguments(function: Callable[..., Any], pattern: Callable[..., Any], 
         found.bind(*positional, **dict.fromkeys(named))
     except TypeError:
         names = [f"{function.__name__}({', '.join(one.parameters)})" for one in (found, inspect.signature(pattern))]
-        place = f"{_name(function.__code__.co_filename)}, line {function.__code__.co_firstlineno}"
+        place = f"{own.shown(_name(function.__code__.co_filename))}, line {function.__code__.co_firstlineno}"
         raise ValueError(f"{where}: {place}: found {names[0]}, expected {names[1]}.") from None
 
 
 def arose_in(error: BaseException, cls: type) -> bool:
     """Whether an error was raised by the file of this class itself, and not by what it called."""
     *_, last = traceback.extract_tb(error.__traceback__)
-    return _name(last.filename) == file_of(cls)
+    return _name(last.filename) == _name(_source(cls))
 
 
 def place_of(error: BaseException, cls: type) -> str:
@@ -134,7 +134,8 @@ def place_of(error: BaseException, cls: type) -> str:
 
     Where its file called other code that broke off, it is the line of the call; without any, that of the class.
     """
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _name(frame.filename) == file_of(cls)]
+    source = _name(_source(cls))
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _name(frame.filename) == source]
     return f"{file_of(cls)}, line {frames[-1].lineno}" if frames else _line_of(cls)
 
 
@@ -153,11 +154,13 @@ def _module(room: str, kind: object, where: str) -> ModuleType:
     known = kinds(room)
     folder = "/".join(["tasks", *room.split(".")])
     if kind not in known:
-        told = f"{folder}/ has no such part. {conf.known(known)}"
+        mine = "" if own.folder() is None else f" (nor has {own.named()}/{folder}/)"
+        told = f"{folder}/ has no such part{mine}.{conf.did_you_mean(str(kind), known)} {conf.known(known)}"
         if any(path.stem == kind for path in modules(room)):
-            told = f"{folder}/{kind}.py has no PART. End the file with `PART = <its dataclass>`. {conf.known(known)}"
+            file = own.shown(f"{folder}/{kind}.py")
+            told = f"{file} has no PART. End the file with `PART = <its dataclass>`. {conf.known(known)}"
         raise ValueError(f"{where}: unknown kind {kind!r}: {told}")
-    file = f"{folder}/{kind}.py"
+    file = own.shown(f"{folder}/{kind}.py")
     module = imported(room, str(kind), where)
     part = getattr(module, "PART", None)
     if not (isinstance(part, type) and dataclasses.is_dataclass(part)):
@@ -177,7 +180,7 @@ def imported(room: str, kind: str, where: str) -> ModuleType:
     try:
         return importlib.import_module(f"tasks.{room}.{kind}")  # Loads parts by kind.
     except Exception as error:
-        file = f"tasks/{room.replace('.', '/')}/{kind}.py"
+        file = own.shown(f"tasks/{room.replace('.', '/')}/{kind}.py")
         raise ValueError(f"{where}: {kind}: {file} cannot be loaded: {_cause(error)}. Mend that file.") from error
 
 
@@ -204,8 +207,12 @@ def _name(file: str) -> str:
 
 
 def file_of(cls: type) -> str:
-    """The source file of a class, as a path in the clone or in the folder of one's own."""
-    return _name(str(getattr(sys.modules.get(cls.__module__), "__file__", "") or cls.__module__))
+    """The source file of a class, as a path from the root of the clone."""
+    return own.shown(_name(_source(cls)))
+
+
+def _source(cls: type) -> str:
+    return str(getattr(sys.modules.get(cls.__module__), "__file__", "") or cls.__module__)
 
 
 def _line_of(cls: type) -> str:

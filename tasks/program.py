@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import sys
@@ -25,11 +26,21 @@ def run(main: Callable[[], int]) -> NoReturn:
         code = main()
     except SystemExit as end:
         code = end.code
-    except BrokenPipeError:
-        if not is_unread():
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) and is_unread():
+            code = PIPE_CLOSED
+        elif error.errno == errno.ENOSPC and error.filename is None:
+            code = _full()
+        else:
             raise
-        code = PIPE_CLOSED
     raise SystemExit(flushed(code))
+
+
+def _full() -> int:
+    """Say that the output has no room; returns the exit status."""
+    with contextlib.suppress(OSError):
+        print("error: no space left where the output goes. Free some and run again.", file=sys.stderr, flush=True)
+    return 1
 
 
 def open_standard_files() -> None:
@@ -60,8 +71,10 @@ def flushed(code: int | str | None) -> int | str | None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except BrokenPipeError:
-            code = code or PIPE_CLOSED
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError) and error.errno != errno.ENOSPC:
+                raise
+            code = code or (PIPE_CLOSED if isinstance(error, BrokenPipeError) else _full())
             with contextlib.suppress(OSError, ValueError):  # Python flushes again at its end.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return code

@@ -46,7 +46,7 @@ def normalize(text: str) -> str:
     >>> normalize("The U.S.A.!"), normalize("twenty-one")
     ('usa', 'twentyone')
     """
-    return " ".join(_ARTICLES.sub(" ", composed(text).lower().translate(_PUNCTUATION)).split())
+    return " ".join(_ARTICLES.sub(" ", composed(composed(text).lower()).translate(_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str | None, golds: Iterable[str]) -> float:

@@ -31,15 +31,19 @@ Flag = Annotated[bool, Strict()]
 Hops = Annotated[int, Strict(), Field(ge=1, le=MAX_HOPS)]
 
 
-def _name_of_a_dataset(name: str) -> str:
-    """A name that a terminal shows as it is, a spreadsheet takes for text, and nobody takes for all datasets."""
+def require_dataset_name(name: str) -> str:
+    """The name, which a terminal shows as it is, a spreadsheet takes for text, and nobody takes for all datasets.
+
+    Raises:
+        ValueError: it is none; says what is expected.
+    """
     looks_like = unicodedata.normalize("NFKC", name).casefold()  # Letters of full width look like others.
     if not (name.isprintable() and name[:1].isalnum() and name == name.strip() and looks_like.strip() != ALL):
         raise ValueError(f"a printable name that begins with a letter or digit, ends in no blank and is not {ALL!r}")
     return name
 
 
-DatasetName = Annotated[Text, AfterValidator(_name_of_a_dataset)]
+DatasetName = Annotated[Text, AfterValidator(require_dataset_name)]
 
 _only_these_fields = with_config(ConfigDict(extra="forbid"))
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHES = ".scratch/caches"
-WRITTEN = (".scratch", ".dvc", "artifacts", "reports")
-"""Folders of a clone in which a run writes."""
+WRITTEN = (".scratch", ".dvc", "artifacts", "reports", "runs", "dvc.lock", "params.yaml")
+"""What a run writes in a clone."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -97,7 +97,10 @@ def check_clone(root: Path) -> None:
 
 
 def _closed(folder: Path) -> Iterator[Path]:
-    """What this user cannot write below a folder: folders, and what others have left."""
+    """What this user cannot write: a file, or, below a folder, folders and what others have left."""
+    if folder.is_file() and not os.access(folder, os.W_OK):
+        yield folder
+        return
     if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
         yield folder
         return

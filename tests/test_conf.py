@@ -353,7 +353,7 @@ def test_a_name_that_commands_cannot_hold_is_refused(clone):
 
 
 def test_a_folder_without_files_has_no_known_names(tmp_path):
-    with pytest.raises(ValueError, match=r"unknown method 'mine'\. There is none yet\.$"):
+    with pytest.raises(ValueError, match=r"unknown method 'mine'\. There is none yet\. One of your own lies in"):
         conf.path_of("method", "mine", tmp_path)
 
 

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import httpx
 import pytest
+import requests
 
 from flows import server as prefect_server
 from tasks import loopback
@@ -18,7 +20,7 @@ from tests.pipeline.toy import HOUSE
 from tests.services.completions import serving
 
 DEAD = ["http://127.0.0.1:9", "127.0.0.1:9", "socks5://127.0.0.1:9", "socks5h://127.0.0.1:9", "socks4://127.0.0.1:9",
-        "socks://127.0.0.1:9/"]  # fmt: skip
+        "socks://127.0.0.1:9/", "http://user:pa#ss@127.0.0.1:9", "http://127.0.0.1:9x", "http://[::1"]  # fmt: skip
 NAMES = ["http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"]
 MAKERS = {"Client", "AsyncClient", "HTTPTransport", "urlopen", "build_opener", "Elasticsearch", "OpenAI", "Session",
           "HTTPConnection", "HTTPSConnection", "ClientSession", "PoolManager", "MlflowClient"}  # fmt: skip
@@ -122,7 +124,6 @@ def test_a_server_elsewhere_goes_on_using_the_proxy(dead: str, tmp_path: Any) ->
         ({"no_proxy": "corp.example"}, "corp.example"),
         ({"NO_PROXY": "corp.example, .local"}, "corp.example,.local"),
         ({"no_proxy": "[::1],127.0.0.1"}, "::1,127.0.0.1"),
-        ({"no_proxy": "*"}, "*"),
         ({}, ""),
     ],
 )
@@ -140,6 +141,21 @@ def test_what_the_user_excluded_stays_excluded(
         loopback.spare()
     names = [*filter(None, wanted.split(",")), *loopback.NAMES]
     assert os.environ["no_proxy"] == os.environ["NO_PROXY"] == ",".join(dict.fromkeys(names))
+
+
+@pytest.mark.parametrize("given", ["*", " * ", "corp.example,*"])
+def test_a_star_excludes_everything_for_every_client(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY", *NAMES):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("no_proxy", given)
+    monkeypatch.setenv("all_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    for _ in range(2):
+        loopback.spare()
+    assert requests.utils.should_bypass_proxies("http://192.0.2.2/x", None)
+    assert urllib.request.proxy_bypass("192.0.2.2")
+    with httpx.Client() as client:
+        assert client._mounts == {}, "no proxy for any address"
 
 
 CHILD = """\

@@ -152,7 +152,9 @@ def test_a_number_of_ones_own_method_is_set_by_its_name(mine: Path) -> None:
 
 def test_without_the_folder_the_method_is_unknown(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(own.VARIABLE, own.NONE)
-    with pytest.raises(ValueError, match="unknown method 'mine'"):
+    with pytest.raises(
+        ValueError, match=r"unknown method 'mine'\. .* One of your own lies in a folder that PARTS= names\."
+    ):
         loader.load("mine", "smoke", ROOT)
     with pytest.raises(ValueError, match="unknown kind 'likes_short'"):
         parts.make("rewards", {"kind": "likes_short"}, "here")
@@ -188,6 +190,20 @@ def test_a_folder_that_would_be_overlooked_is_refused(tmp_path: Path, files: dic
     with pytest.raises(ValueError, match=told) as caught:
         own.check(str(tmp_path / "mine"), ROOT)
     assert "\n" not in str(caught.value)
+
+
+def test_the_clone_is_no_folder_of_ones_own() -> None:
+    for name in (str(ROOT), "."):
+        with pytest.raises(ValueError, match="found the clone itself"):
+            own.check(name, ROOT)
+    with pytest.raises(ValueError, match=r"found a file\. Name one that has conf/ and tasks/"):
+        own.check("README.md", ROOT)
+
+
+def test_an_unknown_kind_is_told_where_it_was_looked_for_and_the_nearest(mine: Path) -> None:
+    with pytest.raises(ValueError, match="unknown kind 'likes_shor': tasks/rewards/ has no such part") as caught:
+        parts.make("rewards", {"kind": "likes_shor"}, "here")
+    assert f"(nor has {mine}/tasks/rewards/). Did you mean 'likes_short'?" in str(caught.value)
 
 
 def test_the_guard_knows_the_folder(mine: Path) -> None:
@@ -254,7 +270,7 @@ AT_WORK = [
     (f"{RETURN}trajectory.answers[0]\n", r"tasks/rewards/likes_short\.py, line 16: AttributeError: "),
     (f"{RETURN}count(3)\n", r"tasks/rewards/likes_short\.py, line 16: AttributeError: "),
     (f"{RETURN}float('x')\n", r"tasks/rewards/likes_short\.py, line 16: ValueError: could not convert"),
-    (f"{RETURN}1.0\n", r"question 'q'=1\.0: expected Scores, .* mend tasks/rewards/likes_short\.py"),
+    (f"{RETURN}1.0\n", r"question 'q'=1\.0: expected Scores, .* mend .*/tasks/rewards/likes_short\.py"),
     ("        pass\n", r"score for question 'q'=None: expected Scores"),
     (f"{RETURN}on_last_token(trajectory, 'much')\n", r"question 'q'='much': expected a finite number"),
     (
@@ -262,8 +278,21 @@ AT_WORK = [
         r"token=7: expected 0 to 1, a token of the trajectory",
     ),
     (
+        f"        from tasks.types import Scores\n{RETURN}Scores(0.0, [0.5, 0.5])\n",
+        r"'q': placed=0\.5: expected \(token, value\); mend .*likes_short\.py",
+    ),
+    (
+        f"        from tasks.types import Scores\n{RETURN}Scores(0.0, ((1,),))\n",
+        r"'q': placed=\(1,\): expected \(token, value\)",
+    ),
+    (
+        f"{RETURN}on_last_token(trajectory, 1.0, shrot=1.0)\n",
+        r"'q': component='shrot': expected one of its components \('short',\)",
+    ),
+    ("        raise RuntimeError('no')\n", r"line 16: RuntimeError: no \(in a play of question 'q'\)\. Mend that file"),
+    (
         f"        ...\n\n    def __call__(self, trajectories, questions, services=None):\n{RETURN}[]\n",
-        r"number of scores=0: expected 1, one each; mend tasks/rewards/likes_short\.py",
+        r"number of scores=0: expected 1, one each; mend .*/tasks/rewards/likes_short\.py",
     ),
 ]
 
@@ -274,6 +303,7 @@ def test_a_fault_at_work_is_one_line_that_names_file_and_line(mine: Path, body: 
     made = methods.build(loader.load("mine", "smoke", ROOT), None)
     with pytest.raises(ValueError, match=rf"^rewards: likes_short: .*{told}") as caught:
         scores_by_reward(made.rewards, [TRAJECTORY], [QUESTION], {})
+    assert f"{mine}/tasks/rewards/likes_short.py" in str(caught.value), "where its user finds it"
     assert "\n" not in str(caught.value)
 
 

@@ -72,7 +72,10 @@ def test_a_mapping_of_kinds_keeps_its_order(room: str) -> None:
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
-        ({"kind": "bera", "weight": 1.0}, "unknown kind 'bera': tasks/toys/ has no such part. Known: bear, train."),
+        (
+            {"kind": "bera", "weight": 1.0},
+            "unknown kind 'bera': tasks/toys/ has no such part. Did you mean 'bear'? Known: bear, train.",
+        ),
         ({"kind": "shelf"}, "unknown kind 'shelf'"),
         ({"kind": "../toys/bear"}, "unknown kind '../toys/bear'"),
         ({"kind": "__init__"}, "unknown kind '__init__'"),

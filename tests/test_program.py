@@ -63,6 +63,15 @@ def test_an_error_of_a_socket_is_not_taken_for_a_reader_that_went() -> None:
     assert "of a socket" in said
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("lines", [1, 20_000])
+def test_a_full_disk_behind_the_output_is_one_line(lines: int) -> None:
+    code, said = ran(
+        f"from tasks import program\nprogram.run(lambda: [print('x') for _ in range({lines})] and 0)", ">/dev/full"
+    )
+    assert (code, said) == (1, "error: no space left where the output goes. Free some and run again.\n")
+
+
 def test_a_stop_stays_a_stop(tmp_path: Path) -> None:
     code, said = ran(
         "import flows\ndef main(): raise KeyboardInterrupt(15)\nexit(flows.command(main, 'stopped.'))", "", tmp_path

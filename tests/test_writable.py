@@ -104,6 +104,9 @@ def test_a_cache_that_another_could_have_filled_is_not_taken(tmp_path: Path, mon
         (".dvc/tmp/rwlock", ".dvc/tmp"),
         ("artifacts/train/x/metrics.jsonl", "artifacts/train"),
         ("reports/results.csv", "reports"),
+        ("runs/a/results.csv", "runs/a"),
+        ("dvc.lock", "dvc.lock"),
+        ("params.yaml", "params.yaml"),
     ],
 )
 def test_what_root_has_left_is_named_with_the_command_that_mends_it(left: str, first: str, place: Path) -> None:
@@ -112,7 +115,7 @@ def test_what_root_has_left_is_named_with_the_command_that_mends_it(left: str, f
     for path in (clone, clone / "artifacts"):
         os.chown(path, NOBODY, NOBODY)
     (clone / left).parent.mkdir(parents=True, exist_ok=True)
-    if Path(first).name not in ("reports",):
+    if first != "reports" and Path(left) != Path(first):
         os.chown(clone / Path(left).parts[0], NOBODY, NOBODY)
     (clone / left).write_text("", encoding="utf-8")
 

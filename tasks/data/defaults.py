@@ -18,6 +18,7 @@ from tasks.data.records import split_contents
 from tasks.records.schema import shown
 from tasks.store import DataError, Row, read_jsonl
 from tasks.text import normalize, spelled
+from tasks.types import require_dataset_name
 
 NUM_LOOKED_AT = 1000
 """A file lacks a field if none of its first rows has it."""
@@ -81,8 +82,21 @@ class Defaults:
         hops = len(chain) if chain and isinstance(chain, list) else 1
         if "hops" not in row and not chain:
             self.filled.counts["hops"] += 1
+        if "dataset" not in row:
+            self._require_name(folder)
         row = {"dataset": folder, "hops": hops, **row}
         return self._complete(row, {"id": f"{folder}/line-{number}", "split": split_of(row.get("question"))}, number)
+
+    def _require_name(self, folder: str) -> None:
+        """Raise the DataError for a folder whose name cannot be that of a dataset."""
+        try:
+            require_dataset_name(folder)
+        except ValueError as error:
+            raise DataError(
+                f"{self.path}: no row names its dataset, so the folder's name {folder!r} would be it; expected "
+                f'{error}. Rename the folder, or give each row a "dataset".',
+                "bad_field",
+            ) from None
 
     def _spelled(self, row: Row) -> Row:
         """The row with each text, names and ids too, in the one spelling that all stages compare."""

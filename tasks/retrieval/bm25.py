@@ -80,7 +80,7 @@ class Analyzer:
 
     def words(self, text: str) -> list[str]:
         """Words before stop words and stemming."""
-        return _WORD.findall(composed(text).lower())
+        return _WORD.findall(composed(composed(text).lower()))
 
     def term(self, word: str) -> str | None:
         """The term a word is indexed under; None for a stop word."""

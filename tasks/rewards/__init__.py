@@ -65,8 +65,15 @@ class EachReward(ABC):
     def __call__(
         self, trajectories: Sequence[Trajectory], questions: Sequence[Question], services: Services = NO_SERVICES
     ) -> list[Scores]:
-        """One `Scores` per trajectory."""
-        return [self.score(t, question) for t, question in zip(trajectories, questions, strict=True)]
+        """One `Scores` per trajectory; an error of one of them says of which question it is."""
+        found = []
+        for trajectory, question in zip(trajectories, questions, strict=True):
+            try:
+                found.append(self.score(trajectory, question))
+            except Exception as error:
+                error.add_note(f"in a play of question {question.id!r}")
+                raise
+        return found
 
 
 def on_last_token(trajectory: Trajectory, value: float, **components: float) -> Scores:

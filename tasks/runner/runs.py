@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks import conf, program, store
+from tasks import conf, program, store, writable
 
 FOLDER, LATEST, ABOUT = Path("runs"), "latest", "about.json"
 REPORTS = Path("reports")
@@ -62,9 +62,11 @@ def keep(root: Path, key: str, title: str, changes: Sequence[str]) -> str:
 
 
 def names(root: Path) -> list[str]:
-    """The kept runs, the oldest first."""
+    """The kept runs, the oldest first; last comes the one of `latest`, which may have been kept before."""
     found = (root / FOLDER).glob(f"[!.]*/{ABOUT}")
-    return sorted(path.parent.name for path in found if not path.parent.is_symlink())
+    latest = (root / FOLDER / LATEST).resolve()
+    kept = (path.parent for path in found if not path.parent.is_symlink())
+    return [folder.name for folder in sorted(kept, key=lambda folder: (folder.resolve() == latest, folder.name))]
 
 
 def remove(root: Path, given: Sequence[str]) -> None:
@@ -77,7 +79,7 @@ def remove(root: Path, given: Sequence[str]) -> None:
     for name in given:
         if name not in known:
             raise ValueError(f"REMOVE={name}: there is no such run. {conf.known(known)}")
-    for name in given:
+    for name in dict.fromkeys(given):
         shutil.rmtree(root / FOLDER / name)
     left, link = names(root), root / FOLDER / LATEST
     if link.is_symlink() and not link.exists():
@@ -131,7 +133,7 @@ def main(words: list[str] | None = None, root: Path = Path(".")) -> int:
     parser.add_argument("--keep-last", metavar="N", help="all but the last N go")
     given = parser.parse_args(words)
     try:
-        gone = [name for name in given.remove.split(",") if name]
+        gone = [name for name in map(str.strip, given.remove.split(",")) if name]
         if given.keep_last is not None:
             if not (given.keep_last.isascii() and given.keep_last.isdecimal()):
                 raise ValueError(f"KEEP_LAST={conf.shown(given.keep_last)}: expected a number, such as 5.")
@@ -139,7 +141,7 @@ def main(words: list[str] | None = None, root: Path = Path(".")) -> int:
             gone += [name for name in known[: max(0, len(known) - int(given.keep_last))] if name not in gone]
         remove(root, gone)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {writable.explained(error) or error}", file=sys.stderr)
         return 1
     print(listed(root))
     return 0

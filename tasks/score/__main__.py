@@ -48,7 +48,7 @@ def main(words: list[str] | None = None, root: Path = Path(".")) -> int:
 
 
 def _score(given: argparse.Namespace, root: Path) -> None:
-    from tasks import methods, params
+    from tasks import conf, methods, params
     from tasks.plan import RunSettings
     from tasks.score import refused, score, show
     from tasks.score.read import read
@@ -56,11 +56,14 @@ def _score(given: argparse.Namespace, root: Path) -> None:
     if (named := os.environ.get(own.VARIABLE)) is not None:
         own.check(named, root)
     run = RunSettings(root, params.read(root))
+    conf.kind_of(("method",), given.method, root, "METHOD=")
     method = methods.build(run.method(given.method), None)
     if (reason := refused(method.rewards, method)) is not None:
         raise ValueError(reason)
 
     path = given.file or newest(root, given.method)
+    if not path.is_file():
+        raise ValueError(f"FILE={path}: there is no such file. Without FILE the newest training of the method is read.")
     rows = read(path, method.grammar, _questions(root))
     played = _joined([one for one in rows if one.trajectory.status != "failed"], method, run)
     with _services(method, given, run) as services:
@@ -122,7 +125,8 @@ def _joined(played: list[Played], method: Method, run: RunSettings) -> list[Play
     found = [_with_own(one, joined[one.question.id]) for one in played]
     turns = [turn for one in found for turn in one.trajectory.turns if turn.executed and not turn.hits]
     if turns:
-        print(f"{len(turns)} searches have no recorded passages: these earn nothing for them", file=sys.stderr)
+        what = "1 search has" if len(turns) == 1 else f"{len(turns)} searches have"
+        print(f"{what} no passages, so rewards that read passages give nothing for that", file=sys.stderr)
     for name, lacks in join.LACKS.items():
         count = sum(lacks(one.question) for one in found) if name in method.reads else 0
         if count:

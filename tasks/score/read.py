@@ -39,8 +39,9 @@ class RecordedTurn:
 
     Attributes:
         text, tokens: what was written; `tokens` are its pieces, and one of both is enough.
-        kind, content, queries, executed: the action.
+        kind, content, queries: the action.
         observation, hits: what the environment appended, and the passages behind it.
+        executed: whether the search ran; without it, one with `hits` (an empty list, too) or an observation did.
         reward, advantages, logprobs: of a recorded training; the first two are read over.
     """
 
@@ -51,7 +52,7 @@ class RecordedTurn:
     queries: list[str] = field(default_factory=list)
     executed: Flag | None = None
     observation: str = ""
-    hits: list[RecordedHit] = field(default_factory=list)
+    hits: list[RecordedHit] | None = None
     reward: Any = None
     advantages: Any = None
     logprobs: list[Number] | None = None
@@ -211,7 +212,7 @@ def _turns(turns: list[RecordedTurn], where: str, grammar: SearchGrammar) -> Ite
         end = position + len(written)
         executed = recorded.executed
         if executed is None:
-            executed = action.kind == "search" and bool(recorded.hits or recorded.observation)
+            executed = action.kind == "search" and (recorded.hits is not None or bool(recorded.observation))
 
         turn = Turn(
             action=action,
@@ -221,7 +222,7 @@ def _turns(turns: list[RecordedTurn], where: str, grammar: SearchGrammar) -> Ite
             text=text,
             observation=recorded.observation,
             executed=executed,
-            hits=tuple(Hit(hit.passage_id, hit.score, hit.title, hit.text) for hit in recorded.hits),
+            hits=tuple(Hit(hit.passage_id, hit.score, hit.title, hit.text) for hit in recorded.hits or ()),
         )
         position = turn.observation_end
         yield turn, written, observed

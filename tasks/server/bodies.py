@@ -13,6 +13,8 @@ from tasks.server.problems import Problem, detail
 
 _CHARSET = re.compile(r";\s*charset\s*=\s*\"?([^\";\s]*)", re.IGNORECASE)
 _PLAIN_CHARSETS = ("", "utf-8", "utf8", "us-ascii", "ascii")
+_CODINGS = {"Content-Encoding": ("", "identity"), "Transfer-Encoding": ("", "identity", "chunked")}
+"""Headers that say how a body is coded, and what leaves it plain."""
 _MARK = b"\xef\xbb\xbf"
 _MAX_SHOWN = 40
 
@@ -45,14 +47,15 @@ def _has_body(scope: Message) -> bool:
 
 def _refusal(scope: Message) -> str | None:
     sent = [(name, value.decode("latin-1")) for name, value in scope["headers"]]
-    codings = [one.strip() for name, value in sent if name == b"content-encoding" for one in value.split(",")]
-    for coding in codings:
-        if coding.lower() not in ("", "identity"):
-            return f"header Content-Encoding: found {_shown(coding)}, expected none: send the body uncompressed"
+    for header, plain in _CODINGS.items():
+        said = [value for name, value in sent if name == header.lower().encode()]
+        for coding in (one.strip() for value in said for one in value.split(",")):
+            if coding.lower() not in plain:
+                return f"header {header}: found {_shown(coding)}, expected none: send the body uncompressed"
     for name, value in sent:
-        charset = _CHARSET.search(value) if name == b"content-type" else None
-        if charset is not None and charset[1].lower() not in _PLAIN_CHARSETS:
-            return f"header Content-Type: found charset {_shown(charset[1])}, expected utf-8: send JSON in UTF-8"
+        for charset in _CHARSET.findall(value) if name == b"content-type" else ():
+            if charset.lower() not in _PLAIN_CHARSETS:
+                return f"header Content-Type: found charset {_shown(charset)}, expected utf-8: send JSON in UTF-8"
     return None
 
 

@@ -172,7 +172,9 @@ def make_app(asker: Asker, plays: Plays, settings: Settings, api_key: str | None
         Route("/health", health),
     ]
     handlers: dict[Any, Callable[..., Any]] = dict.fromkeys((ApiError, RefusedError, HTTPException, GoneError), _refuse)
-    return Starlette(routes=routes, exception_handlers={**handlers, Exception: _fault})
+    app = Starlette(routes=routes, exception_handlers={**handlers, Exception: _fault})
+    app.router.redirect_slashes = False  # A redirect is no answer to a client that sends a body.
+    return app
 
 
 def _checked(asker: Asker, text: str, max_chars: int) -> Question:

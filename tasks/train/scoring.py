@@ -25,7 +25,7 @@ def scores_by_reward(
     for reward in rewards:
         where = f"rewards: {parts.kind_of(reward)}"
         scores = _called(reward, where, trajectories, questions, services)
-        _require_scores(where, parts.file_of(type(reward)), scores, trajectories, questions)
+        _require_scores(reward, where, scores, trajectories, questions)
         given.append(scores)
     return given
 
@@ -41,14 +41,15 @@ def _called(
         place = parts.place_of(error, type(reward))
         if isinstance(error, ValueError | RuntimeError) and not parts.arose_in(error, type(reward)):
             raise  # Of a model or a service, in its own words.
-        raise ValueError(f"{where}: {place}: {type(error).__name__}: {error}. Mend that file.") from error
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        raise ValueError(f"{where}: {place}: {type(error).__name__}: {error}{notes}. Mend that file.") from error
 
 
 def _require_scores(
-    where: str, file: str, scores: object, trajectories: Sequence[Trajectory], questions: Sequence[Question]
+    reward: Reward, where: str, scores: object, trajectories: Sequence[Trajectory], questions: Sequence[Question]
 ) -> None:
     """Raise the ValueError for a reward that does not give finite scores on tokens, one for each trajectory."""
-    mend = f"; mend {file}"
+    mend = f"; mend {parts.file_of(type(reward))}"
     require(isinstance(scores, list | tuple), f"{where}: scores", scores, f"a list of Scores, one a trajectory{mend}")
     assert isinstance(scores, list | tuple)
     require(
@@ -59,6 +60,11 @@ def _require_scores(
         place, size = f"{where}: score for question {question.id!r}", len(trajectory.response_ids)
         is_score = isinstance(score, Scores)
         require(is_score, place, score, f"Scores, such as on_last_token(trajectory, 1.0) returns{mend}")
+        for pair in score.placed:
+            require(isinstance(pair, tuple) and len(pair) == 2, f"{place}: placed", pair, f"(token, value){mend}")
+        for name in score.components:
+            expected = f"one of its components {reward.components!r}"
+            require(name in reward.components, f"{place}: component", name, f"{expected}{mend}")
         for value in (score.outcome, *(value for _, value in score.placed), *score.components.values()):
             require(is_trainable(value), place, value, f"a finite number{mend}")
         for position, _ in score.placed:

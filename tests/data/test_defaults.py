@@ -157,6 +157,16 @@ def test_an_id_of_train_in_one_set_and_of_test_in_another_is_no_leak(tmp_path: P
     assert manifest["files"]["questions.jsonl"]["rows"] == 6
 
 
+@pytest.mark.parametrize("name", ["_data", "all", "(my) data", "a\tb"])
+def test_a_folder_whose_name_is_none_of_a_dataset_says_so(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "questions.jsonl").write_text("\n".join(map(json.dumps, FEWEST)))
+    (tmp_path / name / "corpus.jsonl").write_text("\n".join(map(json.dumps, TEXTS)))
+    with pytest.raises(DataError, match="no row names its dataset, so the folder's name") as caught:
+        ingest(tmp_path / name, tmp_path / "out")
+    assert 'Rename the folder, or give each row a "dataset".' in str(caught.value)
+
+
 @pytest.mark.parametrize("named", [{}, {"dataset": "one"}])
 def test_an_id_twice_in_one_dataset_is_still_refused(tmp_path: Path, named: Row) -> None:
     """Also where its rows stand in two files that name the same dataset."""

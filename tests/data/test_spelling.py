@@ -40,6 +40,14 @@ def test_two_spellings_of_an_answer_are_one(apart: str, together: str) -> None:
         assert holds(Hit("p", 1.0, one, ""), [normalize(other)])
 
 
+@pytest.mark.parametrize(
+    ("capital", "small"), [("J\u030cim", "\u01f0im"), ("H\u0331ayim", "\u1e96ayim"), ("W\u030aa", "\u1e98a")]
+)
+def test_a_capital_without_a_composed_letter_is_the_small_one_that_has_it(capital: str, small: str) -> None:
+    assert exact_match(capital, [small]) == exact_match(small, [capital]) == 1.0
+    assert normalize(normalize(capital)) == normalize(capital) == normalize(small)
+
+
 @pytest.mark.parametrize(("left", "right"), [("10\u00b2", "102"), ("\ufb01sh", "fish"), ("Beyonc\u00e9", "Beyonce")])
 def test_texts_that_only_look_alike_stay_apart(left: str, right: str) -> None:
     assert exact_match(left, [right]) == 0.0

@@ -42,6 +42,16 @@ def read_all(path: Path, method: Method) -> list[Played]:
     return read(path, method.grammar, {})
 
 
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [({"hits": []}, 1), ({"observation": "Nothing."}, 1), ({}, 0), ({"hits": [], "executed": False}, 0)],
+)
+def test_a_search_that_found_nothing_has_run_all_the_same(tmp_path: Path, fields: dict[str, Any], count: int) -> None:
+    path = written(tmp_path, QUESTION | {"turns": [{"text": "<search> x </search>"} | fields]})
+    (one,) = read_all(path, method_of("search_r1_grpo"))
+    assert one.trajectory.num_searches == count
+
+
 def test_a_short_row_is_a_whole_trajectory(tmp_path: Path) -> None:
     method = method_of("search_r1_grpo")
     path = written(
@@ -127,6 +137,17 @@ def test_the_advantage_is_that_of_training_where_a_question_stands_twice(tmp_pat
     assert "advantage -0.7" in wrong
     assert scored[2].advantages is None, "nothing stands beside it"
     assert show.summary_tree(scored, 0)["groups"] == 1
+
+
+def test_what_the_filter_of_a_method_leaves_out_is_said(tmp_path: Path) -> None:
+    rows = [QUESTION | {"answer": answer} for answer in ("Paris", "Paris")]  # All alike: nothing to learn from.
+    method = method_of("dapo")
+    alike = score(method, read_all(written(tmp_path, *rows), method), {})
+    assert [one.is_kept for one in alike] == [False, False]
+    assert all("(the filter leaves it out)" in "\n".join(show.trajectory_lines(one)) for one in alike)
+    _, scored = scored_pair(tmp_path, "dapo")
+    assert [one.is_kept for one in scored[:2]] == [True, True]
+    assert "of which the filter keeps 2." in "\n".join(show.summary_lines(method, scored, 0))
 
 
 def test_plays_of_other_steps_and_policies_are_no_group(tmp_path: Path) -> None:
@@ -216,7 +237,7 @@ def test_what_cannot_be_shown_is_said_in_one_line(
     assert refused(method_of("search_r1_grpo").rewards, method_of("search_r1_grpo")) is None
     for words, told in (
         (["--method", "tips"], "it asks log_probs of the policy under training"),
-        (["--method", "sterch"], "unknown method 'sterch'"),
+        (["--method", "sterch"], "METHOD=: unknown method 'sterch'"),
         (["--method", "r_search"], "make run METHODS=r_search"),
     ):
         assert main([*words, "--file", str(path)], bare) == 1

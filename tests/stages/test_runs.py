@@ -50,7 +50,7 @@ def test_each_run_has_its_report_and_its_settings(root: Path) -> None:
 def test_a_run_that_changes_nothing_makes_no_copy(root: Path) -> None:
     report(root, "laptop")  # Its page alone differs.
     assert runs.keep(root, "4-d", "again", []) == "1-a"
-    assert (runs.names(root), latest(root)) == (["1-a", "2-b", "3-c"], "1-a")
+    assert (runs.names(root), latest(root)) == (["2-b", "3-c", "1-a"], "1-a")
     (root / "params.yaml").write_text("scale: laptop\nset: {train: {num_steps: 3}}\n")
     assert runs.keep(root, "5-e", "other settings, the same table", []) == "5-e"
     assert latest(root) == "5-e"
@@ -78,6 +78,19 @@ def test_a_copy_that_was_cut_short_leaves_nothing(root: Path, monkeypatch: pytes
     (root / "runs/.latest").symlink_to("nowhere")
     assert runs.keep(root, "5-e", "x", []) == "5-e"
     assert sorted(path.name for path in (root / "runs").iterdir()) == ["1-a", "2-b", "3-c", "5-e", "latest"]
+
+
+def test_the_last_run_stays_also_where_its_report_was_kept_before(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report(root, "laptop")
+    assert runs.keep(root, "9-z", "x", []) == latest(root) == "1-a"
+    assert runs.names(root) == ["2-b", "3-c", "1-a"]
+    assert runs.main(["--keep-last", "2", "--remove", " 2-b , 2-b"], root) == 0
+    assert (runs.names(root), latest(root)) == (["3-c", "1-a"], "1-a")
+    assert runs.main(["--keep-last", "1"], root) == 0
+    assert (runs.names(root), latest(root)) == (["1-a"], "1-a")
+    assert "error" not in capsys.readouterr().err
 
 
 def test_old_ones_are_listed_and_removed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
