@@ -69,6 +69,20 @@ def test_a_setting_re_executes_what_depends_on_it_and_one_for_this_run_only_is_p
     assert (finished.root / "params.yaml").read_bytes() == written
 
 
+def test_settings_that_the_plan_refuses_are_not_kept(finished: Toy) -> None:
+    before = (finished.root / "params.yaml").read_bytes()
+    finished.flag("fail-plan")
+    done = finished.flow("--no-prefect", "--keep", "--force", "plan", "--set", "evaluate.top_k=7")
+    assert done.returncode == 1
+    assert "params.yaml is as it was: settings that the plan refuses are not kept." in done.stderr
+    assert (finished.root / "params.yaml").read_bytes() == before
+    finished.flag("fail-plan", on=False)
+    finished.flag("fail-report")
+    done = finished.flow("--no-prefect", "--keep", "--force", "report", "--set", "evaluate.top_k=7")
+    assert done.returncode == 1
+    assert b"top_k: 7 " in (finished.root / "params.yaml").read_bytes(), "another failure is no fault of theirs"
+
+
 def test_a_comparison_runs_its_methods_and_seeds_and_leaves_dvc_nothing_to_do(finished: Toy) -> None:
     (finished.root / "conf" / "compare").mkdir()
     (finished.root / "conf" / "compare" / "main.yaml").write_text("methods: [c]\nseeds: [0, 1]\n")
