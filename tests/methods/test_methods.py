@@ -213,7 +213,7 @@ def test_what_the_message_proposes_is_accepted(root: Path) -> None:
         ),
         (
             {"rewards": {"anwser": {}}},
-            ": rewards: unknown kind 'anwser': tasks/rewards/ has no such part. Known: answer",
+            ": rewards: unknown kind 'anwser': tasks/rewards/ has no such part. Did you mean 'answer'? Known: answer",
         ),
         ({"rewards": {"format": {}}}, ": rewards: unknown kind 'format'"),  # a module that is no part
         ({"rewards": {"answer": None}}, ": rewards={}: expected at least one"),

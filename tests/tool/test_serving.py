@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 from mcp import Client, StdioServerParameters
+from sse_starlette.sse import AppStatus
 
 from tasks import retrieval, store
 from tasks.retrieval import manifest, remote
@@ -204,6 +206,16 @@ class Slow:
         return [Found("e", (), (), False)]
 
 
+@pytest.fixture
+def first_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What the library of streams keeps of a server that a test before has ended would end those of the next one."""
+    monkeypatch.setattr(AppStatus, "should_exit", False)
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("first_server")
 def test_calls_whose_clients_have_left_end_and_too_many_are_refused() -> None:
     """Whether a client closes its connection, as over HTTP, or says that it does not want the answer any more."""
 
