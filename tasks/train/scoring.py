@@ -50,6 +50,7 @@ def _require_scores(
 ) -> None:
     """Raise the ValueError for a reward that does not give finite scores on tokens, one for each trajectory."""
     mend = f"; mend {parts.file_of(type(reward))}"
+    declared = f"one of its components {reward.components!r}{mend}"
     require(isinstance(scores, list | tuple), f"{where}: scores", scores, f"a list of Scores, one a trajectory{mend}")
     assert isinstance(scores, list | tuple)
     require(
@@ -63,8 +64,7 @@ def _require_scores(
         for pair in score.placed:
             require(isinstance(pair, tuple) and len(pair) == 2, f"{place}: placed", pair, f"(token, value){mend}")
         for name in score.components:
-            expected = f"one of its components {reward.components!r}"
-            require(name in reward.components, f"{place}: component", name, f"{expected}{mend}")
+            require(name in reward.components, f"{place}: component", name, declared)
         for value in (score.outcome, *(value for _, value in score.placed), *score.components.values()):
             require(is_trainable(value), place, value, f"a finite number{mend}")
         for position, _ in score.placed:
