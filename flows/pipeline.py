@@ -45,7 +45,7 @@ class Run:
         force: stages, or groups of them, that run even if nothing changed.
         max_parallel: independent stages at once.
         changes: what differs from `params.yaml` as it was.
-        keeps: whether it stays so after the run.
+        keeps: whether it stays so after the run, if the first stage accepts it.
         outcomes: stage -> how it ended, filled as stages end.
         ended: set when no stage will run any more.
     """
@@ -91,6 +91,11 @@ class Run:
             with contextlib.suppress(Exception):  # A log that fails must not stop the work.
                 listen(line)
 
+        outs = [out for need in self.graph.needs[name] for out in self.graph.outs.get(need, ())]
+        if missing := [out for out in outs if not (self.root / out).exists()]:
+            for out in dag.bring_back(self.root, missing):
+                say(f"A second DVC command has removed {out}. It is back, from DVC's cache.")
+
         forced = ["--force"] if any(dag.is_named(name, one) for one in self.force) else []
         words = ["dvc", "--wait-for-lock", "repro", "--single-item", *forced, name]
         until = time.monotonic() + SECONDS_FOR_DVC
@@ -121,6 +126,8 @@ class Run:
                 self._run_each([first], start)
                 if first in self.outcomes and self.outcomes[first].is_good:  # A stop may come before it starts.
                     self.graph = dag.read(self.root, self.force, done=[first])
+            if self.keeps and self.is_accepted:
+                lent.keep(self.root)
             self._run_each([name for name in self.graph.needs if name not in self.outcomes], start)
         self.ended.set()
 
@@ -195,15 +202,18 @@ class Run:
         return 0
 
     @property
-    def is_refused(self) -> bool:
-        """Whether the first stage found a setting that cannot be."""
-        return any(problem.name == "plan" for problem in self.problems)
+    def is_accepted(self) -> bool:
+        """Whether the first stage, which checks all settings, has ended well, in this run or before it."""
+        first = next(iter(self.graph.needs))
+        return first not in self.graph.stale or (first in self.outcomes and self.outcomes[first].is_good)
 
     def _say_changes(self, stream: IO[str]) -> None:
-        if self.keeps and self.changes and self.is_refused:
-            print("params.yaml is as it was: settings that the plan refuses are not kept.", file=stream)
-        elif self.keeps and self.changes:
+        if not (self.keeps and self.changes):
+            return
+        if self.is_accepted:
             print("Changed: params.yaml; git checkout params.yaml returns to the committed settings", file=stream)
+        else:
+            print("params.yaml is as it was: settings that the plan refuses are not kept.", file=stream)
 
 
 @contextlib.contextmanager
@@ -213,7 +223,8 @@ def prepared(root: Path, answers: dict[str, Any], keep: bool = False, name: str 
     Args:
         root: root of the clone.
         answers: settings to write into `params.yaml`, by dotted key.
-        keep: leave them there; without it `params.yaml` is put back at the end, after a kill by the next run.
+        keep: leave them there once the first stage has accepted them. Otherwise `params.yaml` is put back at the end,
+            after a kill by the next run.
         name: the name its user gave to the run.
         how: `force` and `max_parallel` of the run.
 
@@ -224,8 +235,7 @@ def prepared(root: Path, answers: dict[str, Any], keep: bool = False, name: str 
         for line in [*lent.restore(root), *dag.repair(root)]:
             print(f"after an earlier kill: {line}", flush=True)
         names_hosts = places.check_cluster(answers, root)
-        before = (root / conf.PARAMS).read_bytes() if (root / conf.PARAMS).is_file() else b""
-        with edit.applied(answers, root, keep) as changes:
+        with edit.applied(answers, root) as changes:
             for change in changes:
                 print(f"params.yaml{'' if keep else ', for this run only'}: {change}", flush=True)
             graph = dag.read(root, how.get("force", ()))
@@ -243,8 +253,6 @@ def prepared(root: Path, answers: dict[str, Any], keep: bool = False, name: str 
             with tracked if graph.stale else contextlib.nullcontext():
                 yield run
             _keep_report(run)
-            if keep and changes and run.is_refused:
-                lent.write(root, before)
 
 
 def _keep_report(run: Run) -> None:

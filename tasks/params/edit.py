@@ -59,8 +59,8 @@ def help_text(root: Path) -> str:
 
 
 @contextlib.contextmanager
-def applied(answers: dict[str, Any], root: Path, keep: bool = False) -> Iterator[list[str]]:
-    """Change `params.yaml` for a run, and put it back at the end, unless its user keeps the change.
+def applied(answers: dict[str, Any], root: Path) -> Iterator[list[str]]:
+    """Change `params.yaml` for a run, and put it back at the end, unless `lent.keep` was called.
 
     After a kill the next run puts it back, see `lent.restore`.
 
@@ -72,7 +72,7 @@ def applied(answers: dict[str, Any], root: Path, keep: bool = False) -> Iterator
     """
     content, changes = edited(answers, root)
     if changes:
-        (lent.write if keep else lent.lend)(root, content)
+        lent.lend(root, content)
     try:
         yield changes
     finally:

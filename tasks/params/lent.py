@@ -53,6 +53,11 @@ def lend(root: Path, content: bytes) -> None:
             raise
 
 
+def keep(root: Path) -> None:
+    """Leave `params.yaml` as the run wrote it."""
+    _forget(root)
+
+
 def restore(root: Path) -> list[str]:
     """Put `params.yaml` back as it was before a run with settings of its own; returns a line if there is one to say.
 

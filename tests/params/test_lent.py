@@ -13,6 +13,7 @@ import pytest
 
 from tasks import store
 from tasks.params import edit, lent
+from tests import shipped
 from tests.pipeline.toy import HOUSE, PARAMS_YAML
 
 ANSWERS = {"evaluate.top_k": 9}
@@ -65,8 +66,8 @@ def test_settings_of_one_run_are_put_back_and_kept_ones_stay(root: Path) -> None
     with pytest.raises(KeyError), edit.applied(ANSWERS, root):  # A run that fails.
         raise KeyError
     assert (settings(root), names(root)) == (PARAMS_YAML, ["params.yaml"])
-    with edit.applied(ANSWERS, root, keep=True):
-        pass
+    with edit.applied(ANSWERS, root):
+        lent.keep(root)
     assert (settings(root), names(root)) == (WRITTEN, ["params.yaml"])
 
 
@@ -78,6 +79,16 @@ def test_a_kill_at_any_point_loses_nothing(root: Path, function: str, call: int)
     assert settings(root) == (WRITTEN if call == 4 else PARAMS_YAML)
     assert lent.restore(root) == ([lent.PUT_BACK] if call == 4 else [])
     assert (settings(root), names(root)) == (PARAMS_YAML, ["params.yaml"])
+
+
+def test_settings_that_are_kept_outlive_a_kill_and_others_do_not(root: Path) -> None:
+    def work() -> None:
+        with edit.applied(ANSWERS, root):
+            lent.keep(root)
+            os._exit(9)
+
+    killed(work)
+    assert (lent.restore(root), settings(root), names(root)) == ([], WRITTEN, ["params.yaml"])
 
 
 @pytest.mark.parametrize("call", [1, 2, 3])
@@ -168,7 +179,7 @@ def test_files_are_renamed_within_one_folder_by_the_store_alone() -> None:
         "tasks/services/endpoint.py",  # What was spent, which is counted anew where it cannot be read.
     }
     moves = re.compile(r"os\.(replace|rename|renames)\(|\.rename\(|shutil\.move\(")
-    files = [path for folder in ("tasks", "flows") for path in (HOUSE / folder).rglob("*.py")]
+    files = [*shipped.files("tasks", "*.py"), *shipped.files("flows", "*.py")]
     moving = {str(path.relative_to(HOUSE)) for path in files if moves.search(path.read_text(encoding="utf-8"))}
     assert moving == may
 
