@@ -7,8 +7,8 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,12 @@ class Dag:
         needs: stage name (such as `train@search_r1_grpo-0`) -> the stages it reads from. Keys are in an order in which
             they can run; of those that could start, the one that most others wait for comes first.
         stale: stages that DVC sees as changed, and all that depend on them; the others need not run.
+        outs: stage name -> the paths that it writes, relative to the root.
     """
 
     needs: dict[str, frozenset[str]]
     stale: frozenset[str]
+    outs: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def read(root: Path, force: Iterable[str] = (), done: Iterable[str] = ()) -> Dag:
@@ -57,6 +59,7 @@ def read(root: Path, force: Iterable[str] = (), done: Iterable[str] = ()) -> Dag
                 _show_damage(stage)
             graph = networkx.relabel_nodes(repo.index.graph, lambda stage: stage.addressing).reverse()
             changed = {stage.addressing for stage in repo.index.graph if stage.changed()}
+            outs = {stage.addressing: tuple(out.def_path for out in stage.outs) for stage in repo.index.graph}
     except DvcException as error:
         cause = f" ({error.__cause__})" if error.__cause__ else ""
         raise ValueError(f"dvc.yaml: {error}{cause}") from error
@@ -68,7 +71,7 @@ def read(root: Path, force: Iterable[str] = (), done: Iterable[str] = ()) -> Dag
         changed |= named
     changed -= set(done)
     stale = changed.union(*(networkx.descendants(graph, name) for name in changed))
-    return Dag(ordered(graph), frozenset(stale))
+    return Dag(ordered(graph), frozenset(stale), outs)
 
 
 def _show_damage(stage: Any) -> None:
@@ -104,6 +107,19 @@ def working_dvc(root: Path) -> int | None:
             if int(pid) != os.getpid() and any("dvc" in word for word in psutil.Process(int(pid)).cmdline()):
                 return int(pid)
     return None
+
+
+def bring_back(root: Path, outs: Collection[str]) -> list[str]:
+    """Take outputs that are not there from DVC's cache, if it has them; returns those that it had.
+
+    DVC removes the outputs of a stage before it starts it, so one that is refused because a run is at work leaves none.
+    """
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
+    with contextlib.suppress(DvcException), Repo(str(root), _wait_for_lock=True) as repo:
+        repo.checkout(targets=[str(root.resolve() / out) for out in outs], allow_missing=True)
+    return [out for out in outs if (root / out).exists()]
 
 
 def repair(root: Path) -> list[str]:

@@ -177,6 +177,38 @@ def test_dvc_started_between_two_stages_of_a_run_is_refused_and_the_run_waits_fo
             kill_group(run)
 
 
+def test_what_dvc_removes_before_it_is_refused_comes_back_for_the_stage_that_reads_it(finished: Toy) -> None:
+    before = finished.bytes()
+    finished.flag("slow-train@a-0")
+    run = finished.start("--no-prefect", "--max-parallel", "1", "--force", "train@a-0")
+    try:
+        finished.wait_for("train@a-0")
+        bare = finished.command("dvc", "repro", "--force", "--single-item", "evaluate@b-0")
+        assert f"another pipeline run (process {run.pid}) is at work in this clone" in bare.stderr
+        assert not (finished.root / "artifacts/evaluate/b-0").exists()
+        finished.flag("slow-train@a-0", on=False)
+        printed, _ = run.communicate(timeout=60)
+    finally:
+        if run.poll() is None:
+            kill_group(run)
+    assert run.returncode == 0, printed
+    back = "report | A second DVC command has removed artifacts/evaluate/b-0. It is back, from DVC's cache."
+    assert back in printed
+    assert finished.bytes() == before
+
+
+@pytest.mark.parametrize("gone", [["artifacts/train/a-0", "artifacts/train/b-0"], ["artifacts/plan"]])
+def test_outputs_come_back_as_they_were_and_what_has_no_copy_does_not(finished: Toy, gone: list[str]) -> None:
+    before = finished.bytes()
+    for one in gone:
+        shutil.rmtree(finished.root / one)
+    assert dag.bring_back(finished.root, gone) == gone
+    assert finished.bytes() == before
+    shutil.rmtree(finished.root / gone[0])
+    shutil.rmtree(finished.root / ".dvc/cache")
+    assert dag.bring_back(finished.root, gone) == gone[1:]
+
+
 def test_kills_and_a_failure_stop_what_depends_on_them_and_the_next_run_resumes(toy: Toy, first: First) -> None:
     """Killed in its first stages, failed, killed in a later stage; the last run gives what an undisturbed one gives."""
 
