@@ -42,11 +42,11 @@ class KnownWords:
     def sentence(self) -> str:
         """For people, with what can read the other words.
 
-        >>> KnownWords(questions=0.634, passages=0.5).sentence()[:73]
-        'The tiny policy knows 63% of the words in the questions and 50% of those '
+        >>> KnownWords(questions=0.634, passages=0.5).sentence()[:74]
+        'The tiny policy knows 0.63 of the words in the questions and 0.50 of those'
         """
         return (
-            f"The tiny policy knows {self.questions:.0%} of the words in the questions and {self.passages:.0%} of "
+            f"The tiny policy knows {self.questions:.2f} of the words in the questions and {self.passages:.2f} of "
             "those in the passages; it reads the others in pieces and will hardly answer with them. A model that reads "
             "them all: MODEL=smollm2-135m SCALE=small (docs/model.md)."
         )

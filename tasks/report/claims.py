@@ -45,7 +45,7 @@ from tasks.tool import gains
 from tasks.tool.gains import EVIDENCE, Gain
 
 MARGIN = 0.02
-"""Differences of less than two percentage points count as no difference."""
+"""Differences of less than 0.02 count as no difference."""
 REPRODUCED, NOT_REPRODUCED, HARMS = "reproduced", "not reproduced", "harms"
 UNDECIDED, NOT_MEASURED = "undecided at this scale", "not measured in this run"
 NOT_TESTABLE = "not testable with this start policy"
@@ -149,8 +149,8 @@ CLAIMS = (
     Claim(
         "penalty_alone",
         f"{STEPSEARCH}, section 4.2",
-        f"The redundancy penalty alone does not improve the search (no difference of {100 * MARGIN:.0f} points, a "
-        "limit of ours: in the paper's Table 3 it gains 2.9 points of F1 over PPO, 3B).",
+        f"The redundancy penalty alone does not improve the search (no difference of {MARGIN}, a "
+        "limit of ours: in the paper's Table 3 it gains 0.029 of F1 over PPO, 3B).",
         "stepsearch_ow_penalty",
         "ppo_f1",
         _all("no gain", "f1", "em"),
@@ -159,8 +159,7 @@ CLAIMS = (
     Claim(
         "penalty_with_gain",
         f"{STEPSEARCH}, section 4.2 and Table 3",
-        "Beside the information gain the redundancy penalty helps (without it the paper's 7B model loses 4.8 points of "
-        "F1).",
+        "Beside the information gain the redundancy penalty helps (without it the paper's 7B model loses 0.048 of F1).",
         "stepsearch",
         "stepsearch_wo_penalty",
         _all("more", "f1", "em", curves.AT_BUDGET),
@@ -260,7 +259,7 @@ CLAIMS = (
     Claim(
         "seven_candidates",
         f"{SLATE}, section A.13 and Table 3",
-        f"Seven candidates give little more than five (no difference of {100 * MARGIN:.0f} points, a limit of ours).",
+        f"Seven candidates give little more than five (no difference of {MARGIN}, a limit of ours).",
         "slate_k7",
         "slate",
         _all("no gain", "em", "f1"),
@@ -544,7 +543,7 @@ _RULES = (
     "whether a claim with its measures was written before its policies were first run: a later one could be chosen by "
     "what it would say. Reproduced: the whole 95% interval of the difference is on the claimed side of 0; not "
     "reproduced: the whole interval is on the other side. A claim of no gain is reproduced if the whole interval lies "
-    f"within {100 * MARGIN:.0f} points of 0, not reproduced if it lies above 0 and reaches further, and the policy "
+    f"within {MARGIN} of 0, not reproduced if it lies above 0 and reaches further, and the policy "
     "harms if it lies below 0 and reaches further. One seed or two decide nothing, and no verdict is corrected for the "
     "number of claims. All differences are paired on seed, those of EM, F1 and subEM on question, too; these take the "
     "wider of two intervals, over questions and seeds and, where seeds differ, over seeds alone. Where neither policy "

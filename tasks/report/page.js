@@ -216,7 +216,7 @@
   const listed = (names) => names.join(", ").replace(/, ([^,]*)$/, " and $1");
   function headline(scored) {
     const reference = scored.find((cell) => cell.policy === data.reference), others = scored.filter((cell) => cell !== reference);
-    const count = `${reference.count.toLocaleString("en")} ${data.chosen_on.length ? "" : "held-out "}questions`, name = title(reference.policy);
+    const count = data.asked, name = title(reference.policy);
     if (!others.length) return `${name} has exact match ${fraction(reference.value)} on ${count}.`;
     const gain = (cell, seed = "all") => find(cell.policy, data.gain, { seed });
     const isAbove = (found) => Boolean(found && ends(found) && found.low > 0);

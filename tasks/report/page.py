@@ -33,6 +33,7 @@ from tasks.report.table import (
     COMPARED,
     Cell,
     Results,
+    asked,
     chosen_on,
     coverage,
     making_seconds,
@@ -134,7 +135,7 @@ def page_data(
         "is_few": results.is_few,
         "coverage": coverage(results),
         "num_resamples": results.num_resamples,
-        "chosen_on": chosen_on(results),
+        "asked": asked(results),
         "notes": [*results.notes, *chosen_on(results)],
         "num_questions": len(results.runs[0].scores["greedy"]),
         "cells": [

@@ -474,7 +474,7 @@ def asked(results: Results) -> str:
     """How many questions every system played; they are called held-out where they chose no policy."""
     rows = results.runs[0].scores["greedy"]
     kind = "questions" if chosen_on(results) else "held-out questions"
-    return f"{len(rows)} {kind}{_of_splits(results.manifest, rows)}"
+    return f"{len(rows):,} {kind}{_of_splits(results.manifest, rows)}"
 
 
 def _of_splits(manifest: Any, rows: Sequence[ScoreRow]) -> str:

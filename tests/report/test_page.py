@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.records.start_policy import KnownWords
 from tasks.report.page import HERE, embed, read_curve, render, sample_trajectories, write_page
 from tasks.report.printed import Printed
 from tasks.report.study import complete
@@ -266,6 +267,7 @@ def test_claims_budget_health_and_printed_numbers_are_drawn(browser: Browser, st
     assert browser.run("document.querySelectorAll('#budget path.band').length") == 3
     assert "paper, other scale: DSPO, Table 1, 7B" in text(browser, "#printed")
     assert "entropy" in text(browser, "#health-table thead")
+    assert re.findall(r"\S+%|\S+ points", text(browser, "main").replace("95%", "")) == ["7 points"], "a curve is smooth"
     assert browser.run("window.hacked") is None
     assert browser.problems == []
     browser.resize(390, 900)
@@ -461,7 +463,7 @@ def test_labels_of_a_breakdown_end_left_of_its_zero(browser: Browser, page: Path
 
 def _page_of(
     tmp_path: Path, right: dict[str, int], note: str = "", failed: bool = False, seeds: tuple[int, ...] = (0,),
-    validation_split: str = "dev",
+    validation_split: str = "dev", manifest: dict[str, str] | None = None,
 ) -> Path:  # fmt: skip
     """A page of 30 questions of the split test; each policy answers the first `right`, 5 more with each further seed.
 
@@ -479,7 +481,8 @@ def _page_of(
             row["status"] = "failed" if failed and i == len(rows) - 2 else "answered"
         write_jsonl(path, rows)
     found = build(artifacts, SYSTEMS, seeds, "base", 200, TITLES)
-    found = replace(found, validation_split=validation_split, notes=(note,) if note else ())
+    notes, described = (note,) if note else (), {**found.manifest, **(manifest or {})}
+    found = replace(found, validation_split=validation_split, notes=notes, manifest=described)
     write_page(tmp_path / "index.html", found, artifacts)
     return tmp_path / "index.html"
 
@@ -573,8 +576,11 @@ def test_cards_of_one_section_do_not_touch(browser: Browser, page: Path):
 
 @needs_chromium
 def test_notes_failed_searches_and_questions_that_chose_are_said(browser: Browser, tmp_path: Path):
-    browser.open(_page_of(tmp_path, {"search_r1_ppo": 4}, "Nothing is learned.", failed=True, validation_split="test"))
-    assert text(browser, ".warning") == "Nothing is learned."
+    note = KnownWords(questions=0.634, passages=0.5).sentence()
+    page = _page_of(tmp_path, {"search_r1_ppo": 4}, note, failed=True, validation_split="test")
+    browser.open(page)
+    assert text(browser, ".warning") == note
+    assert not re.search("[0-9]%| points", note)
     assert text(browser, ".warning + .warning").startswith(
         "30 of 30 questions are of the split test, on which the best"
     )
@@ -584,6 +590,14 @@ def test_notes_failed_searches_and_questions_that_chose_are_said(browser: Browse
     assert text(browser, "#results .note.down") == (
         "Failed searches: Search-R1-PPO 0.033 of questions. They count as wrong."
     )
+
+
+@needs_chromium
+@pytest.mark.parametrize("seeds", [(0,), (0, 1)], ids=str)
+def test_the_headline_names_the_splits_of_ones_own_questions(browser: Browser, tmp_path: Path, seeds: tuple[int, ...]):
+    right = {"base": 3, "search_r1_ppo": 18, "search_r1_grpo": 3}
+    browser.open(_page_of(tmp_path, right, seeds=seeds, manifest={"kind": "folder"}))
+    assert "30 held-out questions (test of world)" in text(browser, "h1")
 
 
 @needs_chromium

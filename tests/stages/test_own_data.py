@@ -228,7 +228,7 @@ def test_the_recipe_keeps_what_hotpotqa_says_of_its_passages(read: Callable[...,
 def test_a_run_says_which_words_the_tiny_policy_knows(read: Callable[..., Read]) -> None:
     found = read(own_rows)
     said = re.search(
-        r"The tiny policy knows (\d+)% of the words in the questions and .*MODEL=smollm2-135m", found.printed
+        r"The tiny policy knows (\d\.\d\d) of the words in the questions and .*MODEL=smollm2-135m", found.printed
     )
     assert said
     out = found.root / "artifacts/data"
