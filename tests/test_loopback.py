@@ -16,6 +16,7 @@ import requests
 
 from flows import server as prefect_server
 from tasks import loopback
+from tests import shipped
 from tests.pipeline.toy import HOUSE
 from tests.services.completions import serving
 
@@ -75,7 +76,7 @@ def dead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 def test_every_place_that_makes_a_client_is_known() -> None:
     found: dict[str, set[str]] = {}
-    for path in [*(HOUSE / "tasks").rglob("*.py"), *(HOUSE / "flows").rglob("*.py")]:
+    for path in [*shipped.files("tasks", "*.py"), *shipped.files("flows", "*.py")]:
         if names := set(CALL.findall(path.read_text(encoding="utf-8"))):
             found[path.relative_to(HOUSE).as_posix()] = names
     assert found == MADE_IN

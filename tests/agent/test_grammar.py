@@ -6,11 +6,11 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from tasks import parts
 from tasks.agent.grammar import TAGS, documents
 from tasks.agent.grammars.search_r1 import SearchR1Grammar
 from tasks.agent.prompts import render_prompt
 from tasks.types import Action, Hit
+from tests import shipped
 from tests.tiny import make_grammar
 
 SPECIALS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<s>", "</s>", "[PAD]", "||", "aXa")
@@ -270,7 +270,7 @@ TURNS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", parts.kinds("agent.grammars"))
+@pytest.mark.parametrize("name", shipped.kinds("agent.grammars"))
 @pytest.mark.parametrize("turn", TURNS)
 def test_text_begins_and_ends_no_turn_of_any_chat_model(name, turn):
     """Whoever plays: a grammar without a tokenizer is that of a chat model behind a server."""
@@ -282,7 +282,7 @@ def test_text_begins_and_ends_no_turn_of_any_chat_model(name, turn):
         assert "".join(filter(str.isalnum, turn)) in "".join(filter(str.isalnum, shown)), "still readable"
 
 
-@pytest.mark.parametrize("name", parts.kinds("agent.grammars"))
+@pytest.mark.parametrize("name", shipped.kinds("agent.grammars"))
 def test_a_passage_cannot_look_like_two_documents(name):
     """For a model whose tokenizer has no token for the frame, too."""
     grammar = make_grammar(name)

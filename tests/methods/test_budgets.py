@@ -16,7 +16,7 @@ from tasks.rl.losses.reference_kl import ReferenceKl
 from tasks.rl.value_losses.clipped_value import ClippedValueLoss
 from tasks.train.settings import TrainConf
 from tests import shipped
-from tests.papers import PAGES, clip_range, tables
+from tests.papers import clip_range, tables
 
 ROOT = Path(__file__).parents[2]
 NAMES = shipped.names("method")
@@ -24,7 +24,8 @@ NAMES = shipped.names("method")
 
 def rows(heading: str) -> list[dict[str, str]]:
     """The rows of all tables under this heading."""
-    found = [table for page in sorted(PAGES.glob("*.md")) for table in tables(page.stem) if table.heading == heading]
+    pages = shipped.files("docs/methods", "*.md")
+    found = [table for page in pages for table in tables(page.stem) if table.heading == heading]
     return [row for table in found for row in table.rows]
 
 

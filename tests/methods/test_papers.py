@@ -10,7 +10,7 @@ import pytest
 from tests import shipped
 from tests.papers import PAGES, ROOT, Citation, citations, tables
 
-NAMES = sorted(path.stem for path in PAGES.glob("*.md"))
+NAMES = sorted(path.stem for path in shipped.files("docs/methods", "*.md"))
 METHOD_PAGES = [name for name in NAMES if name not in ("README", "decisions", "printed")]
 CITING = sorted(
     path for folder in ("tasks", "conf") for path in shipped.files(folder) if path.suffix in (".py", ".yaml", ".md")
@@ -114,7 +114,7 @@ def test_the_index_links_every_page() -> None:
 
 
 def test_links_of_the_pages_lead_somewhere() -> None:
-    for page in PAGES.glob("*.md"):
+    for page in shipped.files("docs/methods", "*.md"):
         for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([\w-]+))?\)", page.read_text(encoding="utf-8")):
             linked = (page.parent / target).resolve() if target else page
             assert linked.is_file(), f"{page.name}: {target}"

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tasks.report.table import Cell, write_csv
+from tests import shipped
 
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = shipped.files("notebooks", "*.ipynb")
 (BY_HOPS,) = [path for path in NOTEBOOKS if path.stem == "gain_by_hops"]
 GAINS = {"1": (-0.01, -0.02, 0.0), "2": (0.7, 0.6, 0.8), "4": (0.4, 0.3, 0.5)}
 """Number of hops -> gain and its interval; beyond one hop it falls."""

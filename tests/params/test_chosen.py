@@ -55,7 +55,7 @@ def numbers(node: Any, above: Steps = ()) -> Iterator[tuple[Steps, Any]]:
 
 def walked(kind: str) -> Iterator[tuple[str, str, str, Steps, Any]]:
     """(file, scale, first words of the key, further words, number) for each number of the files of a folder."""
-    for path in sorted((HOUSE / "conf" / kind).glob("*.yaml")):
+    for path in shipped.files(f"conf/{kind}", "*.yaml"):
         for steps, value in numbers(conf.read_yaml(path)):
             scale = "paper" if kind == "method" else "laptop"  # There no entry of `scales` hides what stands above.
             if steps[0] == "scales":
@@ -131,7 +131,7 @@ def sibling(kind: str, name: str, scale: str, steps: Steps, value: Any) -> Itera
             yield f"{first}{'.'.join(map(str, others))}={share - value * 0.01}"
 
 
-@pytest.mark.parametrize("kind", sorted(path.name for path in (HOUSE / "conf").iterdir() if path.is_dir()))
+@pytest.mark.parametrize("kind", sorted({path.parent.name for path in shipped.files("conf", "*/*.yaml")}))
 def test_every_number_of_conf_can_be_set_for_one_run(kind: str) -> None:
     if kind in chosen.OTHERS and kind != "scale":
         with pytest.raises(ValueError, match=f"SET: {kind}: it cannot be set here; "):

@@ -19,6 +19,7 @@ import pytest
 import tasks.systems
 from tasks import params, parts
 from tasks.plan import RunSettings
+from tests import shipped
 from tests.services.completions import Answer, Completions, completion, serving
 from tests.stages.additions import ADDITIONS, ASKED
 from tests.stages.clone import HOUSE, Clone
@@ -155,7 +156,7 @@ def test_an_addition_is_at_most_six_files_and_those_that_contributing_names(proj
 
 
 def test_tests_that_look_at_all_files_accept_the_additions(project: Project) -> None:
-    known = [path.stem for path in (HOUSE / "conf/method").glob("*.yaml")]
+    known = shipped.names("method")
     done = project.clone.pytest(*WATCHING, "-k", f"not ({' or '.join(known)})")
     assert done.returncode == 0, done.stdout + done.stderr
 
