@@ -277,19 +277,28 @@ def test_a_half_made_environment_is_made_anew_from_a_python_outside_of_it(tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sign", ["pyvenv.cfg", "bin/python3", "lib/python*/site-packages/pip/__main__.py"])
-def test_an_environment_that_was_killed_in_the_making_is_made_anew(tmp_path: Path, sign: str) -> None:
+def test_an_environment_that_was_killed_in_the_making_is_made_anew(tmp_path: Path) -> None:
+    """Killed ever later, each time in making anew what the last kill has left."""
     root = _requirements(tmp_path)
+    for sign in ("pyvenv.cfg", "bin/python3", "lib/python*/site-packages/pip/__main__.py"):
+        _killed_when(root, sign)
+        (root / ".venv/bin").mkdir(exist_ok=True)
+        (root / ".venv/bin/half-installed").touch()
+    _is_made_anew(root)
+
+
+def _killed_when(root: Path, sign: str) -> None:
+    """Start `make setup`, and kill it when a file of this name is new in its `.venv`."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")} | NO_REGISTRY
+    half = root / ".venv/bin/half-installed"
     with subprocess.Popen(
         ["make", "setup"], cwd=root, env=environment, start_new_session=True, stdout=subprocess.PIPE
     ) as making:
-        while not list((root / ".venv").glob(sign)):
-            assert making.poll() is None
+        while half.exists() or not list((root / ".venv").glob(sign)):
+            assert making.poll() is None, f"{half} is still there" if half.exists() else f"{sign} was never seen"
             time.sleep(0.002)
         os.killpg(making.pid, signal.SIGKILL)
     assert making.returncode == -signal.SIGKILL
-    _is_made_anew(root)
 
 
 @pytest.mark.parametrize(

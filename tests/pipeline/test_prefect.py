@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from flows.server import SECONDS_TO_ANSWER, find_server
 from tasks import store
 from tests import prefect_database
 from tests.benchmarks.bench_stops import busy
@@ -27,6 +28,8 @@ from tests.pipeline.toy import HOUSE, NAMES, Toy
 from tests.server.attacks import exchange, resident_bytes
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers]
+
+PASSWORD = {"PREFECT_SERVER_API_AUTH_STRING": "a:b"}
 
 
 class Server:
@@ -100,9 +103,9 @@ def _servers() -> Iterator[list[Server]]:
 
 @pytest.fixture
 def server(_servers: list[Server], tmp_path_factory: pytest.TempPathFactory) -> Server:
-    """A running server, the same until a test kills it."""
+    """A running server with a password, the same until a test kills it."""
     if not _servers or _servers[-1].process.poll() is not None:
-        _servers.append(Server(tmp_path_factory.mktemp("prefect")))
+        _servers.append(Server(tmp_path_factory.mktemp("prefect"), **PASSWORD))
     return _servers[-1]
 
 
@@ -236,8 +239,8 @@ def test_a_page_of_another_server_can_neither_read_nor_start(server: Server, hea
         assert (answer.status_code, "access-control-allow-origin" in answer.headers) == (403, False)
     asked = {**headers, "access-control-request-method": "POST"}
     assert httpx.options(f"{server.api}/flow_runs/", headers=asked).status_code == 403
-    page = server.api.removesuffix("/api")
-    assert httpx.post(f"{server.api}/deployments/filter", json={}, headers={"origin": page}).status_code == 200
+    own = {"origin": server.api.removesuffix("/api")} | server.headers
+    assert httpx.post(f"{server.api}/deployments/filter", json={}, headers=own).status_code == 200
 
 
 def test_headers_without_end_are_refused(server: Server) -> None:
@@ -289,19 +292,12 @@ def test_what_a_program_writes_into_a_deployment_runs_no_command(server: Server,
     assert not (finished.root / "evilflow.py").exists()
 
 
-def test_a_server_with_a_password_of_its_user(finished: Toy, tmp_path: Path) -> None:
-    secured = Server(tmp_path / "secured", PREFECT_SERVER_API_AUTH_STRING="a:b")
-    try:
-        import httpx
+def test_nobody_gets_in_without_the_password(server: Server) -> None:
+    """The runs, forms and schedules of all other tests here do, with what their user has said once."""
+    import httpx
 
-        assert httpx.post(f"{secured.api}/flow_runs/filter", json={}).status_code == 401
-        done = finished.flow("--force", "report", **secured.env)
-        assert (done.returncode, done.stderr) == (0, "")
-        with _served(finished, secured, "form") as form:
-            assert _over(secured, _started(secured, form, force=["report"]))["state_name"] == "Completed"
-        assert len(secured.ask("flow_runs/filter")) == 2
-    finally:
-        secured.kill()
+    assert httpx.post(f"{server.api}/flow_runs/filter", json={}).status_code == 401
+    assert isinstance(server.ask("flow_runs/filter"), list)
 
 
 def test_the_form_shows_the_settings_and_choices_of_now(server: Server, finished: Toy) -> None:
@@ -395,7 +391,7 @@ def test_a_run_without_a_server_is_recorded_with_every_stage_and_the_next_one_cl
     killed.wait()
     toy.flag("slow-train@a-0", on=False)
 
-    done = toy.flow()
+    done = toy.flow(**PASSWORD)  # Of the run's own server, too.
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     flows, tasks = _recorded(toy)
@@ -500,7 +496,7 @@ def test_a_stop_does_not_wait_for_a_server_that_hangs_from_the_start(finished: T
 
 
 def _odd(how: str, connection: socket.socket) -> None:
-    """A server of that kind: bytes that are no HTTP, a byte a second, or `/health` and nothing else."""
+    """A server of that kind: bytes that are no HTTP, a byte a second, nothing at all, or `/health` and nothing else."""
     with contextlib.suppress(OSError), connection:
         asked = connection.recv(65536)
         if how == "slowhealth" and asked.startswith(b"GET /api/health"):
@@ -516,17 +512,9 @@ def _odd(how: str, connection: socket.socket) -> None:
             pass
 
 
-@pytest.mark.parametrize(
-    ("how", "warning"),
-    [
-        ("garbage", "no Prefect server answers at"),
-        ("drip", "no Prefect server answers at"),
-        ("slowhealth", "Prefect did not begin the run within 10 s; going on without it."),
-    ],
-)
-def test_a_server_that_talks_nonsense_or_hangs_costs_seconds_and_one_warning(
-    finished: Toy, how: str, warning: str
-) -> None:
+@contextlib.contextmanager
+def _odd_server(how: str) -> Iterator[str]:
+    """The address of such a server's API."""
     with socket.create_server(("127.0.0.1", 0), backlog=50) as listening:
 
         def serve() -> None:
@@ -536,13 +524,31 @@ def test_a_server_that_talks_nonsense_or_hangs_costs_seconds_and_one_warning(
                     threading.Thread(target=_odd, args=(how, one), daemon=True).start()
 
         threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/api"
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("how", ["garbage", "drip", "silence"])
+def test_a_server_that_talks_nonsense_or_hangs_is_none(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a run does then, it does with an address that is dead."""
+    with _odd_server(how) as api:
+        monkeypatch.setenv("PREFECT_API_URL", api)
         started = time.monotonic()
-        api = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
+        assert find_server(tmp_path) is None
+        assert time.monotonic() - started < 2 * SECONDS_TO_ANSWER
+    warning = f"warning: no Prefect server answers at {api}; going on with one of this run.\n"
+    assert capsys.readouterr().err == warning
+
+
+def test_a_server_that_is_well_and_answers_nothing_costs_seconds_and_one_warning(finished: Toy) -> None:
+    with _odd_server("slowhealth") as api:
+        started = time.monotonic()
         done = finished.flow("--force", "report", PREFECT_API_URL=api)
         took = time.monotonic() - started
-        listening.shutdown(socket.SHUT_RDWR)
     assert (done.returncode, done.stderr.count("warning")) == (0, 1), done.stderr
-    assert warning in done.stderr
+    assert "Prefect did not begin the run within 10 s; going on without it." in done.stderr
     assert "Traceback" not in done.stderr
     assert finished.counts() == ["report"]
     assert took < 60

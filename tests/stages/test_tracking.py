@@ -24,7 +24,6 @@ from mlflow.tracking import MlflowClient
 from tasks.runner import record, upload
 from tasks.runner.lock import PIPELINE
 from tests.pipeline.toy import HOUSE
-from tests.server.attacks import exchange, get
 from tests.stages.test_runner import clone  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.slow
@@ -346,25 +345,6 @@ def _written(clone: Path, done: "subprocess.CompletedProcess[str]") -> str:  # n
     """Everything that a run has left in files and on the terminal."""
     files = [path.read_bytes() for path in (clone / ".scratch").rglob("*") if path.is_file()]
     return b"".join(files).decode(errors="replace") + done.stdout + done.stderr
-
-
-@pytest.mark.servers
-def test_a_page_of_another_port_can_neither_read_nor_write(tmp_path: Path) -> None:
-    """MLflow alone answers every page of `http://localhost:*`, with its reader's rights."""
-    with _mlflow(tmp_path) as address:
-        port, path = int(address.rpartition(":")[2]), "/api/2.0/mlflow/experiments/get-by-name?experiment_name=Default"
-        for sent in (
-            "http://localhost:1",
-            "http://127.0.0.1:1",
-            f"http://localhost:{port}",
-            "http://evil.example",
-            "null",
-        ):
-            assert get(port, f"host: 127.0.0.1:{port}\r\norigin: {sent}\r\n", path)[:12] == b"HTTP/1.1 403", sent
-        assert get(port, "host: evil.example\r\n", path)[:12] == b"HTTP/1.1 403"
-        assert get(port, f"host: localhost:{port}\r\norigin: http://localhost:{port}\r\n", path)[:12] == b"HTTP/1.1 200"
-        start = f"GET {path} HTTP/1.1\r\nhost: localhost\r\n".encode()
-        assert exchange(port, start, *[b"x: " + b"a" * 1000 + b"\r\n"] * 1000)[:12] in (b"HTTP/1.1 400", b"")
 
 
 @pytest.mark.servers

@@ -94,25 +94,26 @@ def _dag(clone: Clone) -> dag.Dag:
         return dag.read(Path(), done=["plan"])
 
 
-@pytest.mark.parametrize("is_outside", [False, True])
-def test_a_reward_and_a_method_that_uses_it_run_alone(clone: Clone, is_outside: bool) -> None:
+def test_a_reward_and_a_method_that_uses_it_run_alone(clone: Clone) -> None:
     """In the clone, and in a folder outside, of which DVC tells as well that the plan is out of date."""
-    place = Clone(clone.root.parent / "my parts") if is_outside else clone
-    if is_outside:
-        for folder in ("tasks/rewards", "conf/method"):
-            (place.root / folder).mkdir(parents=True)
-        clone.set("parts", f"../{place.root.name}")
-    place.add_method("mine")
+    outside = Clone(clone.root.parent / "my parts")
+    for folder in ("tasks/rewards", "conf/method"):
+        (outside.root / folder).mkdir(parents=True)
+    clone.set("parts", f"../{outside.root.name}")
+    clone.add_method("mine")
+    outside.add_method("ours")
     assert _stale(clone) == set()
-    clone.set("systems", f"[{', '.join(SYSTEMS)}, mine]")
-    assert _stale(clone) == _learns("mine") | {"inputs@mine-0"}
+    clone.set("systems", f"[{', '.join(SYSTEMS)}, mine, ours]")
+    assert _stale(clone) == _learns("mine", "ours") | {"inputs@mine-0", "inputs@ours-0"}
+
     _commit(clone.root)
     assert _changed(clone) == []
-    place.change(
-        "tasks/rewards/mine.py", "class MyReward(AnswerReward):", "class MyReward(AnswerReward):\n    best = 1\n"
-    )
+    head = "class MyReward(AnswerReward):"
+    outside.change("tasks/rewards/ours.py", head, f"{head}\n    best = 1\n")
     assert _changed(clone) == ["plan"]
-    assert _stale(clone) == _learns("mine")
+    assert _stale(clone) == _learns("ours")
+    clone.change("tasks/rewards/mine.py", head, f"{head}\n    best = 1\n")
+    assert _stale(clone) == _learns("mine", "ours")
 
 
 def test_a_retriever_that_is_compared_runs_the_comparison_alone(clone: Clone) -> None:

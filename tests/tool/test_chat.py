@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import json
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -193,15 +191,16 @@ def test_make_leaves_nothing_behind(learned: Learned) -> None:
     ends_with_make("chat-server", f"POLICY={learned.folder}", f"INDEX={learned.index}")
 
 
-def test_a_wrong_policy_or_address_is_one_line(learned: Learned, tmp_path: Path) -> None:
+def test_a_wrong_policy_or_address_is_one_line(
+    learned: Learned, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for words, told in (
         (["--policy", str(tmp_path)], f"error: {tmp_path}/summary.json: the file is missing."),
         (["--policy", str(learned.folder), "--host", "0.0.0.0"], "error: host=0.0.0.0: others can reach this address"),
     ):
-        command = [sys.executable, "-m", "tasks.tool.chat_server", "--index", str(learned.index), "--port", "0", *words]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
-        assert done.returncode == 1
-        assert done.stderr.splitlines()[-1].startswith(told)
+        assert chat_server.main(["--index", str(learned.index), "--port", "0", *words]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(told)
 
 
 # The request ----------------------------------------------------------------------------------------------------------
