@@ -112,7 +112,8 @@ class Track:
                 self._file.write(json.dumps({"kind": kind, "time": time.time(), **row}, ensure_ascii=False) + "\n")
                 self._file.flush()
             with contextlib.suppress(FileNotFoundError):
-                print((self._root / WARNING).read_text(encoding="utf-8"), file=sys.stderr, flush=True)
+                if told := (self._root / WARNING).read_text(encoding="utf-8", errors="replace"):
+                    print(told, file=sys.stderr, flush=True)
                 (self._root / WARNING).unlink()
 
     @contextlib.contextmanager

@@ -397,7 +397,8 @@ class Sender:
         print(told, flush=True)
         if self.is_following and not self._has_warned:
             self._has_warned = True
-            (self.root / record.WARNING).write_text(f"warning: {what}: {told}. {then}", encoding="utf-8")
+            with store.replacing(self.root / record.WARNING) as file:  # A stage reads it at any time.
+                file.write(f"warning: {what}: {told}. {then}".encode(errors="replace"))
 
     def follow(self) -> bool:
         """Send until stages and flow have been at rest for a moment; False if the server cannot be used then."""
