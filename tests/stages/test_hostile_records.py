@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import shutil
 import sqlite3
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -169,6 +171,43 @@ def test_a_store_that_takes_nothing_now_loses_no_row(root: Path) -> None:
     assert _runs(root)["train@a-0"].data.metrics["loss"] == 1.0
 
 
+def _sent(clone: Path, stage: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Send a record with a file from this clone; the stages whose files its store then has, all of them below it."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)  # MLflow is told of one store after the other.
+    (clone / f"{stage}.txt").write_text(stage, encoding="utf-8")
+    track = _track(clone, stage)
+    track.log_artifact(Path(f"{stage}.txt"))
+    track.end("FINISHED", 1.0)
+    track._file = None
+    assert upload.main([], clone) == 0
+    assert (list((clone / record.FOLDER).glob("*.jsonl")), _refused(clone)) == ([], [])
+
+    client, runs = MlflowClient(record.address(clone)), [run.info for run in _runs(clone).values()]
+    place = f"{(clone / upload.ARTIFACTS).as_uri()}/"
+    assert [run.artifact_uri for run in runs if not run.artifact_uri.startswith(place)] == []
+    names = {file.path for run in runs for file in client.list_artifacts(run.run_id)}
+    assert {path.name for path in (clone / upload.ARTIFACTS).rglob("*.txt")} == names
+    return {name.removesuffix(".txt") for name in names}
+
+
+def test_files_of_a_clone_that_was_copied_and_moved_twice_lie_in_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy's name begins with that of the first clone; a file stands where the copy has been."""
+    first, copy, moved, last = (root / name for name in ("c", "c2", "c ü%20", "d#1"))
+    shutil.copytree(root / ".scratch", first / ".scratch")
+    assert _sent(first, "plan", monkeypatch) == {"plan"}
+    before = sorted(first.rglob("*"))
+    shutil.copytree(first, copy)
+    assert _sent(copy, "data", monkeypatch) == {"plan", "data"}
+    copy.rename(moved)
+    copy.write_text("a file", encoding="utf-8")
+    assert _sent(moved, "index", monkeypatch) == {"plan", "data", "index"}
+    moved.rename(last)
+    assert _sent(last, "report", monkeypatch) == {"plan", "data", "index", "report"}
+    assert (sorted(first.rglob("*")), copy.read_text(), moved.exists()) == (before, "a file", False)
+
+
 @pytest.mark.parametrize("how", ["stopped", "killed", "failed", "whole"])
 def test_a_pipeline_run_ends_as_it_did_although_its_stages_are_finished(root: Path, how: str) -> None:
     """The stage that has ended is FINISHED; those that had not begun say nothing."""
@@ -200,6 +239,43 @@ def test_a_warning_of_an_earlier_run_is_not_told_by_the_next(root: Path, capsys:
     (root / record.WARNING).write_text("warning: tracking stopped: new", encoding="utf-8")
     track.log_metrics(0, {"em": 1.0})
     assert capsys.readouterr().err == "warning: tracking stopped: new\n"
+    assert not (root / record.WARNING).exists()
+
+
+@pytest.mark.parametrize("left", [b"warning: tracking stopped: old", b"warning: \xff\xc3", b"\n", b""])
+def test_two_stages_that_start_at_once_tell_nothing_of_an_earlier_run(
+    root: Path, left: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (root / record.FOLDER).mkdir(parents=True)
+    (root / record.WARNING).write_bytes(left)
+    both, tracks = threading.Barrier(2, timeout=30), []
+
+    def is_held(path: Path) -> bool:
+        both.wait()
+        return False
+
+    monkeypatch.setattr(record, "is_held", is_held)
+    starting = [threading.Thread(target=lambda: tracks.append(_track(root))) for _ in range(2)]
+    for one in starting:
+        one.start()
+    for one in starting:
+        one.join()
+    assert (len(tracks), capsys.readouterr().err, (root / record.WARNING).exists()) == (2, "", False)
+    assert all(track._file is not None for track in tracks), "both go on"
+
+
+@pytest.mark.parametrize("left", [b"", b"warning: tracking stopped: \xc3"])
+def test_a_warning_that_a_disk_has_damaged_stops_no_record(
+    root: Path, left: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    track = _track(root)
+    (root / record.WARNING).write_bytes(left)
+    track.log_metrics(0, {"em": 1.0})
+    said = capsys.readouterr().err
+    assert (track._file is not None, said) == (True, f"{left.decode(errors='replace')}\n" if left else "")
+    (root / record.WARNING).write_text("warning: tracking stopped: ünlike", encoding="utf-8")
+    track.log_metrics(1, {"em": 1.0})
+    assert capsys.readouterr().err == "warning: tracking stopped: ünlike\n"
     assert not (root / record.WARNING).exists()
 
 
