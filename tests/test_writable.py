@@ -7,6 +7,7 @@ import functools
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from safetensors import SafetensorError
 
 from tasks import writable
 
-NOBODY = 65534
+ROOT = Path(__file__).parents[1]
+NOBODY, NO_ACCOUNT = 65534, 54321
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="no root: nobody else's files can be made")
 
@@ -73,6 +75,21 @@ def test_libraries_get_a_place_where_home_is_none(home: str, place: Path, monkey
 
     monkeypatch.setattr(writable.use_caches, "__defaults__", (place,))
     assert as_nobody(work).startswith(f"{place / 'tmp'}/breadcrumb-caches-{NOBODY}/")
+
+
+@pytest.mark.parametrize("home", ["missing", "file", None])
+def test_importing_the_core_is_enough(home: str | None, tmp_path: Path) -> None:
+    """Of a process whose user has no account, and so no folder that could be taken where HOME is not set."""
+    (tmp_path / "file").touch()
+    named = {"HOME", "XDG_CACHE_HOME", "LOGNAME", "USER", "LNAME", "USERNAME"}
+    env = {name: value for name, value in os.environ.items() if name not in named}
+    env |= {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), **({"HOME": str(tmp_path / home)} if home else {})}
+    code = f"import os; os.geteuid = lambda: {NO_ACCOUNT}; import tasks; print(os.environ['HOME'], os.environ['USER'])"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True, timeout=60)
+    found, user = done.stdout.split()
+    assert (Path(found).is_dir(), user) == (True, f"user{NO_ACCOUNT}")
+    assert found.startswith((f"{ROOT / writable.CACHES}/", f"{tmp_path}/breadcrumb-caches-"))
 
 
 def test_what_the_user_has_named_is_not_moved(tmp_path: Path) -> None:
