@@ -19,9 +19,11 @@ from flows import dag
 from flows.child import Outcome, Stopper, execute
 from flows.pipeline import Run
 from tasks import planned, store
+from tasks.params import lent
 from tasks.runner import runs
 from tests.pipeline.conftest import First
-from tests.pipeline.toy import NAMES, Toy, kill_group
+from tests.pipeline.toy import NAMES, PARAMS_YAML, Toy, kill_group
+from tests.test_program import PIPE_CLOSED
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -262,8 +264,27 @@ def test_the_stages_of_a_flow_end_with_it_killed_or_terminated(finished: Toy) ->
     assert finished.flow("--no-prefect").returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("setting", "reader"),
+    [("evaluate.top_k=3", "head -1"), ("evaluate.num_bootstrap=700", "head -1"), ("evaluate.top_k=3", "head -c 0")],
+)
+def test_a_reader_that_goes_ends_a_run_quietly(finished: Toy, setting: str, reader: str) -> None:
+    """Where nothing has to run, and where `params.yaml` holds settings of the run when the reader goes."""
+    before = (finished.root / "params.yaml").read_bytes()
+    script = f'set -o pipefail; "$0" -m flows.reproduce --no-prefect --set {setting} | {reader}'
+    done = subprocess.run(
+        ["bash", "-c", script, sys.executable], cwd=finished.root, env=finished.env(), capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
+    first = "reading settings and stages ...\n" if reader == "head -1" else ""
+    assert (done.returncode, done.stdout, done.stderr) == (PIPE_CLOSED, first, "")
+    assert ((finished.root / "params.yaml").read_bytes(), finished.counts()) == (before, [])
+    assert not (finished.root / lent.KEPT).exists()
+
+
 def test_torn_files_of_a_killed_dvc_are_mended(finished: Toy) -> None:
     before = finished.bytes()
+    lent.lend(finished.root, PARAMS_YAML.replace("top_k: 3", "top_k: 9").encode())
     lock = finished.root / "dvc.lock"
     lock.write_bytes(lock.read_bytes()[:-37] + b"\n  - : {")
     (finished.root / ".dvc/tmp/rwlock").write_text('{"write": {"x"')
@@ -277,6 +298,21 @@ def test_torn_files_of_a_killed_dvc_are_mended(finished: Toy) -> None:
     assert finished.bytes() == before
     assert not (finished.root / "artifacts/train/.a-0.k3j2h1").exists()
     assert not partial.exists()
+    assert f"after an earlier kill: {lent.PUT_BACK}\n" in done.stdout
+    assert (finished.root / "params.yaml").read_text() == PARAMS_YAML
+
+
+def test_an_edit_made_after_a_kill_stays_and_the_next_run_says_so(finished: Toy) -> None:
+    """Although it goes no further, because it names hosts that are in no file."""
+    lent.lend(finished.root, PARAMS_YAML.replace("top_k: 3", "top_k: 9").encode())
+    edited = PARAMS_YAML.replace("seeds: [0]", "seeds: [7, 8, 9]")
+    (finished.root / "params.yaml").write_text(edited)
+    done = finished.flow("--no-prefect", BREADCRUMB_CLUSTER="nowhere")
+    assert (done.returncode, "error: CLUSTER=nowhere" in done.stderr) == (1, True), done.stderr
+    assert "after an earlier kill: params.yaml was edited since and stays so; params.old-" in done.stdout
+    assert (finished.root / "params.yaml").read_text() == edited
+    (old,) = finished.root.glob("params.old-*.yaml")
+    assert old.read_text() == PARAMS_YAML
 
 
 def test_busy_paths_of_a_process_id_used_again_are_mended(finished: Toy) -> None:

@@ -292,6 +292,71 @@ def test_what_a_program_writes_into_a_deployment_runs_no_command(server: Server,
     assert not (finished.root / "evilflow.py").exists()
 
 
+ALL_SERVED = """\
+import asyncio, os
+from uuid import uuid4
+import flows, prefect, prefect.flow_engine
+from flows import nightly, serve
+from prefect.deployments.runner import RunnerDeployment
+from prefect.runner import runner
+
+def load(made, **how):
+    loaded = [prefect.flow_engine.load_flow(None), asyncio.run(runner.load_flow_from_flow_run(None))]
+    print("served", made.name, *[os.path.realpath(one.fn.__code__.co_filename) for one in loaded])
+
+RunnerDeployment.apply = lambda made: uuid4()
+nightly.set_alarm = serve._keep_up = lambda *given: None
+serve.find_server = lambda root: os.environ["PREFECT_API_URL"]
+prefect.serve = load
+for name in ("form", "nightly", "form"):
+    serve.main(name)
+"""
+
+
+def test_whatever_is_served_takes_its_flow_from_this_clone(tmp_path: Path) -> None:
+    """No server is asked: in the process of a run, and for the hooks of one that ended, its record is not read."""
+    env = {**os.environ, "PREFECT_HOME": str(tmp_path), "PREFECT_API_URL": "http://127.0.0.1:9/api"}
+    done = subprocess.run([sys.executable, "-c", ALL_SERVED], cwd=HOUSE, env=env, capture_output=True, text=True)
+    names = {"form": "flow", "nightly-evaluation": "nightly"}
+    served = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("served ")]
+    assert [name for name, *_ in served] == ["form", "nightly-evaluation", "form"], done.stderr
+    for name, *files in served:
+        assert files == [str(HOUSE / f"flows/{names[name]}.py")] * 2
+
+
+CLIENT = "import flows\nfrom prefect import get_client\nget_client(sync_client=True).request('GET', '/admin/version')\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"PREFECT_SERVER_API_AUTH_STRING": "ü:p w:c"}, "ü:p w:c"),
+        ({"PREFECT_SERVER_API_AUTH_STRING": "a:b", "PREFECT_API_AUTH_STRING": "of:mine"}, "of:mine"),
+    ],
+)
+def test_clients_say_the_password_of_our_server_or_that_of_their_user(
+    given: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    heard: list[str | None] = []
+
+    class Listening(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            heard.append(self.headers["authorization"])
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Listening) as stub:
+        threading.Thread(target=stub.serve_forever, daemon=True).start()
+        env = {**os.environ, "PYTHONPATH": str(HOUSE), "PREFECT_API_URL": f"http://127.0.0.1:{stub.server_port}/api"}
+        done = subprocess.run([sys.executable, "-c", CLIENT], cwd=tmp_path, env=env | given, capture_output=True)
+        stub.shutdown()
+    assert {*heard} == {f"Basic {base64.b64encode(said.encode()).decode()}"}, done.stderr
+
+
 def test_nobody_gets_in_without_the_password(server: Server) -> None:
     """The runs, forms and schedules of all other tests here do, with what their user has said once."""
     import httpx
@@ -397,12 +462,51 @@ def test_a_run_without_a_server_is_recorded_with_every_stage_and_the_next_one_cl
     flows, tasks = _recorded(toy)
     by_name = {run["name"]: run for run in flows}
     assert set(by_name) == {"to be killed", "small · seed 0 · b"}
+    assert not {run["state_type"] for run in (*flows, *tasks)} & {"PENDING", "RUNNING", "CANCELLING"}
     assert by_name["to be killed"]["state_name"] == "Crashed"
     here = by_name["small · seed 0 · b"]
     assert here["state_name"] == "Completed"
     states = {run["name"]: run["state_name"] for run in tasks if run["flow_run_id"] == here["id"]}
     assert set(states) == set(NAMES)
     assert (states["data"], states["train@a-0"], states["report"]) == ("Cached", "Completed", "Completed")
+
+
+BEGIN = """\
+import flows
+from pathlib import Path
+from types import SimpleNamespace
+from flows.flow import _begin
+from prefect import flow
+
+@flow
+def begin():
+    _begin(SimpleNamespace(root=Path.cwd(), title="here"))
+
+begin()
+"""
+
+
+def test_whatever_killed_runs_of_this_clone_have_left_open_is_closed(server: Server, finished: Toy) -> None:
+    """In a state in which no stage began, too; what other clones have open stays."""
+    flow = server.ask("flows/", {"name": "left"})["id"]
+
+    def left(state: str, root: Path) -> tuple[str, str]:
+        """The ids of a flow run and of its stage at work."""
+        given = {"flow_id": flow, "tags": [f"clone:{root}"], "state": {"type": state}}
+        run = str(server.ask("flow_runs/", given)["id"])
+        stage = {"flow_run_id": run, "task_key": "stage", "dynamic_key": "0", "state": {"type": "RUNNING"}}
+        return run, str(server.ask("task_runs/", stage)["id"])
+
+    ours = [left(state, finished.root) for state in ("PENDING", "RUNNING", "CANCELLING")]
+    other = left("PENDING", finished.root / "other")
+    env = finished.env(**server.env)
+    subprocess.run([sys.executable, "-c", BEGIN], cwd=finished.root, env=env, capture_output=True, check=True)
+
+    def state(run: str, stage: str) -> tuple[str, str]:
+        return _run(server, run)["state_type"], server.get(f"task_runs/{stage}")["state_type"]
+
+    assert [state(*one) for one in ours] == [("CRASHED", "CRASHED")] * 3
+    assert state(*other) == ("PENDING", "RUNNING")
 
 
 def _stopped(run: "subprocess.Popen[str]", stop: Callable[[], None]) -> str:
