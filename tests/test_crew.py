@@ -165,17 +165,31 @@ def test_somebody_without_the_key_is_cut_off_and_hinders_nobody(monkeypatch: pyt
     assert strangers[0].recv(100) == b""  # and the end.
 
 
-def test_more_strangers_than_files_may_be_open_hinder_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They come as fast as they can while the worker starts, and none of them leaves."""
+STRANGERS = """\
+import contextlib, resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (4000, 4000))
+held = []
+for _ in range({count}):
+    with contextlib.suppress(OSError):
+        held.append(socket.create_connection(({host!r}, {port})))
+        {then}
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("count", "then"), [(600, "pass"), (600, "held[-1].sendall(bytes([255]) * 1000)"), (3000, "held.pop().close()")]
+)
+def test_more_strangers_than_files_may_be_open_hinder_nobody(
+    count: int, then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come as fast as they can while the worker starts; those that say nothing or what is wrong stay."""
     strangers: list[subprocess.Popen[bytes]] = []
     start, soft_hard = crew._start, resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def visited(module: str, rank: int, place: cluster.Place, address: str, say: object) -> object:
         host, port, *_ = address.split()
-        code = (
-            "import resource, socket, sys, time; resource.setrlimit(resource.RLIMIT_NOFILE, (4000, 4000))\n"
-            f"held = [socket.create_connection(({host!r}, {port})) for _ in range(600)]; sys.stdin.read()"
-        )
+        code = STRANGERS.format(count=count, host=host, port=port, then=then)
         monkeypatch.setattr(crew, "_start", start)
         strangers.append(subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE))
         return start(module, rank, place, address, say)  # type: ignore[arg-type]

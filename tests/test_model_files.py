@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -97,9 +99,13 @@ def tokenizer_elsewhere(folder: Path) -> None:
     change(folder / "tokenizer_config.json", fast_tokenizer_files=["../other/tokenizer.4.0.json"])
 
 
-def escape(folder: Path) -> None:
+def escape(folder: Path, name: str) -> None:
     weights = load_file(folder / "model.safetensors")
-    save_file({**weights, "\x1b[2Jx": torch.ones(1)}, folder / "model.safetensors", {"format": "pt"})
+    save_file({**weights, name: torch.ones(1)}, folder / "model.safetensors", {"format": "pt"})
+
+
+OF_WEIGHTS = (below, outside, absolute, decoy, two_truths, missing_shard, no_map)
+"""What those refuse, too, who read weights alone."""
 
 
 @pytest.mark.parametrize(
@@ -115,17 +121,22 @@ def escape(folder: Path) -> None:
         (named_in_configuration, "transformers_weights='w.safetensors' names another file"),
         (adapter, "found adapter_config.json, expected a model without adapters"),
         (tokenizer_elsewhere, "one of fast_tokenizer_files is '../other/tokenizer.4.0.json'"),
-        (escape, r"a weight is called '\\x1b\[2Jx', expected a name of printable"),
+        *[
+            (functools.partial(escape, name=name), re.escape(f"a weight is called {name!r}, expected a name of print"))
+            for name in ("\x1b[2Jx", "\x9b31m", "\x1b]0;x\x07", "a\nb")
+        ],
     ],
 )
 def test_what_no_hash_would_cover_is_refused_by_every_reader(
     folder: Path, spoil: Callable[[Path], None], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     spoil(folder)
-    for read in (load_policy, load_tokenizer, outline, folder_sha256):
-        with pytest.raises(DataError, match=message):
+    of_weights = (stored_weights, lambda folder: list(read_weights(folder))) if spoil in OF_WEIGHTS else ()
+    for read in (load_policy, load_tokenizer, outline, folder_sha256, *of_weights):
+        with pytest.raises(DataError, match=message) as refused:
             read(folder)
-    assert "\x1b" not in "".join(capfd.readouterr())
+        assert str(refused.value).isprintable()
+    assert not {"\x1b", "\x9b", "\x07"} & {*"".join(capfd.readouterr())}
 
 
 def test_an_index_decides_what_all_read_and_what_the_hash_covers(folder: Path) -> None:

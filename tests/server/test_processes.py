@@ -133,8 +133,11 @@ def test_one_that_is_killed_is_started_again_while_the_other_answers(pair, local
     assert f"process {killed.pid} ended with status -9; it is started again now" in pair.log.read_text()
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_the_end_leaves_no_process_and_no_file(world_index, tmp_path, how):
+@pytest.mark.parametrize(
+    ("how", "num_killed"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, 0), (signal.SIGKILL, 1)]
+)
+def test_the_end_leaves_no_process_and_no_file(world_index, tmp_path, how, num_killed):
+    """Also where one process is killed together with the one that watches it."""
     env = {"TMPDIR": str(tmp_path)}
     words = ("--port", "0", "--processes", "2", "--set", "cache_bytes=0", *LIMITS)
     with ServerProcess(world_index, *words, env=env) as running:
@@ -143,15 +146,17 @@ def test_the_end_leaves_no_process_and_no_file(world_index, tmp_path, how):
         load = Load(running.url, 4)
         try:
             load.wait_for_answers(20)
-            status = running.end(how, 40)
+            running.process.send_signal(how)
+            for one in family[:num_killed]:
+                one.kill()
+            status = running.process.wait(40)
             ends(family, running.port)
         finally:
             answers = load.end()
     assert status == (-9 if how == signal.SIGKILL else 0), running.log.read_text()
     assert {status for _, status, _ in answers} <= {0, 200, 503}
     assert "Traceback" not in running.log.read_text()
-    if how != signal.SIGKILL:  # Nobody is left to remove the folder then.
-        assert not list(tmp_path.glob("search-server-*"))
+    wait_for(lambda: not list(tmp_path.glob("search-server-*")), 10)
 
 
 def test_make_leaves_nothing_behind(world_index):

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import re
+import select
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -163,6 +165,25 @@ def test_what_a_server_may_ignore_costs_no_body(server: ServerProcess, learned: 
     assert (status, learned.questions[0].answers[0] in told) == (200, True)
 
 
+@pytest.mark.parametrize(
+    "begun",
+    ["content-length: 900\r\n\r\n{", "transfer-encoding: chunked\r\n\r\n1\r\n{\r\n", "x-half-a-header: "],
+)
+def test_forty_requests_without_end_keep_no_question_out(server: ServerProcess, learned: Learned, begun: str) -> None:
+    path, question = "/v1/chat/completions", learned.questions[0]
+    body = {"model": MODEL, "messages": said_by(question.question), "stream": True}
+    with contextlib.ExitStack() as opened:
+        slow = [opened.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(40)]
+        for one in slow:
+            one.sendall(f"POST {path} HTTP/1.1\r\nhost: localhost:{server.port}\r\n{begun}".encode())
+        answer = opened.enter_context(httpx.stream("POST", f"{server.url}{path}", json=body, timeout=SECONDS))
+        assert answer.status_code == 200
+        assert select.select(slow, [], [], 0)[0] == [], "none of them had ended"
+        events = answer.read().decode().split("\n\n")[:-2]
+    deltas = [json.loads(event.removeprefix("data: "))["choices"][0]["delta"] for event in events]
+    assert "".join(delta.get("content") or "" for delta in deltas) == question.answers[0]
+
+
 def test_every_refusal_is_an_error_object(server: ServerProcess) -> None:
     """Also those of the parser and the guards, which come before any route."""
     path, own = "/v1/chat/completions", f"host: localhost:{server.port}\r\n"
@@ -185,6 +206,9 @@ def test_every_refusal_is_an_error_object(server: ServerProcess) -> None:
     refused = httpx.post(f"{server.url}{path}?stream=true", content=body_of("a"), timeout=SECONDS).json()
     assert "address: found the parameters 'stream=true'" in refused["error"]["message"]
     assert b"HTTP/1.1 200 " in get(server.port, "host: host.docker.internal:8001\r\n"), "a name of --set names"
+    unknown = get(server.port, "host: host.containers.internal:8001\r\n", path, "POST").decode()
+    assert "found 'host.containers.internal:8001', expected the address of this server or a name that" in unknown
+    assert "Allow a name with --set names=[NAME]" in unknown
 
 
 def test_make_leaves_nothing_behind(learned: Learned) -> None:
