@@ -166,30 +166,34 @@ def test_somebody_without_the_key_is_cut_off_and_hinders_nobody(monkeypatch: pyt
 
 
 STRANGERS = """\
-import contextlib, resource, socket, sys
+import contextlib, pathlib, resource, socket, sys, time
 resource.setrlimit(resource.RLIMIT_NOFILE, (4000, 4000))
 held = []
 for _ in range({count}):
     with contextlib.suppress(OSError):
         held.append(socket.create_connection(({host!r}, {port})))
         {then}
+    time.sleep(0.002)  # Who finds the queue of the port full would try again after a second.
+pathlib.Path({come!r}).touch()
 sys.stdin.read()
 """
 
 
 @pytest.mark.parametrize(
-    ("count", "then"), [(600, "pass"), (600, "held[-1].sendall(bytes([255]) * 1000)"), (3000, "held.pop().close()")]
+    ("count", "then"), [(600, "pass"), (600, "held[-1].sendall(bytes([255]) * 1000)"), (1000, "held.pop().close()")]
 )
 def test_more_strangers_than_files_may_be_open_hinder_nobody(
-    count: int, then: str, monkeypatch: pytest.MonkeyPatch
+    count: int, then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They come as fast as they can while the worker starts; those that say nothing or what is wrong stay."""
+    """All of them come before the worker does; those that say nothing or what is wrong stay."""
+    come = tmp_path / "come"
+    late = HostConf(start=("sh", "-c", f'until [ -e {come} ]; do sleep 0.05; done; exec "$@"', "sh"))
     strangers: list[subprocess.Popen[bytes]] = []
     start, soft_hard = crew._start, resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def visited(module: str, rank: int, place: cluster.Place, address: str, say: object) -> object:
         host, port, *_ = address.split()
-        code = STRANGERS.format(count=count, host=host, port=port, then=then)
+        code = STRANGERS.format(count=count, host=host, port=port, then=then, come=str(come))
         monkeypatch.setattr(crew, "_start", start)
         strangers.append(subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE))
         return start(module, rank, place, address, say)  # type: ignore[arg-type]
@@ -197,7 +201,7 @@ def test_more_strangers_than_files_may_be_open_hinder_nobody(
     monkeypatch.setattr(crew, "_start", visited)
     resource.setrlimit(resource.RLIMIT_NOFILE, (300, soft_hard[1]))
     try:
-        with Crew(WORKER, 1, replace(HERE, start_s=30)) as workers:
+        with Crew(WORKER, 1, replace(HERE, hosts=(late,), start_s=30)) as workers:
             assert workers.call("add", [(1, 1)]) == [2]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, soft_hard)
