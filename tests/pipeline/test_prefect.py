@@ -407,8 +407,8 @@ def test_a_cancelled_run_ends_at_once_and_no_stage_is_green(server: Server, fini
 
 
 ALARM = """\
-from prefect.automations import Automation
 from flows.nightly import set_alarm
+from prefect.automations import Automation
 
 set_alarm("00000000-0000-4000-8000-000000000000")
 alarm = Automation.read(name="nightly alarm")

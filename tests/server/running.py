@@ -44,7 +44,7 @@ def ends_with_make(*words: str, seconds: float = SECONDS_TO_START) -> None:
     port = free_port()
     made = Path(sys.prefix) / ".made-from-run.txt"
     of_make = ("--silent", f"--old-file={made}", f"VENV={sys.prefix}")
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "ARGS"))}
     with subprocess.Popen(
         ["make", *of_make, *words, f"PORT={port}"],
         cwd=ROOT, env={**environment, "SEARCH_SERVER_API_KEY": ""}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
