@@ -278,7 +278,7 @@ class Sending:
         trace = start(name, inputs=asked, attributes=about, metadata=source, experiment_id=experiment)
         for number, turn in enumerate(played["turns"], 1):
             # A system that is asked over HTTP has texts, and no tokens.
-            wrote = {"wrote": "".join(turn.get("tokens") or []) or turn.get("content")}
+            wrote = {"wrote": "".join(turn.get("tokens") or []) or turn.get("text") or turn.get("content")}
             about = {"reward": turn.get("reward", 0.0), "executed": bool(turn.get("executed"))}
             span = start(f"{number} {turn['kind']}", parent_span=trace, inputs=wrote, attributes=about)
             if turn.get("observation"):

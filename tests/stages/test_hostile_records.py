@@ -5,16 +5,25 @@ import json
 import shutil
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlflow.tracking import MlflowClient
 
+from tasks.agent.grammars.search_r1 import SearchR1Grammar
+from tasks.agent.prompts import Prompt
+from tasks.records import schema
+from tasks.records.trajectories import trajectory_row
+from tasks.records.usage import Usage
 from tasks.runner import record, upload
 from tasks.runner.git import Commit
+from tasks.services import Messages, Reply
+from tasks.systems.chat_agent import ChatAgent
 from tests.once import made_once
+from tests.systems.asked_model import AskedModel
+from tests.systems.test_chat_agent import QUESTIONS, Towns
 
 pytestmark = pytest.mark.slow
 
@@ -99,6 +108,39 @@ def test_nothing_that_a_user_can_name_breaks_a_record(root: Path, monkeypatch: p
     (parent,) = [run for name, run in runs.items() if name.startswith("EM 0.774 · smoke · seed 0 · it's (mine) long")]
     assert parent.info.status == "FINISHED"
     assert "Zürich/em" in parent.data.metrics
+
+
+class Scripted:
+    """A chat model that searches for the town and then answers."""
+
+    model, usage = "scripted", Usage()
+
+    def replies(self, conversations: Iterable[Messages], request: Any = None) -> Generator[Reply, None, None]:
+        for messages in conversations:
+            yield Reply(WROTE[len(messages) // 2], "stop", 7)
+
+
+WROTE = ("<think> so </think> <search> town </search>", "<think> well </think> <answer> Hask </answer>")
+
+
+def test_plays_of_a_chat_model_which_have_no_tokens_show_what_it_wrote(root: Path) -> None:
+    (question, *_), prompt = QUESTIONS, "{passages} {question}"
+    agent = ChatAgent(Scripted(), Towns(), SearchR1Grammar(), Prompt(None, "Play: {question}"), 3, 1, 0, 8)
+    track = _track(root, "evaluate@chat_agent-0")
+    for name, system in (("chat_agent", agent), ("asked", AskedModel(Scripted(), Towns(), 1, prompt))):
+        (episode,) = system.play([question], "greedy", 0)
+        row = schema.plain(trajectory_row(episode, question, policy=name, seed=0, mode="greedy"))
+        assert [turn["tokens"] for turn in row["turns"]] == [None, None]
+        track.log_trajectory(row)
+    track.end("FINISHED", 1.0)
+    track._file = None
+
+    assert upload.main([], root) == 0
+    assert _refused(root) == []
+    client = MlflowClient(record.address(root))
+    traces = client.search_traces(locations=[_runs(root)["evaluate@chat_agent-0"].info.experiment_id])
+    shown = [span.inputs["wrote"] for trace in traces for span in trace.data.spans if "wrote" in (span.inputs or {})]
+    assert sorted(shown) == sorted([*WROTE, question.question, WROTE[0]])
 
 
 def test_what_mlflow_does_not_take_is_put_aside_with_its_reason_and_the_rest_is_sent(
