@@ -11,7 +11,7 @@ import yaml
 
 from tasks import conf, extends, identity, methods, own, params, parts, planned, retrieval
 from tasks.methods import loader
-from tasks.params import chosen
+from tasks.params import chosen, edit
 from tasks.train.scoring import scores_by_reward
 from tasks.types import Action, Question, Trajectory, Turn
 from tests import shipped
@@ -172,6 +172,25 @@ def test_the_settings_name_the_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     assert own.folder(tmp_path) == tmp_path / "a b"
     with pytest.raises(ValueError, match=r"^params.yaml: unknown system 'mine'"):
         params.check(tree | {"parts": own.NONE}, tmp_path)
+
+
+@pytest.mark.parametrize("words", [["METHODS=mine", "PARTS=a b"], ["PARTS=a b", "METHODS=mine"]], ids=" ".join)
+def test_the_command_line_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    """In any order, for this run alone; one whose settings are kept names it for the next."""
+    monkeypatch.delenv(own.VARIABLE)
+    (tmp_path / "conf").symlink_to(ROOT / "conf")
+    write(tmp_path / "a b", FILES)
+    write(tmp_path, {"params.yaml": (shipped.root() / "params.yaml").read_text()})
+    for without in (["METHODS=mine"], ["METHODS=mine", "PARTS=conf/parts/none.txt"]):
+        with pytest.raises(ValueError, match=r"^params\.yaml: unknown system 'mine'"):
+            edit.edited(edit.parse(without, tmp_path), tmp_path)
+    _, changes = edit.edited(edit.parse(words, tmp_path), tmp_path)
+    assert {line.partition(" ->")[2] for line in changes} == {" [base, mine]", " a b"}
+    assert own.folder(tmp_path) is None
+
+    edit.apply(edit.parse(words, tmp_path), tmp_path)
+    _, changes = edit.edited(edit.parse(["METHODS=search_r1_grpo,mine"], tmp_path), tmp_path)
+    assert changes == ["systems: [base, mine] -> [base, search_r1_grpo, mine]"]
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,9 @@ def test_help_lists_every_target_and_every_setting() -> None:
         ("measure-tool PORT=1", "PORT: measure-tool has no such variable. Did you mean PARTS?"),
         ("lint x'=1", "found a variable whose name has other characters than letters, digits and _"),
         ("run x;y=1", "found a variable whose name has other characters than letters, digits and _"),
+        ("run train.num_steps=5", 'A setting of conf/ stands in SET, such as SET="train.num_steps=5"'),
+        ("smoke rollout.top_k=2", 'A setting of conf/ stands in SET, such as SET="train.num_steps=5"'),
+        ("compare train.policy.lr=1", 'A setting of conf/ stands in SET, such as SET="train.num_steps=5"'),
         ("run VENV=.venv;b", "VENV: expected one word without characters that mean something to a shell"),
     ],
 )  # fmt: skip
@@ -101,11 +104,12 @@ TELL = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)])
 MODULES = (
     "flows.reproduce", "flows.ui", "flows.serve", "tasks.identity", "tasks.server.__main__", "tasks.tool.__main__",
     "tasks.tool.mcp_server", "tasks.tool.measure", "tasks.tool.ask", "tasks.tool.chat_server", "tasks.score",
-    "pytest", "tests.benchmarks.bench_slate",
+    "tasks.runner.runs", "pytest", "tests.benchmarks.bench_slate",
     "tests.benchmarks.bench_server", "tests.benchmarks.bench_retrieval",
     "tests.benchmarks.bench_trl", "tests.benchmarks.bench_model",
 )  # fmt: skip
 STAMPS = tuple(f".venv/.made-from-{name}.txt" for name in ("run", "test", "bench"))
+SETTINGS = ("DATA", "METHODS", "NOT_KNOWN", "PARTS", "SET")
 FILE = "ran_by_a_shell"
 ATTACKS = (
     f"it's \"; touch {FILE}; ' ; touch {FILE}; $(touch {FILE}) `touch {FILE}` && touch {FILE} #",
@@ -179,12 +183,12 @@ def test_settings_are_handed_on_and_nothing_of_makes_own(told: Path) -> None:
 
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize(
-    ("target", "name", "expected"),
+    ("target", "names", "expected"),
     [
-        ("run", "DATA", ["--set", "DATA={}"]),
-        ("run", "METHODS", ["--set", "METHODS={}"]),
+        ("run", " ".join(SETTINGS), [word for name in SETTINGS for word in ("--set", f"{name}={{}}")]),
         ("smoke", "SEEDS", ["--set", "SEEDS={}"]),
-        ("run", "NOT_KNOWN", ["--set", "NOT_KNOWN={}"]),
+        ("score", "METHOD FILE PARTS", ["--method", "{}", "--file", "{}"]),
+        ("runs", "REMOVE KEEP_LAST", ["--remove={}", "--keep-last={}"]),
         ("run", "PARALLEL", ["--max-parallel", "{}"]),
         ("smoke", "RUN_NAME", ["--set", "scale=smoke", "--set", "data=smoke", "--name={}"]),
         ("compare", "STUDY", ["--compare", "{}", "--set", "scale=laptop"]),
@@ -202,14 +206,16 @@ def test_settings_are_handed_on_and_nothing_of_makes_own(told: Path) -> None:
         ("ui", "HF_HUB_OFFLINE", []),
     ],
 )
-def test_no_value_runs_as_code(told: Path, target: str, name: str, expected: list[str], attack: str) -> None:
+def test_no_value_runs_as_code(told: Path, target: str, names: str, expected: list[str], attack: str) -> None:
     """Not even those that make would expand, nor what stands in the environment; each arrives as it was given."""
-    as_words = [word.format(attack) for word in expected]
-    for given, environment in (((f"{name}={attack}",), {}), ((), {name: attack})):
+    as_words, of_all = [word.format(attack) for word in expected], dict.fromkeys(names.split(), attack)
+    for given, environment in ((tuple(f"{name}={attack}" for name in of_all), {}), ((), of_all)):
         if given or expected[:1] != ["--set"]:  # A setting is none that happens to stand in the environment.
             words, variables = _handed_on(told, target, *given, **environment)
             assert words[len(words) - len(as_words) :] == as_words
-            assert variables[name] == attack
+            assert {name: variables[name] for name in of_all} == of_all
+            if given and "PARTS" in of_all:
+                assert variables["BREADCRUMB_PARTS"] == attack
     assert not (told / FILE).exists()
 
 

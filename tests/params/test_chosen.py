@@ -8,12 +8,13 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
-from tasks import conf, engine, extends, generate, identity, params, parts, plan, retrieval
+from tasks import conf, engine, extends, generate, identity, params, parts, plan, planned, retrieval
 from tasks.agent.rollout import RolloutConf
 from tasks.augment.settings import AugmentConf
 from tasks.base.settings import BaseConf, FormatConf, ModelConf, StartConf
@@ -275,6 +276,35 @@ def test_a_block_as_dvc_writes_it_is_read_and_a_wrong_one_named(root: Path) -> N
     (root / "params.yaml").write_text(text.replace("train:", "trian:"))
     with pytest.raises(ValueError, match=r"params.yaml: trian: there is no such setting. Nearest: train.policy.lr"):
         params.read(root)
+
+
+def stage_plan(root: Path, text: str) -> None:
+    """Stage `plan` of a small run whose `params.yaml` has this after `set`."""
+    (root / "requirements").symlink_to(HOUSE / "requirements")
+    tree = yaml.safe_load((root / "params.yaml").read_text()) | {"systems": ["base", "search_r1_grpo"], "seeds": [0]}
+    (root / "params.yaml").write_text(yaml.safe_dump(tree | {"set": yaml.safe_load(text)}))
+    ctx: Any = SimpleNamespace(root=root)
+    plan_stage.body(ctx)
+
+
+@pytest.mark.parametrize(
+    ("text", "stage", "key", "value"),
+    [
+        ("{train: {policy: {lr: 7.0e-5}}}", "train@search_r1_grpo-0", "learning.train.policy.lr", 7e-5),
+        ("{retriever: {k1: 1.3}}", "index", "retriever.k1", 1.3),
+    ],
+)
+def test_what_params_sets_stands_in_the_plan_that_the_stage_writes(
+    root: Path, text: str, stage: str, key: str, value: float
+) -> None:
+    stage_plan(root, text)
+    assert chosen.dotted(planned.read(root, stage).settings)[key] == value
+
+
+def test_the_stage_writes_no_plan_where_a_setting_hits_nothing(root: Path) -> None:
+    with pytest.raises(ValueError, match=r"^SET: reward_model\.pica: nothing that this run uses has this setting"):
+        stage_plan(root, "{reward_model: {pica: {fit: {lr: 1.0e-4}}}}")
+    assert not (root / planned.FOLDER).exists()
 
 
 def test_a_key_of_a_file_comes_before_a_file_of_this_name() -> None:

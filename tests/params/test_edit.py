@@ -181,6 +181,24 @@ def test_data_is_a_name_or_a_folder(root: Path) -> None:
         edit.data_answers("nowhere", root)
 
 
+def test_settings_of_runs_that_failed_are_not_those_of_the_next(tmp_path: Path) -> None:
+    """The file that ships: data of a folder without naming one, then a search engine that is not there."""
+    (tmp_path / "conf").symlink_to(HOUSE / "conf")
+    before = (HOUSE / conf.PARAMS).read_bytes()
+    (tmp_path / conf.PARAMS).write_bytes(before)
+    seen = []
+
+    def fail(changes: list[str]) -> None:
+        seen.append((changes, params.read(tmp_path) != shipped.settings()))
+        raise KeyError
+
+    for word in ("DATA=folder", "RETRIEVER=elasticsearch"):
+        with pytest.raises(KeyError), edit.applied(edit.parse([word], tmp_path), tmp_path) as changes:
+            fail(changes)
+        assert (tmp_path / conf.PARAMS).read_bytes() == before
+    assert seen == [(["data: world -> folder"], True), (["retriever: bm25 -> elasticsearch"], True)]
+
+
 def test_a_folder_of_the_form_is_checked_like_that_of_the_command_line(root: Path) -> None:
     with pytest.raises(ValueError, match=r"data_folder=/nope: neither a folder nor a name of conf/data/ \(world\)"):
         edit.apply({"data_folder": "/nope"}, root)
