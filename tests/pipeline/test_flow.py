@@ -10,6 +10,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,7 +21,7 @@ from flows.child import Outcome, Stopper, execute
 from flows.pipeline import Run
 from tasks import planned, store
 from tasks.params import lent
-from tasks.runner import runs
+from tasks.runner import record, runs
 from tests.pipeline.conftest import First
 from tests.pipeline.toy import NAMES, PARAMS_YAML, Toy, kill_group
 from tests.test_program import PIPE_CLOSED
@@ -72,17 +73,36 @@ def test_a_setting_re_executes_what_depends_on_it_and_one_for_this_run_only_is_p
 
 
 def test_settings_that_the_plan_refuses_are_not_kept(finished: Toy) -> None:
-    before = (finished.root / "params.yaml").read_bytes()
+    before, kept = (finished.root / "params.yaml").read_bytes(), runs.names(finished.root)
     finished.flag("fail-plan")
     done = finished.flow("--no-prefect", "--keep", "--force", "plan", "--set", "evaluate.top_k=7")
     assert done.returncode == 1
     assert "params.yaml is as it was: settings that the plan refuses are not kept." in done.stderr
+    assert "Changed:" not in done.stdout + done.stderr
     assert (finished.root / "params.yaml").read_bytes() == before
+    assert runs.names(finished.root) == kept
     finished.flag("fail-plan", on=False)
     finished.flag("fail-report")
     done = finished.flow("--no-prefect", "--keep", "--force", "report", "--set", "evaluate.top_k=7")
     assert done.returncode == 1
     assert b"top_k: 7 " in (finished.root / "params.yaml").read_bytes(), "another failure is no fault of theirs"
+
+
+def test_a_run_that_fails_leaves_nothing_to_the_next(finished: Toy) -> None:
+    """Neither its settings nor a report; the plan was made and a stage evaluated with them."""
+    before, made = (finished.root / "params.yaml").read_bytes(), finished.bytes()
+    kept = runs.names(finished.root)
+    finished.flag("fail-train@a-0")
+    done = finished.flow("--no-prefect", "--set", "evaluate.top_k=7", "--force", "train@a-0")
+    assert done.returncode == 1
+    assert "error: train@a-0: toy.yaml: train@a-0 was told to fail." in done.stderr
+    assert finished.counts() == ["plan", "train@a-0", "evaluate@b-0"]
+    assert "Changed:" not in done.stdout + done.stderr
+    assert (finished.root / "params.yaml").read_bytes() == before
+    assert runs.names(finished.root) == kept
+    finished.flag("fail-train@a-0", on=False)
+    assert finished.flow("--no-prefect").returncode == 0
+    assert (finished.bytes(), runs.names(finished.root)) == (made, kept)
 
 
 def test_a_comparison_runs_its_methods_and_seeds_and_leaves_dvc_nothing_to_do(finished: Toy) -> None:
@@ -337,9 +357,9 @@ def test_ledger_tells_what_a_stage_cost_and_git_sees_only_sources(finished: Toy)
 
 
 def test_ctrl_c_is_no_success(finished: Toy) -> None:
-    """What is left of the last run's table must not pass for this one's."""
+    """What is left of the last run's table must not pass for this one's; its record says that it was stopped."""
     finished.flag("slow-report")
-    before = (finished.root / "params.yaml").read_bytes()
+    before, records = (finished.root / "params.yaml").read_bytes(), _records(finished)
     flow = finished.start("--no-prefect", "--force", "report", "--set", "evaluate.num_bootstrap=700")
     finished.wait_for("report", 90)
     os.killpg(flow.pid, signal.SIGINT)
@@ -349,8 +369,16 @@ def test_ctrl_c_is_no_success(finished: Toy) -> None:
     assert "report | stopped in" in output
     assert "Done:" not in output
     assert (finished.root / "params.yaml").read_bytes() == before
+    (written,) = _records(finished) - records
+    ended = json.loads(written.read_text().splitlines()[-1])
+    assert (ended["kind"], ended["status"]) == ("end", "KILLED")
     finished.flag("slow-report", on=False)
     assert finished.flow("--no-prefect").returncode == 0
+
+
+def _records(toy: Toy) -> set[Path]:
+    """The records of whole runs, which tracking would send."""
+    return set((toy.root / record.FOLDER).glob(f"{record.PIPELINE_NAME}-*.jsonl"))
 
 
 def test_ctrl_c_is_ignored_where_it_was_ignored_before(finished: Toy) -> None:
@@ -436,6 +464,27 @@ def test_a_stop_before_the_first_stage_starts_none(tmp_path: Path) -> None:
     run.run()
     assert run.outcomes == {}
     assert run.verdict == "stopped, 0 of 2 stages executed; run again to go on there"
+
+
+@pytest.mark.parametrize(
+    ("results", "is_stopped", "status"),
+    [
+        (("executed", "cached"), False, "FINISHED"),
+        (("executed",), False, "KILLED"),
+        (("executed", "cached"), True, "KILLED"),
+        (("executed", "failed"), False, "FAILED"),
+        (("failed",), True, "FAILED"),
+    ],
+)
+def test_a_run_is_finished_where_every_stage_has_ended_and_nobody_stopped_it(
+    tmp_path: Path, results: tuple[Any, ...], is_stopped: bool, status: str
+) -> None:
+    graph = dag.Dag({"plan": frozenset(), "report": frozenset({"plan"})}, frozenset({"plan", "report"}))
+    run = Run(tmp_path, "key", "title", graph)
+    run.outcomes |= {name: Outcome(name, result) for name, result in zip(graph.needs, results, strict=False)}
+    if is_stopped:
+        run.stopper.stop(signal.SIGTERM)
+    assert run.status == status
 
 
 def test_results_whose_copies_in_the_cache_are_damaged_are_made_again(finished: Toy) -> None:
