@@ -463,17 +463,18 @@ def test_labels_of_a_breakdown_end_left_of_its_zero(browser: Browser, page: Path
 
 def _page_of(
     tmp_path: Path, right: dict[str, int], note: str = "", failed: bool = False, seeds: tuple[int, ...] = (0,),
-    validation_split: str = "dev", manifest: dict[str, str] | None = None,
+    validation_split: str = "dev", manifest: dict[str, str] | None = None, more: tuple[int, int] = (0, 5),
 ) -> Path:  # fmt: skip
-    """A page of 30 questions of the split test; each policy answers the first `right`, 5 more with each further seed.
+    """A page of 30 questions of the split test; each policy answers the first `right`, `more` with each further seed.
 
-    Every trained policy is that of the best step on the validation split.
+    Of `more` the first is that of the start policy, the second that of all others. Every trained policy is that of the
+    best step on the validation split.
     """
     artifacts = write_artifacts(tmp_path, seeds=seeds, num_questions=30, steps=3)
     for path in artifacts.glob("train/*/summary.json"):
         write_json(path, read_json(path) | {"settings": {"train": {"select": "best"}}})
     for policy, seed in itertools.product(right, seeds):
-        count = right[policy] + 5 * seed * (policy != "base")
+        count = right[policy] + seed * more[policy != "base"]
         path = artifacts / "evaluate" / f"{policy}-{seed}" / "scores.jsonl"
         rows = [row for _, row in read_jsonl(path)]
         for i, row in enumerate(rows):
@@ -526,6 +527,14 @@ def test_the_headline_of_two_seeds_names_who_is_above_in_each(browser: Browser, 
     heads = browser.run("[...document.querySelectorAll('#results th')].map(h => h.textContent)")
     assert heads[2:5] == ["EM \u2212 base", "EM", "F1"]
     assert "%" not in browser.run("document.querySelector('main').innerText.replaceAll('95%', '')")
+
+
+@needs_chromium
+def test_a_gain_that_every_seed_has_is_not_put_in_doubt_by_seeds_that_lie_far_apart(browser: Browser, tmp_path: Path):
+    """Exact match is 1/3, 2/3 and 1, so its interval would hold every system; the gain over base is 1/3 each time."""
+    right = {"base": 0, "search_r1_ppo": 5, "search_r1_grpo": 10}
+    browser.open(_page_of(tmp_path, right, seeds=(0, 1, 2), more=(10, 10)))
+    assert text(browser, "h1") == GRPO_BEST.replace("0.900", "0.667").replace("0.800", "0.333")
 
 
 @needs_chromium

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 
 from tasks.plan import RunSettings
 from tasks.report import printed, table
+from tasks.runner import record
 from tasks.stages import report
 from tasks.store import read_json, write_json
 from tests import shipped
@@ -88,6 +91,24 @@ def test_stage_writes_the_files(tmp_path: Path, settings: report.Settings):
     assert "## Health in numbers" in text
     assert "search_r1_grpo,all,all,all,greedy,em," in (reports / "results.csv").read_text()
     assert "Search-R1-GRPO" in (reports / "index.html").read_text()
+
+
+def test_the_stage_prints_the_table_where_no_run_does_and_as_wide_as_the_terminal(
+    tmp_path: Path, settings: report.Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(report, "guard", lambda settings, root: None)  # What was played is made up.
+    monkeypatch.setenv("COLUMNS", "80")
+    ctx: Any = SimpleNamespace(settings=settings, root=tmp_path, track=record.Track("report", tmp_path))
+    monkeypatch.setenv("BREADCRUMB_RUN", "key")
+    report.body(ctx)
+    assert capsys.readouterr().out == ""
+
+    monkeypatch.delenv("BREADCRUMB_RUN")
+    report.body(ctx)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Results"
+    assert len([line for line in lines if line.startswith("Search-R1-GRPO  ")]) > 1, "the rest stands below"
+    assert max(map(len, lines)) <= 80
 
 
 def test_notes_stand_before_the_table(tmp_path: Path, settings: report.Settings):
