@@ -15,11 +15,22 @@ import sqlite3
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from tasks import planned, store
+from tasks.records import systems
+from tasks.retrieval import manifest as manifests
+from tasks.runner import progress, record
+from tasks.runner.context import Context
+from tasks.stages import train
+from tasks.store import DataError
+from tasks.tool import policies
 from tests.stages.clone import HOUSE, SMOKE, Clone
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -172,6 +183,48 @@ def test_no_output_names_the_place_where_it_was_made(by_dvc: Clone) -> None:
     assert not any(place in content for content in _results(by_dvc).values())
 
 
+def test_a_policy_knows_the_index_that_it_was_taught_with(by_dvc: Clone, tmp_path: Path) -> None:
+    """The start policy and the trained one, as the stages describe them."""
+    index = by_dvc.root / "artifacts/index"
+    known = store.sha256(index / manifests.NAME), manifests.read(index).corpus_sha256
+    manifests.write(tmp_path, "bm25", {}, "0" * 64, manifests.Built(1))
+    for name in ("base-0", "search_r1_ppo-0"):
+        described = systems.read(by_dvc.root / "artifacts/train" / name)
+        assert (described.index_sha256, described.corpus_sha256) == known
+        policy = policies.find(name, by_dvc.root)
+        policy.require_index(index)
+        with pytest.raises(DataError, match=rf"policy {name} was trained\. .*`make smoke`, has replaced its index"):
+            policy.require_index(tmp_path)
+
+
+class EndedError(Exception):
+    """Where a stage is ended."""
+
+
+def test_training_says_how_far_it_is_within_both_budgets(
+    by_dvc: Clone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What the stage hands to its trainer, which is not needed for that."""
+
+    def trainer(log: Callable[[int, dict[str, float]], None], **_: Any) -> None:
+        log(0, {"validation_em": 0.25})
+        log(1, {"reward_mean": 0.71, "kl": 0.02, progress.TOKENS: 2_000.0})
+        raise EndedError
+
+    name = "train@search_r1_ppo-0"
+    settings = planned.settings_of(planned.read(by_dvc.root, name), train.Settings, name)
+    assert settings.learning is not None
+    budgets = replace(settings.learning.train, num_steps=9, max_generated_tokens=8_000)
+    settings = replace(settings, learning=replace(settings.learning, train=budgets))
+    monkeypatch.delenv("BREADCRUMB_RUN", raising=False)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("tasks.train.loop.Trainer", trainer)
+    with pytest.raises(EndedError):
+        train.body(Context(name, by_dvc.root, settings, "smoke", record.Track(name, tmp_path)))
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last.startswith("step 1/9  reward 0.71  val EM 0.25  kl 0.02  2.0k/8.0k tokens  ")
+
+
 def test_only_what_a_change_reaches_runs_again(by_dvc: Clone, tmp_path: Path) -> None:
     """In order: nothing changed; another top-k, beside folders that another run has left; and back."""
     clone = by_dvc.copy(tmp_path / "clone")
@@ -293,6 +346,25 @@ def test_dvc_compares_two_settings_by_their_results(committed: Clone, tmp_path: 
             assert value in text, (command, value)
 
 
+def _shows_a_baseline(clone: Clone, plots: Path) -> None:
+    """In a fresh clone DVC compares with what was committed, before anything is pulled."""
+    path = "reports/metrics/second_name.json"
+    file = clone.root / path
+    committed = file.read_bytes()
+    head = json.loads(committed)["em"]
+    file.write_text(json.dumps(json.loads(committed) | {"em": 0.75}), encoding="utf-8")
+    done = clone.dvc("metrics", "diff", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == {path: {"em": {"old": head, "new": 0.75, "diff": 0.75 - head}}}
+    file.write_bytes(committed)
+
+    rows = {row["rev"]: row["data"] for row in json.loads(_dvc(clone, "exp show --json"))}
+    assert len(rows) == 2
+    assert {row["metrics"][path]["data"]["em"] for row in rows.values()} == {head}
+    page = Path(_dvc(clone, f"plots diff HEAD --out {plots}").strip().removeprefix("file://"))
+    assert "search_r1_ppo" in page.read_text(encoding="utf-8")
+
+
 def test_a_colleague_pulls_the_table_with_every_hash_equal(committed: Clone, tmp_path: Path) -> None:
     clone = committed.copy(tmp_path / "clone")
     _dvc(clone, f"remote add --default store {tmp_path / 'place'}")
@@ -303,6 +375,7 @@ def test_a_colleague_pulls_the_table_with_every_hash_equal(committed: Clone, tmp
     assert other.files("artifacts") == {}
     kept = {name for name in other.files("reports") if not name.startswith("reports/metrics/")}
     assert kept == {"reports/curves.csv"}, "git keeps metrics and curves, DVC the rest"
+    _shows_a_baseline(other, tmp_path / "plots")
     note = Path("requirements/.installed")  # The same environment, of which `make` takes a note.
     if (HOUSE / note).is_file():
         shutil.copyfile(HOUSE / note, other.root / note)

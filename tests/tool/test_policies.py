@@ -174,19 +174,19 @@ def test_a_policy_is_refused_over_another_index(worlds: Path) -> None:
             policy.require_index(worlds / "smoke", is_another=True)
 
 
-@pytest.mark.parametrize("module", ["ask", "mcp_server", "measure", "__main__"])
+@pytest.mark.parametrize("module", ["ask", "chat_server", "mcp_server", "measure", "__main__"])
 def test_every_command_that_plays_a_policy_refuses_it(
     worlds: Path, module: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The chat server opens its policy as `ask` does."""
     monkeypatch.chdir(worlds)
     (worlds / "conf").symlink_to(ROOT / "conf")
     (worlds / "artifacts/data").mkdir()
     (worlds / "artifacts/data/questions.jsonl").symlink_to(worlds / "none")
     monkeypatch.setattr("tasks.tool.measure.choose", lambda *_: [])
     monkeypatch.setattr("tasks.tool.measure.read_questions", lambda _: [])
-    more = {"ask": ["--question", "who"], "measure": ["--reader", "x"], "__main__": ["--port", "0"]}.get(module, [])
-    words = ["--policy", "r_search-0", "--index", "smoke", *more]
+    port = ["--port", "0"]
+    more = {"ask": ["--question", "who"], "measure": ["--reader", "x"], "chat_server": port, "__main__": port}
+    words = ["--policy", "r_search-0", "--index", "smoke", *more.get(module, [])]
     main = importlib.import_module(f"tasks.tool.{module}").main
     for given, told in (
         (words, "policy r_search-0 was trained"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from tasks.retrieval import RetrievalError
 from tasks.rewards import on_last_token
 from tasks.rl.samplers import Draw, draw_of_trajectories
 from tasks.rl.samples import sample_from, scores_from
+from tasks.runner import progress
 from tasks.store import DataError
 from tasks.train.loop import Trainer
 from tasks.train.order import Order
@@ -179,6 +181,22 @@ def test_a_step_that_shares_prefixes_learns_what_separate_rows_learn(tmp_path: P
     assert {name: found[name] for name in same} == pytest.approx({name: wanted[name] for name in same}, abs=1e-5)
     assert found["ratio_mean"] == 1.0
     assert found["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_a_line_of_progress_has_the_figures_that_the_loop_reports(
+    tmp_path: Path, algorithm: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By their names, in methods that keep close to the start policy."""
+    monkeypatch.delenv("BREADCRUMB_RUN", raising=False)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    bar = progress.Bar("train@a-0", 1, lambda step, metrics: None, 10_000, "step")
+    run(tmp_path, algorithm, num_steps=1, log=bar.log)
+    figure = r"\d\.\d\d"
+    assert re.fullmatch(
+        rf"step 1/1  reward {figure}  val EM {figure}  kl {figure}  [1-9]\d*/10k tokens  0:00 left",
+        capfd.readouterr().err.splitlines()[-1],
+    )
 
 
 def test_the_ratio_moves_with_further_updates(tmp_path: Path) -> None:
