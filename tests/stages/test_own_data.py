@@ -155,11 +155,12 @@ def _renderer(found: Read, rollout: RolloutConf) -> tuple[Renderer, list[Any]]:
     return Renderer(rollout, tokenizer, index, grammar.fitted(tokenizer), prompt), questions
 
 
+@pytest.mark.parametrize("scale", ["smoke", "laptop"])
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_ordinary_questions_fit_the_budgets_of_a_first_run(
-    read: Callable[..., Read], folder: Callable[[Path], Path]
+    read: Callable[..., Read], folder: Callable[[Path], Path], scale: str
 ) -> None:
-    found = read(folder)
+    found = read(folder, scale)
     renderer, questions = _renderer(found, found.run.rollout())
     plans = [expert_plan(question) for question in questions]
     for example in _usable(renderer.render(questions, plans), renderer, questions, plans):

@@ -88,6 +88,9 @@ def test_real_data_goes_through_every_stage(tmp_path: Path) -> None:
         greedy = [row for row in scores if row["mode"] == "greedy"]
         assert {row["question_id"] for row in greedy} <= held_out
         assert len(greedy) == 60 == len(scores) / 2
+    base = _read(artifacts / "evaluate/base-0/scores.jsonl")
+    acting = [row for row in base if row["searches"] > 0 and row["valid_actions"] > 0]
+    assert acting, "a start policy that never acts would show no reward at work"
     trained_on = {row["question_id"] for row in _read(artifacts / "train/search_r1_grpo-0/trajectories.jsonl")}
     assert trained_on <= {row["id"] for row in chosen if row["split"] == "train"}
     report = (clone.root / "reports/results.md").read_text(encoding="utf-8")
