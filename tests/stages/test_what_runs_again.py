@@ -102,6 +102,7 @@ def test_a_reward_and_a_method_that_uses_it_run_alone(clone: Clone) -> None:
     clone.set("parts", f"../{outside.root.name}")
     clone.add_method("mine")
     outside.add_method("ours")
+    outside.change("conf/method/ours.yaml", "title: Mine", "title: Ours")
     assert _stale(clone) == set()
     clone.set("systems", f"[{', '.join(SYSTEMS)}, mine, ours]")
     assert _stale(clone) == _learns("mine", "ours") | {"inputs@mine-0", "inputs@ours-0"}
