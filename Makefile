@@ -172,7 +172,7 @@ override RUN_WITH_ARGS := $(BIN)/python -c "$$WITH_ARGS"
 
 # A .venv that was moved, or copied with its clone, has scripts that lead to the old place; one of another Python than the
 # named one is not what was asked for. Both are made anew.
-ifneq ($(shell $(FIND_PYTHON); cd $(VENV) 2>/dev/null && [ -f .made-in ] && \
+ifneq ($(shell $(FIND_PYTHON); CDPATH= cd $(VENV) 2>/dev/null && [ -f .made-in ] && \
   { [ "$$(head -n 1 .made-in)" != "$$(pwd -P)" ] \
     || { [ -n "$(PYTHON)" ] && [ "$$(tail -n 1 .made-in)" != "$$(find_python $(PYTHON))" ]; }; } && echo stale),)
 .PHONY: $(STAMP)
@@ -216,7 +216,7 @@ $(STAMP): requirements/run.txt requirements/overrides.txt
 	echo "First use: making $(VENV) with $$("$$python" --version) from requirements/run.txt."; \
 	rm -rf $(VENV)/.made-* $(VENV); "$$python" -m venv $(VENV); \
 	$(BIN)/python -m tasks.libraries run; \
-	printf '%s\n%s\n' "$$(cd $(VENV) && pwd -P)" "$$python" > $(VENV)/.made-in; \
+	printf '%s\n%s\n' "$$(CDPATH= cd $(VENV) && pwd -P)" "$$python" > $(VENV)/.made-in; \
 	touch $@
 
 # What the tests need of the parts that a run need not name: DeepSpeed, search by vectors, and vLLM where it can be had.
@@ -250,7 +250,7 @@ test: $(TEST_STAMP)
 	@$(RUN_WITH_ARGS) pytest $(if $(filter 1,$(LONG)),,-m "not long") $$PYTEST
 
 # Files of one's own that git does not know are not held to this house's style.
-lint: LINTED = $(or $(shell git ls-files '*.py' '*.ipynb'),.)
+lint: LINTED = $(or $(wildcard $(shell git ls-files '*.py' '*.ipynb')),.)
 lint: $(TEST_STAMP)
 	@$(BIN)/ruff format --check --quiet $(LINTED) || { echo "error: run 'make format'."; exit 1; }
 	@$(BIN)/ruff check --quiet $(LINTED)

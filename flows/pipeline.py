@@ -94,7 +94,7 @@ class Run:
         outs = [out for need in self.graph.needs[name] for out in self.graph.outs.get(need, ())]
         if missing := [out for out in outs if not (self.root / out).exists()]:
             for out in dag.bring_back(self.root, missing):
-                say(f"A second DVC command has removed {out}. It is back, from DVC's cache.")
+                say(f"{out} was removed while this run was at work. It is back, from DVC's cache.")
 
         forced = ["--force"] if any(dag.is_named(name, one) for one in self.force) else []
         words = ["dvc", "--wait-for-lock", "repro", "--single-item", *forced, name]
@@ -180,6 +180,7 @@ class Run:
     def close(self) -> int:
         """Say how the run ended, with its result table; returns the exit code, 0 when every stage is up to date."""
         if self.stopper.signal is not None:
+            self._say_changes(sys.stderr)
             print(STOPPED, file=sys.stderr, flush=True)
             return 128 + self.stopper.signal
         if self.problems:
@@ -213,7 +214,7 @@ class Run:
         if self.is_accepted:
             print("Changed: params.yaml; git checkout params.yaml returns to the committed settings", file=stream)
         else:
-            print("params.yaml is as it was: settings that the plan refuses are not kept.", file=stream)
+            print("params.yaml is as it was: settings are kept once the plan has accepted them.", file=stream)
 
 
 @contextlib.contextmanager

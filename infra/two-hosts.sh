@@ -4,7 +4,7 @@
 # command in the first with CLUSTER=two-namespaces, and removes both at the end. Of the two workers one is on each host;
 # only the link connects them. Neither has the internet. What the command writes belongs to root.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+CDPATH= cd "$(dirname "$0")/.."
 
 [ $# -gt 0 ] || { echo "error: no command. Write for example: sudo infra/two-hosts.sh make smoke ENGINE=deepspeed" >&2; exit 2; }
 [ "$(id -u)" = 0 ] || { echo "error: only root may make network namespaces. Write sudo before it." >&2; exit 2; }

@@ -8,10 +8,12 @@ clients cannot be told, call `set_aside`. A server elsewhere goes on using the p
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import ipaddress
 import json
 import os
+import re
 from urllib.parse import urlsplit
 
 NAMES = ("localhost", "127.0.0.1", "::1", "127.0.0.0/8")
@@ -21,18 +23,21 @@ ASIDE = "BREADCRUMB_PROXIES"
 
 
 def spare() -> None:
-    """Add this machine to `no_proxy` and `NO_PROXY` where a proxy is set.
+    """Add this machine to `no_proxy` and `NO_PROXY` where a proxy is set, or one of both is.
 
-    The lower case hides the upper one from most libraries, so each of both gets what the other one says.
+    The lower case hides the upper one from most libraries, so each of both gets what the other one says. What httpx
+    cannot read is left out, such as a network of IPv6: it makes no client then, and no other library here heeds it.
     """
-    if not _proxies():
-        return
     given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    if "*" in map(str.strip, given.split(",")):  # Nothing goes to a proxy. Most libraries want the star to stand alone.
+    if not given and not _proxies():
+        return
+    names = [name.strip() for name in given.split(",")]
+    if "*" in names:  # Nothing goes to a proxy. Most libraries want the star to stand alone.
         os.environ["no_proxy"] = os.environ["NO_PROXY"] = "*"
         return
-    names = [name.strip().removeprefix("[").removesuffix("]") for name in given.split(",")]  # httpx reads no brackets.
-    os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(dict.fromkeys([*filter(None, names), *NAMES]))
+    names = [re.sub(r"^\[(.*)\]$", r"\1", name) for name in names]  # httpx reads no brackets.
+    readable = [name for name in names if _is_readable(name)]
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(dict.fromkeys([*readable, *NAMES]))
 
 
 def is_here(address: str) -> bool:
@@ -72,6 +77,14 @@ def given_back() -> dict[str, str]:
 def _proxies() -> dict[str, str]:
     names = [f"{kind}_proxy" for kind in KINDS]
     return {name: value for name, value in os.environ.items() if name.lower() in names and value}
+
+
+def _is_readable(name: str) -> bool:
+    """Whether an entry of `no_proxy` is a name, a part of one or an address, with a port or a network of IPv4."""
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.IPv6Address(name))
+    is_name = re.fullmatch(r"(?:https?://|all://)?[a-z0-9_.*-]+(?::\d{1,4})?", name, re.ASCII | re.IGNORECASE)
+    return bool(is_name or re.fullmatch(r"\d{1,3}(?:\.\d{1,3}){3}/\d{1,2}", name, re.ASCII))
 
 
 def _is_known(proxy: str) -> bool:

@@ -145,7 +145,7 @@ def _filled(module: ModuleType, numbers: Any, where: str) -> Any:
         return conf.fill(module.PART, numbers, where)
     except ValueError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         place = place_of(error, module.PART)
         raise ValueError(f"{where}: {place}: cannot be made: {type(error).__name__}: {error}. Mend it.") from error
 
@@ -179,12 +179,12 @@ def imported(room: str, kind: str, where: str) -> ModuleType:
     """
     try:
         return importlib.import_module(f"tasks.{room}.{kind}")  # Loads parts by kind.
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         file = own.shown(f"tasks/{room.replace('.', '/')}/{kind}.py")
         raise ValueError(f"{where}: {kind}: {file} cannot be loaded: {_cause(error)}. Mend that file.") from error
 
 
-def _cause(error: Exception) -> str:
+def _cause(error: BaseException) -> str:
     """Kind and text of an error, and the line of the package where it arose; a syntax error says that itself."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):

@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 import pytest
 import requests
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flows import server as prefect_server
 from tasks import loopback
@@ -144,6 +146,38 @@ def test_what_the_user_excluded_stays_excluded(
         loopback.spare()
     names = [*filter(None, wanted.split(",")), *loopback.NAMES]
     assert os.environ["no_proxy"] == os.environ["NO_PROXY"] == ",".join(dict.fromkeys(names))
+
+
+ODD = ["fd00::/8", "localhost,10.0.0.0/8,fd00::/8", "::1/128", "[::1]:80", "x:y:z", "ü.de", "http://[::1", "a:99999",
+       "[", "]", "[]", "a b", "://", "http://", "a/b", "%", "a@b", "10.0.0.0/99"]  # fmt: skip
+"""What httpx cannot read, or could be thought not to."""
+
+
+@pytest.mark.parametrize("proxy", ["", "http://127.0.0.1:9"])
+@pytest.mark.parametrize("given", ODD)
+def test_whatever_is_excluded_a_client_can_be_made(given: str, proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY", *NAMES):
+        monkeypatch.setenv(name, "x")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("no_proxy", f"corp.example,{given}")
+    if proxy:
+        monkeypatch.setenv("all_proxy", proxy)
+    loopback.spare()
+    with httpx.Client():
+        pass
+    assert os.environ["no_proxy"].startswith("corp.example,")
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), max_size=3))
+def test_no_text_in_no_proxy_stops_a_client(names: list[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("no_proxy", "NO_PROXY", *NAMES):
+            patch.delenv(name, raising=False)
+        patch.setenv("NO_PROXY", ",".join(names))
+        patch.setenv("no_proxy", "")
+        loopback.spare()
+        with httpx.Client():
+            pass
 
 
 @pytest.mark.parametrize("given", ["*", " * ", "corp.example,*"])

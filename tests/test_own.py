@@ -271,6 +271,13 @@ AT_PLAN = [
         "most: list = []",
         r"cannot be loaded: ValueError: mutable default.*\(likes_short.py, line \d+\)",
     ),
+    ("PART = ", "raise SystemExit(0)\nPART = ", r"cannot be loaded: SystemExit: 0 \(likes_short.py, line \d+\)"),
+    ("PART = ", "import sys\nsys.exit()\nPART = ", r"cannot be loaded: SystemExit:  \(likes_short.py, line \d+\)"),
+    (
+        "PART = ",
+        "import argparse\nargparse.ArgumentParser().parse_args(['--no'])\nPART = ",
+        r"cannot be loaded: SystemExit: 2 \(likes_short.py, line \d+\)",
+    ),
 ]
 
 
@@ -308,6 +315,22 @@ AT_WORK = [
         f"{RETURN}on_last_token(trajectory, 1.0, shrot=1.0)\n",
         r"'q': component='shrot': expected one of its components \('short',\)",
     ),
+    *(
+        (f"        from tasks.types import Scores\n{RETURN}Scores({made})\n", rf"'q': {told}")
+        for made, told in {
+            "1.0, None, {}": "placed=None: expected pairs of token and value; mend",
+            "1.0, (), None": "components=None: expected a dict of numbers by name",
+            "1.0, (), ['short']": r"components=\['short'\]: expected a dict",
+            "1.0, (), {}, None": "notes=None: expected a tuple of Note",
+            "1.0, (), {}, ('because',)": "notes='because': expected a Note",
+        }.items()
+    ),
+    (
+        f"        from tasks.types import Scores\n{RETURN}Scores(10**400, ())\n",
+        r"question 'q'=10+\.\.\.0+: expected a finite number",
+    ),
+    ("        raise SystemExit(0)\n", r"line 16: SystemExit: 0 \(in a play of question 'q'\)\. Mend that file"),
+    ("        import sys\n        sys.exit()\n", r"line 17: SystemExit: "),
     ("        raise RuntimeError('no')\n", r"line 16: RuntimeError: no \(in a play of question 'q'\)\. Mend that file"),
     (
         f"        ...\n\n    def __call__(self, trajectories, questions, services=None):\n{RETURN}[]\n",
@@ -324,6 +347,20 @@ def test_a_fault_at_work_is_one_line_that_names_file_and_line(mine: Path, body: 
         scores_by_reward(made.rewards, [TRAJECTORY], [QUESTION], {})
     assert f"{mine}/tasks/rewards/likes_short.py" in str(caught.value), "where its user finds it"
     assert "\n" not in str(caught.value)
+
+
+def test_a_component_of_two_rewards_is_refused(mine: Path) -> None:
+    """The answer's exact match would be this reward's number, in metrics and in filters."""
+    write(
+        mine,
+        {
+            "conf/method/mine.yaml": METHOD.replace("answer: null, ", ""),
+            "tasks/rewards/likes_short.py": REWARD.replace('("short",)', '("em",)').replace("short=short", "em=short"),
+        },
+    )
+    told = r"rewards: likes_short: component 'em' is one of answer, too\. Give .* mend .*tasks/rewards/likes_short\.py"
+    with pytest.raises(ValueError, match=told):
+        methods.build(loader.load("mine", "smoke", ROOT), None)
 
 
 def test_a_sound_reward_gives_its_scores(mine: Path) -> None:

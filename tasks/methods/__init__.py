@@ -6,7 +6,7 @@ that it names are replaced by their contents. `tasks.rl.method.Method` checks th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -90,10 +90,23 @@ def build(tree: Mapping[str, Any], tokenizer: Any, where: str = "the resolved me
         made_of = {"rewards": made["rewards"], "losses": terms}.get(name, (made.get(name),))
         for part in (one for one in made_of if one is not None):
             parts.check_members(part, protocol, f"{where}: {name}")
+    _require_own_components(made["rewards"], f"{where}: rewards")
     try:
         return Method(loss=LossSum(terms), temperature=found.sampling.temperature, top_p=found.sampling.top_p, **made)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
+
+
+def _require_own_components(rewards: Sequence[Reward], where: str) -> None:
+    """Refuse two rewards with a component of one name: metrics and filters would read the second alone."""
+    givers: dict[str, Reward] = {}
+    for reward in rewards:
+        for name in reward.components:
+            if (other := givers.setdefault(name, reward)) is not reward:
+                raise ValueError(
+                    f"{where}: {parts.kind_of(reward)}: component {name!r} is one of {parts.kind_of(other)}, too. Give "
+                    f"yours another name; mend {parts.file_of(type(reward))}."
+                )
 
 
 def composition(tree: Mapping[str, Any]) -> Tree:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from tasks.records.schema import Count, Share, row
 
 FILE, WORDS = "format.json", "words.json"
+KNOWN_WELL = 0.95
+"""Share of known words from which on a policy reads what it is given."""
 
 
 @row
@@ -45,8 +47,13 @@ class KnownWords:
         >>> KnownWords(questions=0.634, passages=0.5).sentence()[:74]
         'The tiny policy knows 0.63 of the words in the questions and 0.50 of those'
         """
-        return (
+        told = (
             f"The tiny policy knows {self.questions:.2f} of the words in the questions and {self.passages:.2f} of "
-            "those in the passages; it reads the others in pieces and will hardly answer with them. A model that reads "
+            "those in the passages"
+        )
+        if min(self.questions, self.passages) >= KNOWN_WELL:
+            return f"{told}."
+        return (
+            f"{told}; it reads the others in pieces and will hardly answer with them. A model that reads "
             "them all: MODEL=smollm2-135m SCALE=small (docs/model.md)."
         )

@@ -437,12 +437,12 @@ def markdown(results: Results) -> str:
     runs = results.runs
     parts = [
         "# Results",
-        f"{asked(results)}, seeds {', '.join(map(str, results.seeds))}; "
+        f"{_markdown_cell(asked(results))}, seeds {', '.join(map(str, results.seeds))}; "
         f"data `{runs[0].summary['data_sha256'][:12]}`. Greedy play unless marked. Brackets: 95% interval "
         f"{coverage(results)}. Without brackets: none that would exclude anything. Differences are paired on seed and "
         "question. "
         "Every number, seed by seed, is in `results.csv`.",
-        *results.notes,
+        *map(_markdown_cell, results.notes),
         *chosen_on(results),
         *failed_searches(results),
         *(f"{line[0].upper()}{line[1:]}." for line in fault_lines(results.manifest)),

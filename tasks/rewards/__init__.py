@@ -70,7 +70,7 @@ class EachReward(ABC):
         for trajectory, question in zip(trajectories, questions, strict=True):
             try:
                 found.append(self.score(trajectory, question))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 error.add_note(f"in a play of question {question.id!r}")
                 raise
         return found

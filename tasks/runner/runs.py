@@ -54,7 +54,7 @@ def keep(root: Path, key: str, title: str, changes: Sequence[str]) -> str:
     if not same:
         with store.replacing_folder(folder / key) as work:
             for name, path in files.items():
-                (work / name).parent.mkdir(exist_ok=True)
+                (work / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, work / name)
             store.write_json(work / ABOUT, {"title": title, "changes": list(changes), "digest": digest})
     _point(root, same or key)

@@ -444,7 +444,8 @@ def refused(root: Path) -> list[str]:
     lines = []
     for path in sorted((root / record.REFUSED).glob("*.jsonl")):
         rows = [row for row, _ in _rows(path, 0)]
-        lines += [f"MLflow did not take {len(rows)} rows of {path.relative_to(root)}: {rows[0].get('reason')}"]
+        if rows:  # None where the disk was full.
+            lines += [f"MLflow did not take {len(rows)} rows of {path.relative_to(root)}: {rows[0].get('reason')}"]
     return [*lines, f"All else was sent. Remove {record.REFUSED} when you have read it."] if lines else []
 
 

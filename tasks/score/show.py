@@ -105,14 +105,14 @@ def summary_lines(method: Method, scored: Sequence[Scored], num_failed: int) -> 
     lines = [f"{'reward':28} {'mean':>8} {'non-zero':>9} {'min':>8} {'max':>8}"]
     for kind, column in columns(scored).items():
         numbers = (
-            f"{_number(column.mean):>8} {column.nonzero:>9.0%} {_number(column.least):>8} {_number(column.most):>8}"
+            f"{_number(column.mean):>8} {column.nonzero:>9.2f} {_number(column.least):>8} {_number(column.most):>8}"
         )
         lines.append(f"{_cut(kind, 25):28} {numbers}")
     groups, share = signal(scored)
     told = f"Trajectories: {len(scored)}, of which the filter keeps {sum(one.is_kept for one in scored)}."
     told += f" {num_failed} failed ones left out." if num_failed else ""
     if groups:
-        told += f" Questions with two or more: {groups}; outcomes differ in {share:.0%} of them."
+        told += f" Questions with two or more: {groups}; outcomes differ in {share:.2f} of them."
     lines += ["", *textwrap.wrap(told, WIDTH)]
     if not groups and method.advantage.compares_group:
         lines.append("No two trajectories are of one question, so there is no advantage within a group.")

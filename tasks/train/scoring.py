@@ -9,7 +9,7 @@ from tasks.conf import is_trainable, require
 from tasks.rewards import Reward
 from tasks.services import ServiceError, Services
 from tasks.store import DataError
-from tasks.types import Question, Scores, Trajectory
+from tasks.types import Note, Question, Scores, Trajectory
 
 
 def scores_by_reward(
@@ -21,7 +21,7 @@ def scores_by_reward(
         ValueError: a reward broke off, or returned something else than finite scores on tokens of the trajectories;
             names the reward, its file and the line where its code broke off.
     """
-    given = []
+    given: list[list[Scores]] = []
     for reward in rewards:
         where = f"rewards: {parts.kind_of(reward)}"
         scores = _called(reward, where, trajectories, questions, services)
@@ -37,7 +37,7 @@ def _called(
         return reward(trajectories, questions, services)
     except (ServiceError, DataError, OSError, MemoryError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         place = parts.place_of(error, type(reward))
         if isinstance(error, ValueError | RuntimeError) and not parts.arose_in(error, type(reward)):
             raise  # Of a model or a service, in its own words.
@@ -61,8 +61,19 @@ def _require_scores(
         place, size = f"{where}: score for question {question.id!r}", len(trajectory.response_ids)
         is_score = isinstance(score, Scores)
         require(is_score, place, score, f"Scores, such as on_last_token(trajectory, 1.0) returns{mend}")
+        for name, kind, told in (
+            ("placed", list | tuple, "pairs of token and value"),
+            ("components", dict, "a dict of numbers by name"),
+            ("notes", list | tuple, "a tuple of Note"),
+        ):
+            value = getattr(score, name)
+            require(isinstance(value, kind), f"{place}: {name}", value, f"{told}{mend}")
+
+        for note in score.notes:
+            require(isinstance(note, Note), f"{place}: notes", note, f"a Note{mend}")
         for pair in score.placed:
             require(isinstance(pair, tuple) and len(pair) == 2, f"{place}: placed", pair, f"(token, value){mend}")
+
         for name in score.components:
             require(name in reward.components, f"{place}: component", name, declared)
         for value in (score.outcome, *(value for _, value in score.placed), *score.components.values()):

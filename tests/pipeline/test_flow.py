@@ -77,7 +77,7 @@ def test_settings_that_the_plan_refuses_are_not_kept(finished: Toy) -> None:
     finished.flag("fail-plan")
     done = finished.flow("--no-prefect", "--keep", "--force", "plan", "--set", "evaluate.top_k=7")
     assert done.returncode == 1
-    assert "params.yaml is as it was: settings that the plan refuses are not kept." in done.stderr
+    assert "params.yaml is as it was: settings are kept once the plan has accepted them." in done.stderr
     assert "Changed:" not in done.stdout + done.stderr
     assert (finished.root / "params.yaml").read_bytes() == before
     assert runs.names(finished.root) == kept
@@ -214,8 +214,8 @@ def test_what_dvc_removes_before_it_is_refused_comes_back_for_the_stage_that_rea
         if run.poll() is None:
             kill_group(run)
     assert run.returncode == 0, printed
-    back = "report | A second DVC command has removed artifacts/evaluate/b-0. It is back, from DVC's cache."
-    assert back in printed
+    told = "report | artifacts/evaluate/b-0 was removed while this run was at work. It is back, from DVC's cache."
+    assert told in printed
     assert finished.bytes() == before
 
 
@@ -464,6 +464,17 @@ def test_a_stop_before_the_first_stage_starts_none(tmp_path: Path) -> None:
     run.run()
     assert run.outcomes == {}
     assert run.verdict == "stopped, 0 of 2 stages executed; run again to go on there"
+
+
+def test_a_stopped_run_says_what_became_of_settings_to_keep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph = dag.Dag({"plan": frozenset(), "report": frozenset({"plan"})}, frozenset({"plan", "report"}))
+    run = Run(tmp_path, "key", "title", graph, changes=["a: 1 -> 2"], keeps=True)
+    run.stopper.stop(signal.SIGINT)
+    assert run.close() == 130
+    assert capsys.readouterr().err.startswith("params.yaml is as it was: ")
+    run.outcomes["plan"] = Outcome("plan", "executed")
+    assert run.close() == 130
+    assert capsys.readouterr().err.startswith("Changed: params.yaml; ")
 
 
 @pytest.mark.parametrize(

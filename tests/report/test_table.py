@@ -175,6 +175,16 @@ def test_a_system_without_tokens_of_its_own_shows_none(tmp_path: Path):
     assert line.endswith("| 2.00 | 0.750 |  |  |  |")
 
 
+def test_names_of_datasets_are_no_markup(tmp_path: Path):
+    rows = [row(name, 1.0, dataset="a|b <script>alert(1)</script>\n# c") for name in "ab"]
+    found = build(tiny(tmp_path, {"base-0": rows}), ["base"], [0], "base", 100)
+    notes = ("of a|b <script> and\n# c",)
+    shown = markdown(replace(found, manifest={**found.manifest, "kind": "folder"}, notes=notes))
+    assert "(test of a\\|b &lt;script>alert(1)&lt;/script> # c), seeds 0" in shown
+    assert "<script" not in shown
+    assert "\n# c" not in shown
+
+
 def test_questions_without_a_value_are_not_counted(small: Results):
     recall = small.find("grpo", "recall")
     assert recall is not None

@@ -168,7 +168,7 @@ def test_the_table_has_mean_share_and_bounds(tmp_path: Path) -> None:
         1,
     )
     table = "\n".join(show.summary_lines(method, scored, 2))
-    assert re.search(r"^answer +0\.667 +67% +0\.000 +1\.000$", table, re.MULTILINE)
+    assert re.search(r"^answer +0\.667 +0\.67 +0\.000 +1\.000$", table, re.MULTILINE)
     assert "2 failed ones left out" in table
 
 

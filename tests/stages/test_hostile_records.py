@@ -174,7 +174,9 @@ def test_what_mlflow_does_not_take_is_put_aside_with_its_reason_and_the_rest_is_
     assert runs["train@a-0"].data.params["lr"] == "1"
 
     _track(root, "train@c-0").end("FINISHED", 1.0)
-    assert upload.main([], root) == 0, "what lies aside is no reason to fail for ever"
+    for content in (b"", b"\n", b"\xff\xfe"):  # As a full disk or a damaged one leaves them.
+        (root / record.REFUSED / "torn.jsonl").write_bytes(content)
+        assert upload.main([], root) == 0, "what lies aside is no reason to fail for ever"
 
 
 def test_a_run_or_experiment_that_its_user_deleted_stops_no_other(root: Path) -> None:

@@ -28,6 +28,8 @@ def report(root: Path, scale: str) -> None:
     (root / "reports/.unfinished.x").touch()
     (root / "reports/metrics").mkdir(exist_ok=True)
     (root / "reports/metrics/base.json").write_text(f'{{"scale": "{scale}"}}')
+    (root / "reports/of_its_user/notes").mkdir(parents=True, exist_ok=True)
+    (root / "reports/of_its_user/notes/n.txt").write_text(scale)
 
 
 def latest(root: Path) -> str:
@@ -39,11 +41,12 @@ def test_each_run_has_its_report_and_its_settings(root: Path) -> None:
     for key, scale in (("1-a", "laptop"), ("2-b", "smoke"), ("3-c", "small")):
         folder = root / "runs" / key
         assert sorted(path.name for path in folder.iterdir()) == [
-            "about.json", "index.html", "metrics", "params.yaml", "results.md"
+            "about.json", "index.html", "metrics", "of_its_user", "params.yaml", "results.md"
         ]  # fmt: skip
         assert (folder / "params.yaml").read_text() == f"scale: {scale}\n"
         assert (folder / "results.md").read_text() == f"| {scale} |\n"
         assert store.read_json(folder / "metrics/base.json") == {"scale": scale}
+        assert (folder / "of_its_user/notes/n.txt").read_text() == scale
     assert sorted(path.name for path in (root / "runs").iterdir()) == ["1-a", "2-b", "3-c", "latest"]
 
 
