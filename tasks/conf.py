@@ -80,7 +80,10 @@ def require(holds: bool, key: str, found: object, expected: str) -> None:
 
 def is_trainable(value: object) -> bool:
     """Whether a value is a number that stays finite in the 32 bits in which it is trained."""
-    return isinstance(value, Real) and not isinstance(value, bool) and bool(abs(value) <= LARGEST)
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and abs(float(value)) <= LARGEST
+    except OverflowError:  # A whole number of more digits than a float can have.
+        return False
 
 
 def shown(found: object) -> str:

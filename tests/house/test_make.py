@@ -352,8 +352,8 @@ def test_an_environment_that_was_moved_or_is_of_another_python_is_made_anew(
     if made_in:
         (root / ".venv/.made-in").write_text(made_in.format(here=root.resolve(), python=python))
     (root / ".venv/.made-from-run.txt").touch()
-    (root.parent / "other/.venv").mkdir(parents=True)
-    for elsewhere in ({}, {"CDPATH": f".:..:{root.parent / 'other'}"}, {"CDPATH": str(root.parent / "other")}):
+    (root / "other/.venv").mkdir(parents=True)
+    for elsewhere in ({}, {"CDPATH": ".:..:other"}, {"CDPATH": str(root / "other")}):
         done = _make("--dry-run", "report", cwd=root, **({"PYTHON": given} if given else {}), **elsewhere)
         assert done.returncode == 0, done.stderr
         assert ("First use" in done.stdout) == is_made_anew, elsewhere
