@@ -19,7 +19,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tasks import cluster, crew, device, footprint, wire
+from tasks import cluster, crew, device, footprint, own, wire
 from tasks.cluster import Cluster, HostConf
 from tasks.crew import Crew, CrewError
 from tasks.engine.deepspeed_worker import require_own_gpu
@@ -319,7 +319,7 @@ def test_workers_fill_one_host_after_another() -> None:
 
 
 def test_a_worker_knows_its_place_also_where_ssh_hands_on_no_variables() -> None:
-    bare = ("env", "-i", f"PATH={os.environ['PATH']}")
+    bare = ("env", "-i", f"PATH={os.environ['PATH']}", f"{own.VARIABLE}={own.NONE}")  # As this process has it.
     here, there = HostConf(name="a", workers=2), HostConf(name="b", start=bare, devices=(3, 5), workers=2)
     with Crew(WORKER, 4, replace(HERE, hosts=(here, there))) as workers:
         assert workers.call("place", [()] * 4) == [

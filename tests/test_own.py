@@ -74,7 +74,7 @@ class Silent:
 PART = Silent
 '''
 FILES = {
-    "conf/method/mine.yaml": METHOD,
+    "conf/method/tested_here.yaml": METHOD,
     "conf/retriever/mine_first.yaml": "backend: first_alone\n",
     "tasks/rewards/likes_short.py": REWARD,
     "tasks/rewards/likes_words.py": WORDS,
@@ -122,40 +122,40 @@ def used_by(name: str) -> dict[str, str]:
 
 
 def test_a_part_of_the_folder_is_a_kind_and_its_files_are_sources_of_its_users_alone(mine: Path) -> None:
-    before, other = used_by("mine"), used_by("search_r1_grpo")
+    before, other = used_by("tested_here"), used_by("search_r1_grpo")
     names = {"tasks/rewards/likes_short.py", "tasks/rewards/likes_words.py"}
     assert names <= before.keys()
     assert not names & other.keys()
     assert identity.outside(before) == {name: before[name] for name in names}
     assert identity.outside(other) == {}
     assert [path for path in before if Path(path).is_absolute()] == []
-    assert "mine" in conf.names("method", ROOT)
+    assert "tested_here" in conf.names("method", ROOT)
     assert retrieval.load_settings("mine_first", ROOT).much == 1
     assert parts.make("systems", {"kind": "silent"}, "here").word == ""
 
     write(mine, {"tasks/rewards/likes_words.py": WORDS.replace("len((text", "1 + len((text")})
-    after = used_by("mine")
+    after = used_by("tested_here")
     assert {path for path in before if before[path] != after[path]} == {"tasks/rewards/likes_words.py"}
     assert used_by("search_r1_grpo") == other
     assert list(mine.rglob("__pycache__")) == [], "the folder is an input of stage plan: using it must not change it"
 
 
 def test_a_number_of_ones_own_method_is_set_by_its_name(mine: Path) -> None:
-    with conf.setting({"method": {"mine": {"sampler": {"size": 7}}}}):
-        assert extends.read("method", "mine", "smoke", ROOT)["sampler"]["size"] == 7
+    with conf.setting({"method": {"tested_here": {"sampler": {"size": 7}}}}):
+        assert extends.read("method", "tested_here", "smoke", ROOT)["sampler"]["size"] == 7
         assert extends.read("method", "search_r1_grpo", "smoke", ROOT)["sampler"]["size"] != 7
         assert conf.not_read() == set()
-    told = r"Nearest: method\.mine\.rewards\.likes_short\.most \(conf/method/mine\.yaml\)"
+    told = r"Nearest: method\.tested_here\.rewards\.likes_short\.most \(conf/method/tested_here\.yaml\)"
     with pytest.raises(ValueError, match=told):
-        chosen.parse("mine.most", 1, ROOT)
+        chosen.parse("tested_here.most", 1, ROOT)
 
 
 def test_without_the_folder_the_method_is_unknown(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(own.VARIABLE, own.NONE)
     with pytest.raises(
-        ValueError, match=r"unknown method 'mine'\. .* One of your own lies in a folder that PARTS= names\."
+        ValueError, match=r"unknown method 'tested_here'\. .* One of your own lies in a folder that PARTS= names\."
     ):
-        loader.load("mine", "smoke", ROOT)
+        loader.load("tested_here", "smoke", ROOT)
     with pytest.raises(ValueError, match="unknown kind 'likes_short'"):
         parts.make("rewards", {"kind": "likes_short"}, "here")
 
@@ -166,31 +166,36 @@ def test_the_settings_name_the_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     for folder in ("conf", "requirements"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     write(tmp_path / "a b", FILES)
-    tree = yaml.safe_load((shipped.root() / "params.yaml").read_text()) | {"parts": "a b", "systems": ["base", "mine"]}
+    tree = yaml.safe_load((shipped.root() / "params.yaml").read_text()) | {
+        "parts": "a b",
+        "systems": ["base", "tested_here"],
+    }
     write(tmp_path, {"params.yaml": yaml.safe_dump(tree)})
-    assert params.read(tmp_path).systems == ("base", "mine")
+    assert params.read(tmp_path).systems == ("base", "tested_here")
     assert own.folder(tmp_path) == tmp_path / "a b"
-    with pytest.raises(ValueError, match=r"^params.yaml: unknown system 'mine'"):
+    with pytest.raises(ValueError, match=r"^params.yaml: unknown system 'tested_here'"):
         params.check(tree | {"parts": own.NONE}, tmp_path)
 
 
-@pytest.mark.parametrize("words", [["METHODS=mine", "PARTS=a b"], ["PARTS=a b", "METHODS=mine"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["METHODS=tested_here", "PARTS=a b"], ["PARTS=a b", "METHODS=tested_here"]], ids=" ".join
+)
 def test_the_command_line_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
     """In any order, for this run alone; one whose settings are kept names it for the next."""
     monkeypatch.delenv(own.VARIABLE)
     (tmp_path / "conf").symlink_to(ROOT / "conf")
     write(tmp_path / "a b", FILES)
     write(tmp_path, {"params.yaml": (shipped.root() / "params.yaml").read_text()})
-    for without in (["METHODS=mine"], ["METHODS=mine", "PARTS=conf/parts/none.txt"]):
-        with pytest.raises(ValueError, match=r"^params\.yaml: unknown system 'mine'"):
+    for without in (["METHODS=tested_here"], ["METHODS=tested_here", "PARTS=conf/parts/none.txt"]):
+        with pytest.raises(ValueError, match=r"^params\.yaml: unknown system 'tested_here'"):
             edit.edited(edit.parse(without, tmp_path), tmp_path)
     _, changes = edit.edited(edit.parse(words, tmp_path), tmp_path)
-    assert {line.partition(" ->")[2] for line in changes} == {" [base, mine]", " a b"}
+    assert {line.partition(" ->")[2] for line in changes} == {" [base, tested_here]", " a b"}
     assert own.folder(tmp_path) is None
 
     edit.apply(edit.parse(words, tmp_path), tmp_path)
-    _, changes = edit.edited(edit.parse(["METHODS=search_r1_grpo,mine"], tmp_path), tmp_path)
-    assert changes == ["systems: [base, mine] -> [base, search_r1_grpo, mine]"]
+    _, changes = edit.edited(edit.parse(["METHODS=search_r1_grpo,tested_here"], tmp_path), tmp_path)
+    assert changes == ["systems: [base, tested_here] -> [base, search_r1_grpo, tested_here]"]
 
 
 @pytest.mark.parametrize(
@@ -228,15 +233,15 @@ def test_an_unknown_kind_is_told_where_it_was_looked_for_and_the_nearest(mine: P
 def test_the_guard_knows_the_folder(mine: Path) -> None:
     import tasks.rewards.likes_short  # type: ignore[import-not-found] # noqa: F401
 
-    used = used_by("mine")
+    used = used_by("tested_here")
     everything = identity.loaded() | used.keys()
     files = dict.fromkeys(everything, "0") | used
-    with planned.only_listed(planned.Plan({}, files, ""), "train@mine-0"):
+    with planned.only_listed(planned.Plan({}, files, ""), "train@tested_here-0"):
         pass
     del files["tasks/rewards/likes_words.py"]
     with (
         pytest.raises(ValueError, match=r"the stage loads tasks/rewards/likes_words\.py, which is not among"),
-        planned.only_listed(planned.Plan({}, files, ""), "train@mine-0"),
+        planned.only_listed(planned.Plan({}, files, ""), "train@tested_here-0"),
     ):
         pass
 
@@ -286,7 +291,7 @@ def test_a_fault_of_ones_own_file_is_one_line_before_anything_runs(mine: Path, o
     assert old in REWARD
     write(mine, {"tasks/rewards/likes_short.py": REWARD.replace(old, new)})
     with pytest.raises(ValueError, match=told) as caught:
-        loader.load("mine", "smoke", ROOT)
+        loader.load("tested_here", "smoke", ROOT)
     assert "rewards" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -342,7 +347,7 @@ AT_WORK = [
 @pytest.mark.parametrize(("body", "told"), AT_WORK)
 def test_a_fault_at_work_is_one_line_that_names_file_and_line(mine: Path, body: str, told: str) -> None:
     write(mine, {"tasks/rewards/likes_short.py": REWARD.replace(BODY, f"{SCORE}{body}\n\nPART = LikesShort\n")})
-    made = methods.build(loader.load("mine", "smoke", ROOT), None)
+    made = methods.build(loader.load("tested_here", "smoke", ROOT), None)
     with pytest.raises(ValueError, match=rf"^rewards: likes_short: .*{told}") as caught:
         scores_by_reward(made.rewards, [TRAJECTORY], [QUESTION], {})
     assert f"{mine}/tasks/rewards/likes_short.py" in str(caught.value), "where its user finds it"
@@ -354,16 +359,16 @@ def test_a_component_of_two_rewards_is_refused(mine: Path) -> None:
     write(
         mine,
         {
-            "conf/method/mine.yaml": METHOD.replace("answer: null, ", ""),
+            "conf/method/tested_here.yaml": METHOD.replace("answer: null, ", ""),
             "tasks/rewards/likes_short.py": REWARD.replace('("short",)', '("em",)').replace("short=short", "em=short"),
         },
     )
     told = r"rewards: likes_short: component 'em' is one of answer, too\. Give .* mend .*tasks/rewards/likes_short\.py"
     with pytest.raises(ValueError, match=told):
-        methods.build(loader.load("mine", "smoke", ROOT), None)
+        methods.build(loader.load("tested_here", "smoke", ROOT), None)
 
 
 def test_a_sound_reward_gives_its_scores(mine: Path) -> None:
-    made = methods.build(loader.load("mine", "smoke", ROOT), None)
+    made = methods.build(loader.load("tested_here", "smoke", ROOT), None)
     ((scores,),) = scores_by_reward(made.rewards, [TRAJECTORY], [QUESTION], {})
     assert (scores.outcome, scores.placed, scores.components) == (1.0, ((1, 1.0),), {"short": 1.0})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from tests.agent.test_free_play import Slow, play
 from tests.engine.test_two_hosts import spread
 from tests.generate.test_fleet import searching
 from tests.network import two_hosts
-from tests.stages.clone import Clone
+from tests.stages.clone import HOUSE, Clone
 
 reason = network.missing()
 
@@ -32,6 +33,7 @@ def test_a_host_without_the_policy_gets_it_once_and_plays_the_same(
     wanted, _, _ = play(RowsGenerator(searching(tokenizer), tokenizer), tokenizer, Slow(0, 0), 0)
     export_folder(searching(tokenizer), tokenizer, tmp_path / "policy")
     clone = Clone.make(tmp_path_factory.mktemp("b") / "clone", smoke=False).root
+    shutil.copytree(HOUSE / "tasks", clone / "tasks", dirs_exist_ok=True)  # With what its user has added.
     with two_hosts() as hosts, hosts.on_a():
         described = spread(hosts, hidden=tmp_path)
         here, there = described.hosts

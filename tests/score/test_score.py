@@ -208,12 +208,12 @@ def test_the_page_scores_its_own_reward(
     assert len(files) == 2
     plays, shown = tmp_path / "my_parts/plays.jsonl", page.blocks("text")[-1]
     for block in files:
-        place = tmp_path / block.splitlines()[0].removeprefix("# ../")
+        place = tmp_path / block.splitlines()[0].removeprefix("# ../").replace("/mine.", "/of_the_page.")
         place.parent.mkdir(parents=True)
         place.write_text(block)
     plays.write_text(page.blocks("json")[0])
     monkeypatch.setenv(own.VARIABLE, str(tmp_path / "my_parts"))
-    assert main(["--method", "mine", "--file", str(plays)], bare) == 0
+    assert main(["--method", "of_the_page", "--file", str(plays)], bare) == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert shown.strip() in out
