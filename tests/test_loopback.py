@@ -123,6 +123,13 @@ def test_a_server_elsewhere_goes_on_using_the_proxy(dead: str, tmp_path: Any) ->
     chat.close()
 
 
+def _clear(patch: pytest.MonkeyPatch) -> None:
+    """No variable of proxies is set; what a test sets is removed after it, whoever sets it."""
+    for name in ("no_proxy", "NO_PROXY", *NAMES):
+        patch.setenv(name, "x")
+        patch.delenv(name)
+
+
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
@@ -135,9 +142,7 @@ def test_a_server_elsewhere_goes_on_using_the_proxy(dead: str, tmp_path: Any) ->
 def test_what_the_user_excluded_stays_excluded(
     given: dict[str, str], wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("no_proxy", "NO_PROXY", *NAMES):
-        monkeypatch.setenv(name, "x")
-        monkeypatch.delenv(name)
+    _clear(monkeypatch)
     loopback.spare()
     assert "no_proxy" not in os.environ
     for name, value in {**given, "all_proxy": "http://127.0.0.1:9"}.items():
@@ -156,9 +161,7 @@ ODD = ["fd00::/8", "localhost,10.0.0.0/8,fd00::/8", "::1/128", "[::1]:80", "x:y:
 @pytest.mark.parametrize("proxy", ["", "http://127.0.0.1:9"])
 @pytest.mark.parametrize("given", ODD)
 def test_whatever_is_excluded_a_client_can_be_made(given: str, proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("no_proxy", "NO_PROXY", *NAMES):
-        monkeypatch.setenv(name, "x")
-        monkeypatch.delenv(name)
+    _clear(monkeypatch)
     monkeypatch.setenv("no_proxy", f"corp.example,{given}")
     if proxy:
         monkeypatch.setenv("all_proxy", proxy)
@@ -171,8 +174,7 @@ def test_whatever_is_excluded_a_client_can_be_made(given: str, proxy: str, monke
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), max_size=3))
 def test_no_text_in_no_proxy_stops_a_client(names: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("no_proxy", "NO_PROXY", *NAMES):
-            patch.delenv(name, raising=False)
+        _clear(patch)
         patch.setenv("NO_PROXY", ",".join(names))
         patch.setenv("no_proxy", "")
         loopback.spare()
@@ -182,8 +184,7 @@ def test_no_text_in_no_proxy_stops_a_client(names: list[str]) -> None:
 
 @pytest.mark.parametrize("given", ["*", " * ", "corp.example,*"])
 def test_a_star_excludes_everything_for_every_client(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("no_proxy", "NO_PROXY", *NAMES):
-        monkeypatch.delenv(name, raising=False)
+    _clear(monkeypatch)
     monkeypatch.setenv("no_proxy", given)
     monkeypatch.setenv("all_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")

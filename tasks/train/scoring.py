@@ -21,7 +21,7 @@ def scores_by_reward(
         ValueError: a reward broke off, or returned something else than finite scores on tokens of the trajectories;
             names the reward, its file and the line where its code broke off.
     """
-    given: list[list[Scores]] = []
+    given = []
     for reward in rewards:
         where = f"rewards: {parts.kind_of(reward)}"
         scores = _called(reward, where, trajectories, questions, services)

@@ -3,6 +3,7 @@
 import itertools
 import math
 import statistics
+import sys
 from dataclasses import replace
 
 import pytest
@@ -268,10 +269,11 @@ def test_whiten_agrees_with_the_slow_one(batch):
     chosen = [v for r, m in zip(values, own, strict=True) for v, mine in zip(r, m, strict=True) if mine]
     mean = statistics.fmean(chosen) if chosen else 0.0
     scale = 1 / math.sqrt(statistics.variance(chosen) + 1e-8) if len(chosen) > 1 else 1.0
+    rounding = 4 * sys.float_info.epsilon * max(map(abs, chosen), default=0.0) * scale  # Of the mean.
     found = whiten(tensor(values, dtype=F64), tensor(own))
     for row_found, r, m in zip(found.tolist(), values, own, strict=True):
         slow = [(v - mean) * scale if mine else 0.0 for v, mine in zip(r, m, strict=True)]
-        assert row_found == pytest.approx(slow, abs=1e-8)  # Equal values: their rounding, divided by 1e-4.
+        assert row_found == pytest.approx(slow, abs=1e-12 + rounding)
 
 
 @pytest.mark.parametrize("over", ["generated", "response"])

@@ -293,7 +293,11 @@ def planning(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("chat: reader", "chat: none", "asked.yaml: services: chat: unknown service 'none'. Known: chat_judge, "),
         ("chat: reader", "chat: world", "kind='world_documents' plays documents, expected one that plays chat"),
         ("prompt: |", "num_passages: 0\nprompt: |", "conf/system/asked.yaml: num_passages=0: expected 1 or more"),
-        ("kind: asked_model", "kind: asked", "asked.yaml: unknown kind 'asked': tasks/systems/ has no such part."),
+        (
+            "kind: asked_model",
+            "kind: asked",
+            "asked.yaml: unknown kind 'asked': tasks/systems/ has no such part. Did you mean 'asked_model'?",
+        ),
     ],
 )
 def test_its_settings_are_checked_like_all_others(planning: RunSettings, old: str, new: str, message: str) -> None:
